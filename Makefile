@@ -1,0 +1,47 @@
+# Two commands do everything on a fresh machine with python3.11, make and gcc:
+#   make demo    environment, install, then the main job (about four minutes)
+#   make test    environment, install, then all tests
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench compare lock clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP)  ## the environment in .venv, locked and hashed
+
+$(STAMP): requirements.lock pyproject.toml
+	@echo "installing into $(VENV) (once; a minute or two)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(STAMP)  ## four islands in four regions, one is killed and comes back
+	@$(BIN)/atoll demo
+
+test: $(STAMP)  ## lint, types, then every test
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy
+
+bench: $(STAMP)  ## speeds: core events, merge arithmetic, learner overhead
+	@$(BIN)/python -m tests.bench
+
+compare: $(STAMP)  ## Decoupled DiLoCo against data-parallel and synchronous DiLoCo (hours on two cores)
+	@$(BIN)/atoll compare deploy/configs/compare.yaml --baseline data-parallel --baseline diloco
+
+lock: $(STAMP)  ## resolve the dependencies anew
+	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-header \
+		--python-version 3.11 --quiet --upgrade --output-file requirements.lock
+
+clean:  ## everything that was made here
+	rm -rf $(VENV) .atoll runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,66 @@
+"""What the commands have in common: options, finding the service, and printing.
+
+Light on purpose: the client and rich are imported when a command runs, not when the command line is read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.home import DEFAULT_HOME, DEFAULT_RUNS, Home
+from orchestrator.errors import ServiceUnreachable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from api.client import Client
+
+HomeOption = Annotated[Path, typer.Option("--home", help="The installation's folder.", show_default=str(DEFAULT_HOME))]
+RunsOption = Annotated[Path, typer.Option("--runs", help="Where jobs write.", show_default=str(DEFAULT_RUNS))]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="The service's address. Default: HOME/service.json.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print what the API answered, as JSON.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or `latest`.", show_default=False)]
+IslandArgument = Annotated[str, typer.Argument(metavar="ISLAND", help="An island of the job.", show_default=False)]
+
+
+def connect(home: Path, url: str | None) -> Client:
+    """A client of the service at ``url``, or else of the one that runs in ``home``."""
+    from api.client import Client
+
+    if url is None:
+        address = Home(home).address()
+        if address is None:
+            raise ServiceUnreachable(
+                detail=f"No service is up in {home}: there is no {home / 'service.json'}.",
+                remedy="Start one with `atoll up`, or say where it is with --home or --url.",
+            )
+        url = address.url
+    return Client(url)
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def say(message: str) -> None:
+    """Progress, for people: on stderr, so that what is printed on stdout stays clean."""
+    typer.echo(message, err=True)
+
+
+def print_json(value: Any) -> None:
+    """What the API answered, indented."""
+    from pydantic import BaseModel
+
+    def plain(item: Any) -> Any:
+        return item.model_dump(mode="json") if isinstance(item, BaseModel) else item
+
+    plain_value = [plain(item) for item in value] if isinstance(value, list) else plain(value)
+    typer.echo(json.dumps(plain_value, indent=2))

@@ -1,0 +1,94 @@
+"""Commands about a job's islands: look, kill, place again."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.commands.common import (
+    HomeOption,
+    IslandArgument,
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect,
+    console,
+    print_json,
+    say,
+)
+from api.home import DEFAULT_HOME
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from api.schemas import Command
+
+DECISION_TIMEOUT_S = 20.0
+
+
+def islands(
+    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """List a job's islands."""
+    with connect(home, url) as client:
+        if as_json:
+            print_json(client.islands(job))
+            return
+        found = client.job(job)
+    from api.watch import island_table
+
+    console().print(island_table(found.islands, found.after_s))
+
+
+def kill(
+    job: JobArgument,
+    island: IslandArgument,
+    stay_down: Annotated[bool, typer.Option("--stay-down", help="Keep it away until `atoll readd`.")] = False,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """SIGKILL an island's process, no warning. It is placed again by itself."""
+    with connect(home, url) as client:
+        conclude(client, client.kill(job, island, restart=not stay_down), as_json)
+
+
+def readd(
+    job: JobArgument,
+    island: IslandArgument,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Place an island that is away, now. It catches up before it contributes."""
+    with connect(home, url) as client:
+        conclude(client, client.readd(job, island), as_json)
+
+
+def conclude(client: Client, command: Command, as_json: bool) -> None:
+    """Wait until the job has decided on a command and print that. Exit code 1 if it was refused."""
+    decided = decision(client, command)
+    if as_json:
+        print_json(decided)
+    else:
+        island = f" {decided.island}" if decided.island else ""
+        say(
+            f"{decided.kind}{island} of {decided.job}: {decided.state}{f'; {decided.detail}' if decided.detail else ''}"
+        )
+    if decided.state != "accepted":
+        raise typer.Exit(1)
+
+
+def decision(client: Client, command: Command) -> Command:
+    """The command once the job has decided on it, or as it stands when that takes too long."""
+    deadline = time.monotonic() + DECISION_TIMEOUT_S
+    while command.state == "pending" and time.monotonic() < deadline:
+        time.sleep(0.1)
+        command = client.command(command.job, command.command)
+    return command
+
+
+def register(app: typer.Typer) -> None:
+    for command in (islands, kill, readd):
+        app.command(rich_help_panel="Islands")(command)

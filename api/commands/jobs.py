@@ -1,0 +1,163 @@
+"""Commands about jobs: submit, list, look, watch, cancel, report."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.commands.common import (
+    HomeOption,
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect,
+    console,
+    print_json,
+    say,
+)
+from api.commands.islands import conclude
+from api.home import DEFAULT_HOME
+from orchestrator.errors import ServiceUnreachable
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from api.schemas import Job
+
+INTERRUPTED = 130
+SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job specification, YAML or JSON.")]
+
+
+def submit(
+    file: SpecFile,
+    watch_it: Annotated[bool, typer.Option("--watch", help="Stay and watch until the job ends.")] = False,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a job. Every problem of the specification is told at once, and then nothing is started."""
+    from orchestrator.config import parse_job, read_job_document
+
+    document = read_job_document(file)
+    try:
+        client = connect(home, url)
+        job = client.submit(document)
+    except ServiceUnreachable:
+        parse_job(document)  # a file that is wrong is told so even when nobody is there to take it
+        raise
+    with client:
+        if as_json:
+            print_json(job)
+        else:
+            say(
+                f"submitted {job.job}: {job.island_count} islands, {job.token_budget:,} tokens, results in {job.run_dir}"
+            )
+        if watch_it:
+            watch_to_end(client, job.job)
+        elif not as_json:
+            say(f"watch it with `atoll watch {job.job}`")
+
+
+def jobs(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """List all jobs, newest first."""
+    with connect(home, url) as client:
+        found = client.jobs()
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        say("no job was submitted yet; try `atoll submit deploy/configs/demo.yaml`")
+        return
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim")
+    for heading in ("job", "state", "islands", "tokens", "loss", "goodput", "submitted"):
+        table.add_column(heading, no_wrap=True)
+    for job in found:
+        share = f"{job.tokens_trained:,} ({100 * job.tokens_trained / job.token_budget:.0f} %)"
+        loss = "–" if job.loss is None else f"{job.loss:.3f}"
+        goodput = "–" if job.goodput_ratio is None else f"{100 * job.goodput_ratio:.1f} %"
+        submitted = time.strftime("%m-%d %H:%M", time.localtime(job.submitted_at))
+        islands = f"{job.islands_training}/{job.island_count}"
+        table.add_row(job.job, job.state, islands, share, loss, goodput, submitted)
+    console().print(table)
+
+
+def status(
+    job: JobArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Show one job as it stands."""
+    with connect(home, url) as client:
+        found = client.job(job)
+    if as_json:
+        print_json(found)
+        return
+    from api.watch import render
+
+    console().print(render(found))
+
+
+def watch(
+    job: JobArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Watch a job until it ends. Ctrl-C leaves it running. Exit code 1 if it failed or was cancelled.
+
+    With --json: one line a second, each a whole picture.
+    """
+    with connect(home, url) as client:
+        watch_to_end(client, job, as_json)
+
+
+def cancel(
+    job: JobArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Stop a job without waiting for the work in flight. It still writes its report."""
+    with connect(home, url) as client:
+        conclude(client, client.cancel(job), as_json)
+
+
+def report(
+    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Show the figures of a finished job, and where its report lies."""
+    from api.summary import lines_that_matter
+
+    with connect(home, url) as client:
+        figures = client.report(job)
+        if as_json:
+            print_json(figures)
+            return
+        found = client.job(job)
+    typer.echo("\n".join([*lines_that_matter(figures), f"report    {found.run_dir}/report.html"]))
+
+
+def watch_to_end(client: Client, job: str, as_json: bool = False) -> None:
+    """Watch until the job has ended; exit 1 if it did not complete, 130 when interrupted, which leaves it running."""
+    from api.watch import follow
+    from api.watch import watch as watch_live
+
+    job = client.job(job).job  # `latest` may mean another one by the time it is said again
+    try:
+        if as_json:
+            ended = follow(client, job, lambda picture: typer.echo(picture.model_dump_json()))
+        else:
+            ended = watch_live(client, job, console())
+    except KeyboardInterrupt:
+        say(f"the job goes on; come back with `atoll watch {job}`, or end it with `atoll cancel {job}`")
+        raise typer.Exit(INTERRUPTED) from None
+    tell_end(ended)
+    if ended.state != "completed":
+        raise typer.Exit(1)
+
+
+def tell_end(job: Job) -> None:
+    say(f"{job.job} {job.state}{f': {job.reason}' if job.reason else ''}")
+    if job.report_ready:
+        say(f"see `atoll report {job.job}`, or open {job.run_dir}/report.html")
+
+
+def register(app: typer.Typer) -> None:
+    for command in (submit, jobs, status, watch, cancel, report):
+        app.command(rich_help_panel="Jobs")(command)

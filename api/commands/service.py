@@ -1,0 +1,79 @@
+"""Commands about the installation: up, down, demo, and the fleet it offers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.commands.common import HomeOption, JsonOption, RunsOption, UrlOption, connect, console, print_json, say
+from api.home import DEFAULT_HOME, DEFAULT_RUNS, Home
+from api.up import RAY_CONTROL, Installation
+from api.up import down as take_down
+from api.up import up as bring_up
+
+GROUPS = Installation(Home(DEFAULT_HOME), DEFAULT_RUNS).groups
+DEMO_HOME = DEFAULT_HOME / "demo"
+
+
+def up(
+    home: HomeOption = DEFAULT_HOME,
+    runs: RunsOption = DEFAULT_RUNS,
+    groups: Annotated[
+        Path, typer.Option("--groups", help="The node groups.", show_default="deploy/configs/groups.yaml")
+    ] = GROUPS,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="Default: 8470, or the next free one.")
+    ] = None,
+    control: Annotated[
+        str, typer.Option("--control", metavar="MODULE:FACTORY", help="What runs the jobs; Ray, unless you say so.")
+    ] = RAY_CONTROL,
+) -> None:
+    """Start the service and an embedded cluster. Does nothing if they are up."""
+    bring_up(Installation(Home(home), runs, groups, port, control), say)
+
+
+def down(home: HomeOption = DEFAULT_HOME) -> None:
+    """End the service and its embedded cluster, and with it every job that still runs."""
+    take_down(Home(home), say)
+
+
+def demo(
+    home: HomeOption = DEMO_HOME,
+    runs: RunsOption = DEFAULT_RUNS,
+    file: Annotated[
+        Path | None, typer.Option("--spec", help="Another job.", show_default="deploy/configs/demo.yaml")
+    ] = None,
+    groups: Annotated[
+        Path, typer.Option("--groups", help="The node groups.", show_default="deploy/configs/groups.yaml")
+    ] = GROUPS,
+    island: Annotated[str, typer.Option("--kill", help="The island to kill a third of the way in.")] = "asia",
+) -> None:
+    """Show all of it: start, train on four islands, kill one, watch it come back, report, and end everything."""
+    from api.demo import run_demo
+
+    raise typer.Exit(run_demo(Installation(Home(home), runs, groups), file, island, console(), say))
+
+
+def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """List the fleet's node groups, with what is free."""
+    with connect(home, url) as client:
+        groups = client.node_groups()
+    if as_json:
+        print_json(groups)
+        return
+    from rich.table import Table
+
+    table = Table("node group", "region", "nodes", "cpus", "free", "accelerators", box=None, header_style="dim")
+    for group in groups:
+        cpus, free = f"{group.cpus:g}", f"{group.cpus_free:g}"
+        table.add_row(group.name, group.region, str(group.nodes), cpus, free, str(group.accelerators))
+    console().print(table)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Service")(up)
+    app.command(rich_help_panel="Service")(down)
+    app.command(rich_help_panel="Service")(demo)
+    app.command("node-groups", rich_help_panel="Service")(node_groups)

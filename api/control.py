@@ -1,0 +1,99 @@
+"""What the control plane asks of whatever runs the jobs: a small port, so that ``api`` never meets Ray.
+
+Responsible for the vocabulary of that conversation: the protocol and the plain data that crosses it. It refuses to know
+how jobs are run. ``orchestrator.runtime.control_port:connect`` is the implementation used by the service; ``api.serve``
+loads it by its dotted name.
+
+All methods may be called from several threads at once and must answer or fail within seconds. They raise
+``NotFound`` for a job that is not running here, ``Conflict`` where the job is in no state for the request, and
+``InfrastructureError`` when the cluster does not answer.
+
+Source: ports and adapters (Cockburn, 2005).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
+
+from orchestrator.config import JobSpec
+
+CommandKind = Literal["kill", "readd", "cancel"]
+
+
+class NodeGroupRecord(TypedDict):
+    """A set of nodes of one kind in one region. Capacities are totals over its nodes; ``cpus_free`` is right now."""
+
+    name: str
+    region: str
+    nodes: int
+    cpus: float
+    cpus_free: float
+    accelerators: int
+
+
+class CommandRecord(TypedDict):
+    """What became of a command. ``at`` is when the job took it; ``accepted`` is None until it decided."""
+
+    kind: str
+    island: str | None
+    caller: str
+    at: float
+    accepted: bool | None
+    detail: str
+
+
+class StatusRecord(TypedDict):
+    """One job as it stands, as plain data. ``RUN_DIR/status.json`` holds the same once the job has ended.
+
+    started_at   unix seconds; zero of every other instant
+    at           the instant this was taken, in seconds since then
+    view         ``dataclasses.asdict`` of ``orchestrator.core.view.JobView``
+    goodput      ``orchestrator.accounting.goodput.Goodput.summary``
+    statistics   ``orchestrator.accounting.statistics.Statistics.summary``
+    loss_curve   [tokens trained, held-out loss in nats per token, at] of every evaluation, oldest first
+    commands     every command on the tape, by id
+    """
+
+    job_id: str
+    name: str
+    started_at: float
+    at: float
+    view: dict[str, Any]
+    goodput: dict[str, Any]
+    statistics: dict[str, Any]
+    loss_curve: list[list[float]]
+    commands: dict[str, CommandRecord]
+    unigram_loss: NotRequired[float | None]
+
+
+class ControlPort(Protocol):
+    """Runs jobs. Every job it was given outlives the process that holds the port."""
+
+    def node_groups(self) -> list[NodeGroupRecord]:
+        """The node groups of the fleet, by name."""
+        ...
+
+    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path) -> None:
+        """From here on the job exists and runs by itself, and writes its tape and report under ``run_dir``.
+
+        Idempotent by ``job_id``. When it raises, nothing of the job is left running.
+        """
+        ...
+
+    def status(self, job_id: str) -> StatusRecord:
+        """The job as it stands. Raises NotFound when nothing of it runs here (any more)."""
+        ...
+
+    def submit_command(
+        self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
+    ) -> None:
+        """Hand a command to the job; its outcome appears in ``status()["commands"]``.
+
+        Idempotent by ``command_id``. ``restart`` matters for a kill only: false keeps the island away.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the cluster. Jobs go on."""
+        ...

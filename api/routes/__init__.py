@@ -1,0 +1,1 @@
+"""The REST API's paths, one module for each kind of thing. Each only translates between HTTP and ``api.service``."""

@@ -1,0 +1,62 @@
+"""The islands of a job: look at them, kill one, place one again."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict
+
+from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere
+from api.schemas import Command, Island, Islands
+
+router = APIRouter(prefix="/v1/jobs/{job}/islands", tags=["islands"])
+
+
+class KillOptions(BaseModel):
+    """``restart`` false keeps the island away until it is re-added."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    restart: bool = True
+
+
+@router.get("")
+def list_islands(job: str, service: ServiceHere) -> Islands:
+    return Islands(islands=service.job(job).islands)
+
+
+@router.get("/{island}")
+def get_island(job: str, island: str, service: ServiceHere) -> Island:
+    return service.island(job, island)
+
+
+@router.post("/{island}/kill", status_code=202)
+def kill_island(
+    job: str,
+    island: str,
+    response: Response,
+    service: ServiceHere,
+    options: KillOptions | None = None,
+    caller: Caller = ANONYMOUS,
+    idempotency_key: IdempotencyKey = None,
+) -> Command:
+    """SIGKILL the island's process, no warning. It is placed again by itself unless ``restart`` is false."""
+    restart = (options or KillOptions()).restart
+    return _accepted(service.submit_command(job, "kill", island, restart, caller, idempotency_key), response)
+
+
+@router.post("/{island}/readd", status_code=202)
+def readd_island(
+    job: str,
+    island: str,
+    response: Response,
+    service: ServiceHere,
+    caller: Caller = ANONYMOUS,
+    idempotency_key: IdempotencyKey = None,
+) -> Command:
+    """Place an island that is away, now. It catches up before it contributes."""
+    return _accepted(service.submit_command(job, "readd", island, True, caller, idempotency_key), response)
+
+
+def _accepted(command: Command, response: Response) -> Command:
+    response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
+    return command

@@ -1,0 +1,53 @@
+"""A finished job in three lines: what it learnt, what of its time counted, how fast it healed. Pure: text from a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
+CAUSES_MAX = 4
+
+
+def lines_that_matter(report: Mapping[str, Any]) -> list[str]:
+    """Loss against what a model without context reaches; goodput with what it lost; recovery with its parts."""
+    return [_loss(report), _goodput(report), _recovery(report)]
+
+
+def _loss(report: Mapping[str, Any]) -> str:
+    final, unigram = report.get("loss_final"), report.get("loss_unigram")
+    if final is None:
+        return "loss      not evaluated"
+    against = f", against {unigram:.3f} of a unigram model" if unigram is not None else ""
+    merged, trained = report["tokens_merged"], report["tokens_trained"]
+    return f"loss      {final:.3f} nats per byte held out{against}; {merged:,} of {trained:,} trained tokens merged"
+
+
+def _goodput(report: Mapping[str, Any]) -> str:
+    ratio, badput = report.get("goodput_ratio"), report.get("badput_seconds") or {}
+    total = (report.get("island_seconds") or {}).get("total")
+    if ratio is None or not total:
+        return "goodput   nothing was placed"
+    causes = sorted(badput.items(), key=lambda item: -item[1])
+    told = [f"{cause.replace('_', ' ')} {100 * spent / total:.1f} %" for cause, spent in causes[:CAUSES_MAX]]
+    if rest := sum(spent for _, spent in causes[CAUSES_MAX:]):
+        told.append(f"other {100 * rest / total:.1f} %")
+    lost = f"; lost to {', '.join(told)}" if told else ""
+    return f"goodput   {100 * ratio:.1f} % of {total:,.0f} island-seconds{lost}"
+
+
+def _recovery(report: Mapping[str, Any]) -> str:
+    slowest = report.get("recovery_s")
+    if not slowest:
+        lost = report.get("recoveries") or []
+        if not lost:
+            return "recovery  no island was lost"
+        return f"recovery  {lost[0]['island']} was lost and had not contributed again when the job ended"
+    parts = " + ".join(f"{part.replace('_', ' ')} {slowest[part]:.2f}" for part in PARTS)
+    told = f"recovery  {slowest['island']} was back in {slowest['total']:.2f} s = {parts}"
+    gap, step = report.get("survivor_gap_max_s"), report.get("survivor_step_time_median_s")
+    return (
+        told
+        if gap is None or step is None
+        else f"{told}; the others' longest gap was {gap:.2f} s at {step:.2f} s a step"
+    )

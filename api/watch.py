@@ -1,0 +1,207 @@
+"""The live picture of a job in a terminal: a table that redraws itself, or a line every few seconds where there is none.
+
+Responsible for drawing what ``GET /v1/jobs/JOB`` answers, and for looking again until the job ends. It refuses to act on
+the job: leaving it, by Ctrl-C or by losing the service, changes nothing but the view.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from api.client import Client
+from api.schemas import Island, Job
+from orchestrator.errors import InfrastructureError
+
+STATE_STYLES = {
+    "placing": "yellow",
+    "starting": "yellow",
+    "catching_up": "cyan",
+    "training": "green",
+    "suspect": "magenta",
+    "lost": "red",
+    "stopped": "dim",
+    "failed": "bold red",
+}
+POLL_S = 0.5
+LINE_EVERY_S = 5.0
+PATIENCE_S = 60.0
+"""How long the service may be away, restarting perhaps, before the watch gives up."""
+
+Observer = Callable[[Job], str | None]
+
+
+def watch(client: Client, job: str, console: Console, observer: Observer | None = None) -> Job:
+    """Show the job until it has ended, and return it as it ended.
+
+    ``observer`` sees every picture before it is drawn; what it returns is shown from then on. KeyboardInterrupt passes.
+    """
+    look = Looker(client, job, observer)
+    if not console.is_terminal:
+        return _watch_lines(look, console)
+    picture = look()
+    with Live(render(picture, look.note), console=console, refresh_per_second=4, transient=False) as live:
+        while not picture.state.final:
+            time.sleep(POLL_S)
+            picture = look()
+            live.update(render(picture, look.note))
+    return picture
+
+
+def follow(client: Client, job: str, emit: Callable[[Job], None]) -> Job:
+    """For programs: ``emit`` every picture until the job has ended, and return the last one."""
+    look = Looker(client, job, None)
+    while True:
+        picture = look()
+        emit(picture)
+        if picture.state.final:
+            return picture
+        time.sleep(2 * POLL_S)
+
+
+class Looker:
+    """Asks the service for the next picture, and shows the last one while the service is away."""
+
+    def __init__(self, client: Client, job: str, observer: Observer | None) -> None:
+        self._client = client
+        self._job = job
+        self._observer = observer
+        self._last: Job | None = None
+        self._answered_at = time.monotonic()
+        self._remark: str | None = None
+        self.note: str | None = None
+
+    def __call__(self) -> Job:
+        try:
+            picture = self._client.job(self._job)
+        except InfrastructureError as error:
+            away_s = time.monotonic() - self._answered_at
+            if self._last is None or away_s > PATIENCE_S:
+                raise
+            self.note = f"no answer for {away_s:.0f} s; the job goes on without being watched ({error})"
+            return self._last
+        self._job = picture.job  # `latest` may become another one while this is watched
+        self._last, self._answered_at = picture, time.monotonic()
+        if self._observer:
+            self._remark = self._observer(picture) or self._remark
+        self.note = self._remark
+        return picture
+
+
+def _watch_lines(look: Looker, console: Console) -> Job:
+    shown_at, shown_states, shown_note = -LINE_EVERY_S, None, None
+    while True:
+        picture = look()
+        states = (picture.state, [island.state for island in picture.islands])
+        due = time.monotonic() - shown_at >= LINE_EVERY_S
+        if due or states != shown_states:
+            console.print(line(picture), soft_wrap=True, highlight=False, markup=False)
+            shown_at, shown_states = time.monotonic(), states
+        if look.note and look.note != shown_note and not look.note.startswith("no answer"):
+            console.print(look.note, soft_wrap=True, highlight=False, markup=False)
+            shown_note = look.note
+        if picture.state.final:
+            return picture
+        time.sleep(POLL_S)
+
+
+# ── drawing ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def render(job: Job, note: str | None = None) -> RenderableType:
+    """The whole picture: headline, progress to the budget, islands, and what keeps the job from going on."""
+    parts: list[RenderableType] = [_headline(job), _progress(job), island_table(job.islands, job.after_s)]
+    if job.pause_reason:
+        parts.append(Text(job.pause_reason, style="bold yellow"))
+    if job.reason and job.state.final:
+        parts.append(Text(job.reason, style="bold red" if job.state == "failed" else "default"))
+    if note:
+        parts.append(Text(note, style="cyan"))
+    return Panel(Group(*parts), title=f"[bold]{job.job}[/bold]", title_align="left", border_style="dim")
+
+
+def island_table(islands: list[Island], now_s: float | None) -> Table:
+    table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
+    for heading in ("island", "region", "state"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("life", "steps/s", "tokens", "loss", "last merge"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("why", ratio=1, overflow="ellipsis", no_wrap=True)
+    for island in islands:
+        merged = None if island.last_merge_after_s is None or now_s is None else now_s - island.last_merge_after_s
+        table.add_row(
+            island.island,
+            island.region,
+            Text(island.state.replace("_", " "), style=STATE_STYLES.get(island.state, "default")),
+            str(island.incarnation or "–"),
+            _number(island.steps_per_second, ".1f"),
+            f"{island.tokens_total:,}",
+            _number(island.loss, ".3f"),
+            "–" if merged is None else f"{max(0.0, merged):.0f} s ago",
+            Text("" if island.state == "training" else island.reason, style="dim"),
+        )
+    return table
+
+
+def line(job: Job) -> str:
+    """The picture in one line."""
+    percent = 100 * job.tokens_trained / job.token_budget
+    islands = " · ".join(
+        f"{island.island} {island.state.replace('_', ' ')}"
+        + (f" {island.steps_per_second:.1f}/s" if island.steps_per_second else "")
+        for island in job.islands
+    )
+    paused = f"  {job.pause_reason}" if job.pause_reason else ""
+    return (
+        f"{_clock(job.after_s)}  {job.state}  {job.tokens_trained:,} of {job.token_budget:,} tokens ({percent:.0f} %)  "
+        f"version {job.global_version}  loss {_number(job.loss, '.3f')} (train {_number(job.loss_train, '.3f')})  "
+        f"goodput {_percent(job.goodput_ratio)}  {islands}{paused}"
+    )
+
+
+def _headline(job: Job) -> Table:
+    grid = Table.grid(expand=True)
+    facts = {
+        "": f"{job.state} {_clock(job.after_s)}",
+        "version": f"{job.global_version:,}",
+        "loss": _number(job.loss, ".3f"),
+        "train": _number(job.loss_train, ".3f"),
+        "goodput": _percent(job.goodput_ratio),
+    }
+    grid.add_row(*(Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in facts.items()))
+    for column in grid.columns:
+        column.no_wrap = True
+    return grid
+
+
+def _progress(job: Job) -> Table:
+    grid = Table.grid(expand=True, padding=(0, 1, 0, 0))
+    grid.add_column(ratio=1)
+    grid.add_column(justify="right", no_wrap=True)
+    done = min(job.tokens_trained, job.token_budget)
+    bar = ProgressBar(total=job.token_budget, completed=done)
+    grid.add_row(bar, f"{job.tokens_trained:,} of {job.token_budget:,} tokens")
+    return grid
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _percent(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "–:––"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,96 @@
+"""What the island's loop asks of a trainer: the seam between the protocol and the mathematics.
+
+A ``Trainer`` owns parameters, inner optimizer and data cursor on this island's devices. It knows nothing of fragments'
+schedules, of versions, of the synchroniser or of Ray; the loop (``learners.loop``) knows those and nothing of JAX. Two
+implementations: ``learners.jax_trainer`` (real) and ``learners.synthetic`` (right sizes and timing, no JAX).
+
+Parameters cross this seam as ``dict[str, numpy.ndarray]``: names to float32 arrays, the full shapes of the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One inner step, finished. ``loss`` is the training loss in nats per token."""
+
+    token_count: int
+    loss: float
+
+
+class Snapshot(Protocol):
+    """A copy of some parameters as they were when it was taken, on its way to host memory."""
+
+    def arrays(self) -> Arrays:
+        """Wait for the copy and return it; safe to call from another thread, more than once."""
+        ...
+
+
+class Trainer(Protocol):
+    """One island's model, inner optimizer and data.
+
+    Built by ``create(spec, shard_index, shard_count)``: ``spec`` is the job specification as plain data (the output of
+    ``JobSpec.model_dump(mode="json")``); shard ``shard_index`` of ``shard_count`` of the training split is its data.
+    """
+
+    @property
+    def device_count(self) -> int: ...
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all parameters; the same on every island."""
+        ...
+
+    def initial_parameters(self) -> Arrays:
+        """The parameters of version 0: a function of the specification and its seed alone."""
+        ...
+
+    def warm_up(self) -> None:
+        """Compile what a step needs, without training."""
+        ...
+
+    def step(self, logical_step: int) -> StepResult:
+        """Take one inner step; the learning rate follows the schedule at ``logical_step``. Returns when it is done."""
+        ...
+
+    def snapshot(self, names: Iterable[str]) -> Snapshot:
+        """Start copying these parameters to the host; the next step may begin at once."""
+        ...
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Replace these parameters. The inner optimizer's state stays."""
+        ...
+
+    def export_state(self) -> Snapshot:
+        """Start copying everything a peer needs to go on from here but the data cursor, by plain names.
+
+        A snapshot and not the arrays, so that the donor's next step may begin at once.
+        """
+        ...
+
+    def import_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over a peer's state. The data cursor stays this island's own."""
+        ...
+
+    def cursor(self) -> int:
+        """How many batches of its shard this island has drawn."""
+        ...
+
+    def seek(self, cursor: int) -> None:
+        """Go on in the data as if ``cursor`` batches had been drawn."""
+        ...
+
+    def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
+        """Mean loss, in nats per token, of these parameters on the held-out split."""
+        ...
+
+    def unigram_loss(self) -> float:
+        """Loss on the held-out split of the best model that ignores context: what training has to beat."""
+        ...

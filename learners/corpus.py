@@ -1,0 +1,164 @@
+"""The text a job trains on, as bytes: found, put in a fixed order, and split into training and held-out documents.
+
+The built-in corpus is the Python standard library's own source, without tests and installed packages: real text that is
+always there and never downloaded. Otherwise files: ``.jsonl`` and ``.parquet`` give one document per record, any other
+file is text. Everything here is a function of the documents' content alone: the same on every island and at every
+restart. Nothing here knows of batches, shards or JAX.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.errors import ConfigurationError
+
+SEPARATOR = b"\n"
+DOCUMENT_BYTES_MAX = 1 << 16
+"""Longer documents count as several, so that one long file can still be split."""
+SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Two disjoint texts, each a one-dimensional uint8 array of whole documents joined by a newline."""
+
+    training: np.ndarray
+    held_out: np.ndarray
+
+
+def load(section: Mapping[str, Any]) -> Corpus:
+    """Read and split what the ``data`` section of a job specification names.
+
+    Raises ConfigurationError when a file cannot be read, or when there is too little text to hold some of it out.
+    """
+    documents = builtin_documents() if section["source"] == "builtin" else file_documents(section)
+    return split(documents, section["held_out_ratio"], section["sequence_length"])
+
+
+def builtin_documents() -> Iterator[bytes]:
+    """The standard library's modules, by path within it."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(_python_files(root), key=lambda path: path.relative_to(root).as_posix()):
+        yield path.read_bytes()
+
+
+def file_documents(section: Mapping[str, Any]) -> Iterator[bytes]:
+    """The documents of ``data.files``, in the order given there."""
+    for name in section["files"]:
+        path = Path(name)
+        try:
+            if path.suffix == ".jsonl":
+                yield from _json_lines(path, section["text_field"])
+            elif path.suffix == ".parquet":
+                yield from _parquet(path, section["text_field"])
+            else:
+                yield path.read_bytes()
+        except OSError as error:
+            detail = f"data.files: {path} cannot be read here ({error.strerror or error}). It must exist on every node."
+            raise ConfigurationError(detail=detail) from error
+
+
+def split(documents: Iterable[bytes], held_out_ratio: float, sequence_length: int) -> Corpus:
+    """Hold out those documents whose digests sort first, until they make up ``held_out_ratio`` of the bytes.
+
+    By digest and not by position, so that neighbours in a file do not end up on one side together. Equal documents
+    stay on one side. Raises ConfigurationError when either side is shorter than one sequence.
+    """
+    pieces = [piece for document in documents for piece in _pieces(document)]
+    digests = [hashlib.blake2b(piece, digest_size=16).digest() for piece in pieces]
+    size_of = dict.fromkeys(digests, 0)
+    for digest, piece in zip(digests, pieces, strict=True):
+        size_of[digest] += len(piece)
+    wanted = held_out_ratio * sum(size_of.values())
+    chosen: set[bytes] = set()
+    taken = 0
+    for digest in sorted(size_of):
+        if taken >= wanted:
+            break
+        chosen.add(digest)
+        taken += size_of[digest]
+    sides: dict[bool, list[bytes]] = {True: [], False: []}
+    for digest, piece in zip(digests, pieces, strict=True):
+        sides[digest in chosen].append(piece)
+    corpus = Corpus(training=_joined(sides[False]), held_out=_joined(sides[True]))
+    for side, text in (("training", corpus.training), ("held-out", corpus.held_out)):
+        if len(text) <= sequence_length:
+            raise ConfigurationError(
+                detail=f"data: the {side} split has {len(text)} bytes, fewer than one sequence of {sequence_length + 1}. "
+                "Add text, lower data.sequence_length, or change data.held_out_ratio."
+            )
+    return corpus
+
+
+def held_out_sequences(corpus: Corpus, count: int, sequence_length: int) -> np.ndarray:
+    """Up to ``count`` sequences evenly spread over the held-out split: (sequences, sequence_length + 1) int32."""
+    windows = (len(corpus.held_out) - 1) // sequence_length
+    picked = np.arange(min(count, windows)) * windows // min(count, windows)
+    return gather(corpus.held_out, picked, sequence_length)
+
+
+def gather(text: np.ndarray, windows: np.ndarray, sequence_length: int) -> np.ndarray:
+    """Windows by number, as int32 (windows, sequence_length + 1). Neighbours share one byte: each is predicted once."""
+    return text[windows[:, None] * sequence_length + np.arange(sequence_length + 1)].astype(np.int32)
+
+
+def unigram_loss(corpus: Corpus, sequences: np.ndarray) -> float:
+    """Nats per byte, on the sequences' targets, of the training split's byte frequencies (one added to each count)."""
+    counts = np.bincount(corpus.training, minlength=256).astype(np.float64) + 1
+    surprise = -np.log(counts / counts.sum())
+    return float(surprise[sequences[:, 1:]].mean())
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if name not in SKIPPED_FOLDERS]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
+
+
+def _pieces(document: bytes) -> Iterator[bytes]:
+    for start in range(0, len(document), DOCUMENT_BYTES_MAX):
+        yield document[start : start + DOCUMENT_BYTES_MAX]
+
+
+def _joined(pieces: Sequence[bytes]) -> np.ndarray:
+    return np.frombuffer(SEPARATOR.join(pieces), np.uint8)
+
+
+def _json_lines(path: Path, field: str) -> Iterator[bytes]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield json.loads(line)[field].encode()
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ConfigurationError(
+                    detail=f"data.files: {path}, line {number}, holds no object with a text field {field!r} "
+                    f"({type(error).__name__}). Set data.text_field to the field's name."
+                ) from error
+
+
+def _parquet(path: Path, field: str) -> Iterator[bytes]:
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
+
+    try:
+        file = ParquetFile(path)
+        if field not in file.schema_arrow.names:
+            detail = (
+                f"data.files: {path} has the columns {file.schema_arrow.names}, not {field!r}. Set data.text_field."
+            )
+            raise ConfigurationError(detail=detail)
+        for batch in file.iter_batches(columns=[field]):
+            yield from (text.encode() for text in batch.column(0).to_pylist() if text)
+    except ArrowInvalid as error:
+        raise ConfigurationError(detail=f"data.files: {path} is no Parquet file ({error}).") from error

@@ -1,0 +1,51 @@
+"""Batches of one island's shard, by number: deterministic, disjoint between islands, and seekable.
+
+The training split is cut into windows of ``sequence_length`` bytes. Window w belongs to shard w mod n for the whole job;
+each shard is shuffled by the job's seed, anew in each epoch. A batch is a function of its number alone (grain's
+``MapDataset`` is random access), so the island's whole position in its data is one integer, and going back to it costs
+nothing. Only window numbers pass through grain; the bytes are gathered once per batch.
+
+This module knows nothing of JAX's devices, of steps or of islands' lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from learners.corpus import Corpus, gather
+from orchestrator.errors import ConfigurationError
+
+Draw = Callable[[int], np.ndarray]
+"""The batch of a given number: (sequences, sequence_length + 1) int32, token values 0 to 255."""
+
+
+def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, shard_count: int) -> Draw:
+    """Return how to draw the batches of shard ``shard_index`` of ``shard_count``.
+
+    Raises ConfigurationError when the corpus is too small to give every shard one batch.
+    """
+    # grain takes 0.4 s to import, and the laboratory and the evaluator use this package without drawing batches
+    import grain
+
+    length, batch_size = spec["data"]["sequence_length"], spec["training"]["batch_size"]
+    window_count = (len(corpus.training) - 1) // length
+    if window_count // shard_count < batch_size:
+        raise ConfigurationError(
+            detail=f"data: {window_count} sequences of {length} bytes do not give each of {shard_count} islands one "
+            f"batch of {batch_size}. Add text, or lower training.batch_size or data.sequence_length."
+        )
+    shard: Any = grain.MapDataset.range(shard_index, window_count, shard_count)
+    windows = shard.shuffle(seed=spec["seed"] + shard_index).repeat().batch(batch_size)
+    return lambda number: gather(corpus.training, windows[number], length)
+
+
+def union_batches(corpus: Corpus, spec: Mapping[str, Any], shard_count: int) -> Draw:
+    """Return how to draw what all islands together draw: batch k holds every shard's batch k, in the shards' order.
+
+    For the data-parallel baseline, which so sees the same tokens in the same order.
+    """
+    draws = [shard_batches(corpus, spec, index, shard_count) for index in range(shard_count)]
+    return lambda number: np.concatenate([draw(number) for draw in draws])

@@ -1,0 +1,45 @@
+"""The job's measuring stick as a Ray actor: the initial parameters, and the loss of any parameters on held-out data.
+
+It builds a trainer like an island's and never trains. Where the process runs and what is measured when is not its
+business.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from learners.contract import Arrays, Trainer
+
+EVALUATOR_NICENESS = 15
+"""Measuring can wait; on a shared machine it must not take the processor from islands that train."""
+
+
+class Evaluator:
+    def __init__(self, spec: dict[str, Any], environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
+        os.nice(EVALUATOR_NICENESS)
+        self._spec = spec
+        self._trainer: Trainer | None = None
+
+    def initial_parameters(self) -> Arrays:
+        """Θ at version 0."""
+        return self._built().initial_parameters()
+
+    def evaluate(self, parameters: Mapping[str, np.ndarray]) -> float:
+        """Mean held-out loss of ``parameters``, in nats per token."""
+        return float(self._built().evaluate(parameters))
+
+    def unigram_loss(self) -> float:
+        return float(self._built().unigram_loss())
+
+    def _built(self) -> Trainer:
+        if self._trainer is None:
+            module, _, name = self._spec["trainer"].partition(":")
+            trainer: Trainer = getattr(importlib.import_module(module), name)(self._spec, 0, 1)
+            self._trainer = trainer
+        return self._trainer

@@ -1,0 +1,59 @@
+"""The inner optimizer: AdamW with clipping, and the learning rate as a pure function of the logical step.
+
+The learning rate is not part of the optimizer's own state: an island's logical clock may jump (it is raised to that of a
+fragment it receives) while Adam's count of moments must not. So the schedule is computed outside and enters each step
+as an argument.
+
+This module knows nothing of fragments, islands or devices. Source: AdamW, arXiv:1711.05101; clipping by global norm,
+linear warm-up and cosine decay are customary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+
+
+def build(section: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Return AdamW without its learning rate: its updates are to be scaled by ``-learning_rate(…)`` and added.
+
+    ``section`` is ``training.inner_optimizer`` of the job specification. Weight decay spares tensors whose name
+    contains ``embed`` and everything that is not a matrix.
+    """
+    return optax.chain(
+        optax.clip_by_global_norm(section["clip_norm"]),
+        optax.scale_by_adam(b1=section["beta1"], b2=section["beta2"]),
+        optax.add_decayed_weights(section["weight_decay"], mask=_decays),
+    )
+
+
+def learning_rate(section: Mapping[str, Any], horizon_steps: int, step: int) -> float:
+    """The learning rate of the inner step that starts at logical step ``step`` (0 for the first).
+
+    Linear from lr / warm-up to lr over ``warmup_steps``, then a cosine down to lr · lr_final_ratio at ``horizon_steps``,
+    constant after.
+    """
+    peak, warmup = section["lr"], section["warmup_steps"]
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, horizon_steps - warmup))
+    floor = section["lr_final_ratio"]
+    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def horizon_steps(spec: Mapping[str, Any]) -> int:
+    """How many inner steps each island takes if all are equally fast: ``JobSpec.horizon_steps``, from plain data."""
+    budget = spec["budget"]
+    if budget.get("steps"):
+        return int(budget["steps"])
+    island_count = sum(section["count"] for section in spec["islands"])
+    tokens_per_step = spec["training"]["batch_size"] * spec["data"]["sequence_length"]
+    return max(1, budget["tokens"] // (island_count * tokens_per_step))
+
+
+def _decays(parameters: Mapping[str, jax.Array]) -> dict[str, bool]:
+    return {name: tensor.ndim >= 2 and "embed" not in name for name, tensor in parameters.items()}

@@ -1,0 +1,172 @@
+"""A learner island as a Ray actor: the island's loop on one side, the service's calls on the other.
+
+Responsible for turning calls into what the loop understands, and its letters into answers. Refuses to decide anything,
+and to wait: nothing a step needs goes through here, so an island trains on whatever becomes of Ray. The process starts
+light; JAX is imported when ``prepare`` says what for.
+
+Letters are numbered and kept until the next poll acknowledges them, so that an answer lost on the way loses nothing.
+A payload is a *returned* value: it belongs to who asked, and survives this process.
+
+Source: Ray 2.60 as measured (DESIGN section 9).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from learners.loop import IslandLoop, LoopPlan
+from learners.outbox import Outbox
+from orchestrator.core.messages import Broken, CatchUpFailure, CaughtUp, Letter, Ready
+from orchestrator.core.vocabulary import FragmentId, IslandId, Version
+from orchestrator.errors import last_line
+from orchestrator.merge import fragment_map, wire
+
+EXPORT_TIMEOUT_S = 30.0
+TRANSFER_TIMEOUT_S = 35.0
+"""A little more than the donor takes at most."""
+TRAINING_NICENESS = 10
+SYNTHETIC = "learners.synthetic"
+
+log = logging.getLogger(__name__)
+
+
+class Island:
+    """One incarnation. Made with many threads: a long poll, an export and deliveries go on at once."""
+
+    def __init__(self, island: IslandId, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
+        self._island = island
+        self._outbox = Outbox()
+        self._unread: list[tuple[int, Letter]] = []
+        self._letters_written = 0
+        self._reading = threading.Lock()
+        self._loop: IslandLoop | None = None
+        self._codec: wire.Codec = "float32"
+        self._computes = False
+
+    def hello(self) -> dict[str, Any]:
+        """Who this is: the facts of ``Placement``."""
+        return {
+            "pid": os.getpid(),
+            "seen_at": time.time(),
+            "node_id": ray.get_runtime_context().get_node_id(),
+            "node": socket.gethostname(),
+        }
+
+    def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int) -> None:
+        """Begin to build and compile the model; ``Ready`` or ``Broken`` follows."""
+        self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not spec["trainer"].startswith(SYNTHETIC)
+        self._in_background("prepare", lambda: self._prepare(spec, shard_index, shard_count))
+
+    def load(self, versions: Sequence[Version], step: int, cursor: int, *payloads: bytes) -> None:
+        """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
+        began = time.monotonic()
+        try:
+            arrays = {name: array for payload in payloads for name, array in wire.decode(payload).items()}
+            self._built().load(arrays, versions, step, cursor)
+        except Exception as error:
+            log.exception("the synchroniser's state cannot be taken")
+            self._outbox.put(CatchUpFailure(None, _told(error)))
+            return
+        self._outbox.put(CaughtUp(None, tuple(versions), step, time.monotonic() - began))
+
+    def load_from(self, actor: str, donor: IslandId, cursor: int) -> None:
+        """Take the state of a peer, from process to process. ``CaughtUp`` or ``CatchUpFailure`` follows."""
+        began = time.monotonic()
+        try:
+            handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
+            state = ray.get(handle.export_state.remote(), timeout=TRANSFER_TIMEOUT_S)
+            self._built().load_peer(state, cursor)
+        except Exception as error:  # a dead donor is only one of the ways; the service chooses another
+            log.warning("no state from %s: %s", donor, error)
+            self._outbox.put(CatchUpFailure(donor, _told(error)))
+            return
+        versions, step = tuple(state["versions"]), state["step"]
+        self._outbox.put(CaughtUp(donor, versions, step, time.monotonic() - began))
+
+    def start(self) -> None:
+        self._in_background("start", self._built().start)
+
+    def flush(self) -> None:
+        self._built().flush()
+
+    def deliver(self, fragment: FragmentId, version: Version, step: int, merged_offer: int, payload: bytes) -> None:
+        """Put a published fragment into the mailbox."""
+        self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer)
+
+    def take_payload(self, fragment: FragmentId, offer: int) -> bytes | None:
+        """The offer's bytes, or ``None`` if a newer offer has replaced it."""
+        arrays = self._built().take(fragment, offer)
+        return None if arrays is None else wire.encode(arrays, self._codec)
+
+    def letters(
+        self, read: int, received: Sequence[tuple[FragmentId, int]], timeout_s: float
+    ) -> list[tuple[int, Letter]]:
+        """Letters after number ``read``, oldest first; waits for one. ``received`` offers need not be kept any more."""
+        for fragment, offer in received:
+            self._built().release(fragment, offer)
+        with self._reading:
+            self._unread = [(number, letter) for number, letter in self._unread if number > read]
+            for letter in self._outbox.take(0.0 if self._unread else timeout_s):
+                self._letters_written += 1
+                self._unread.append((self._letters_written, letter))
+            return list(self._unread)
+
+    def export_state(self) -> dict[str, Any]:
+        """A peer's way to this island's state; raises when it has none to give."""
+        return self._built().export_state(EXPORT_TIMEOUT_S)
+
+    def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int) -> None:
+        began = time.monotonic()
+        try:
+            module, _, name = spec["trainer"].partition(":")
+            trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
+            trainer.warm_up()
+            knobs = spec["synchroniser"]
+            sizes = {tensor: math.prod(shape) for tensor, shape in trainer.tensor_shapes().items()}
+            plan = LoopPlan(
+                fragments=fragment_map.build(sizes, knobs["fragments"]),
+                interval_steps=knobs["interval_steps"],
+                adoption=knobs["adoption"],
+                mix_alpha=knobs["mix_alpha"],
+            )
+            self._codec = knobs["wire"]
+            self._loop = IslandLoop(trainer, plan, self._outbox)
+        except Exception as error:
+            log.exception("the model cannot be built")
+            self._outbox.put(Broken(_told(error)))
+            return
+        self._outbox.put(Ready(trainer.device_count, time.monotonic() - began))
+
+    def _in_background(self, name: str, work: Callable[[], None]) -> None:
+        """Run ``work`` in a thread which, where this island computes on the host's cores, gives way to the service.
+
+        Linux keeps niceness per thread and hands it on to threads started from there: XLA's pool and the island's loop.
+        Without it four islands on two cores starve the synchroniser for seconds, and everyone looks dead.
+        """
+
+        def run() -> None:
+            if self._computes:
+                os.nice(TRAINING_NICENESS)
+            work()
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+    def _built(self) -> IslandLoop:
+        if self._loop is None:
+            raise RuntimeError(f"island {self._island} has not built its model yet")
+        return self._loop
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {last_line(error)}"

@@ -1,0 +1,236 @@
+"""One island's training in JAX: parameters, AdamW state and data position on this process's devices.
+
+Implements ``contract.Trainer``. Knows nothing of fragments, versions, the synchroniser or Ray. Every device of this
+process holds all parameters; a batch is split between them when it divides evenly, else each computes all of it.
+
+Three things keep steps back to back. Parameters and optimizer state are donated to the step, so it updates in place. A
+snapshot is a copy on the device, whose transfer to the host overlaps the steps that follow; the original cannot be used
+for that, because a donated array's pending transfer fails, and a NumPy view of it silently prevents donation on CPU. And
+the next batch is drawn while the devices work.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from learners import compilation_cache, corpus, data, inner_optimizer, model
+from learners.contract import Arrays, StepResult
+from orchestrator.errors import DataError
+
+PARAMETERS, OPTIMIZER = "parameters/", "optimizer/"
+"""Prefixes of the names in an exported state."""
+EVALUATION_BATCH_MAX = 32
+
+
+def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> JaxTrainer:
+    """Return the trainer of shard ``shard_index`` of ``shard_count``. Nothing is read, allocated or compiled yet."""
+    text = _Text(spec)
+    return JaxTrainer(
+        spec,
+        model.build(spec),
+        draw=lambda: data.shard_batches(text.corpus, spec, shard_index, shard_count),
+        text=text,
+    )
+
+
+class DeviceCopy:
+    """A ``contract.Snapshot``: device arrays of its own, never donated, on their way to the host.
+
+    Until someone asks for the arrays it holds device memory; after that only host memory.
+    """
+
+    def __init__(self, arrays: Mapping[str, jax.Array]) -> None:
+        self._lock = threading.Lock()
+        self._arrays: dict[str, Any] = dict(arrays)
+        for array in self._arrays.values():
+            array.copy_to_host_async()
+
+    def arrays(self) -> Arrays:
+        """Read-only. On CPU these are views of the device's memory, which they keep alive."""
+        with self._lock:
+            self._arrays = {name: np.asarray(array) for name, array in self._arrays.items()}
+            return dict(self._arrays)
+
+
+class JaxTrainer:
+    """See ``contract.Trainer``. ``draw`` makes the source of batches when the first one is needed.
+
+    Not thread-safe: one thread at a time. Snapshots may be read from any thread.
+    """
+
+    def __init__(
+        self, spec: Mapping[str, Any], built: model.Model, draw: Callable[[], data.Draw], text: _Text | None = None
+    ) -> None:
+        self._spec = spec
+        self._model = built
+        self._make_draw = draw
+        self._text = text or _Text(spec)
+        self._inner = spec["training"]["inner_optimizer"]
+        self._horizon_steps = inner_optimizer.horizon_steps(spec)
+        self._optimizer = inner_optimizer.build(self._inner)
+        self._devices = jax.local_devices()
+        mesh = Mesh(np.array(self._devices), ("data",))
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        divides = spec["training"]["batch_size"] % len(self._devices) == 0
+        self._batch_sharding = NamedSharding(mesh, PartitionSpec("data" if divides else None))
+        self._copy = jax.jit(jnp.copy, out_shardings=self._replicated)
+        self._step = jax.jit(self._inner_step, donate_argnums=(0, 1), out_shardings=self._replicated)
+        self._loss: Any = None
+        self._parameters: dict[str, jax.Array] = {}
+        self._state: Any = None
+        self._cursor = 0
+        self._drawn: tuple[int, np.ndarray] | None = None
+
+    @property
+    def device_count(self) -> int:
+        return len(self._devices)
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: array.shape for name, array in self._initial.items()}
+
+    def initial_parameters(self) -> Arrays:
+        return dict(self._initial)
+
+    def warm_up(self) -> None:
+        """Compile, and run each program once on copies, because a first run loads libraries and starts threads.
+
+        The text is read meanwhile: XLA compiles without Python's lock.
+        """
+        with ThreadPoolExecutor(1) as beside:
+            batch = beside.submit(self._batch)
+            with compilation_cache.exclusive():
+                self._allocate()
+                parameters, state = jax.tree.map(self._copy, (self._parameters, self._state))
+                tokens = np.zeros(self._batch_shape, np.int32)
+                compiled = self._step.lower(parameters, state, self._on_devices(tokens), np.float32(0)).compile()
+            self._step = compiled
+            jax.block_until_ready(compiled(parameters, state, self._on_devices(tokens), np.float32(0)))
+            batch.result()
+
+    def step(self, logical_step: int) -> StepResult:
+        self._allocate()
+        batch = self._on_devices(self._batch())
+        lr = np.float32(inner_optimizer.learning_rate(self._inner, self._horizon_steps, logical_step))
+        self._parameters, self._state, loss = self._step(self._parameters, self._state, batch, lr)
+        self._cursor += 1
+        self._batch()  # the devices are at work: draw the next one meanwhile
+        return StepResult(token_count=batch.shape[0] * (batch.shape[1] - 1), loss=float(loss))
+
+    def snapshot(self, names: Iterable[str]) -> DeviceCopy:
+        self._allocate()
+        return DeviceCopy({name: self._copy(self._parameters[name]) for name in names})
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._allocate()
+        for name, array in arrays.items():
+            self._parameters[name] = self._adopted(array, self._parameters[name])
+
+    def export_state(self) -> DeviceCopy:
+        self._allocate()
+        return DeviceCopy({name: self._copy(array) for name, array in self._named_state().items()})
+
+    def import_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises DataError when the state belongs to another model or optimizer; nothing is changed then."""
+        self._allocate()
+        own = self._named_state()
+        if own.keys() != state.keys():
+            differing = sorted(own.keys() ^ state.keys())
+            raise DataError(detail=f"a peer's state does not fit this island's model: {differing[:4]} on one side only")
+        taken = {name: self._adopted(np.asarray(state[name]), array) for name, array in own.items()}
+        self._parameters = {name: taken[PARAMETERS + name] for name in self._parameters}
+        self._state = jax.tree_util.tree_map_with_path(lambda path, _: taken[_state_name(path)], self._state)
+
+    def cursor(self) -> int:
+        return self._cursor
+
+    def seek(self, cursor: int) -> None:
+        self._cursor = cursor
+
+    def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
+        sequences = self._text.held_out
+        batch = next(size for size in range(EVALUATION_BATCH_MAX, 0, -1) if len(sequences) % size == 0)
+        parameters = {name: jax.device_put(array, self._devices[0]) for name, array in arrays.items()}
+        batches = np.split(sequences, len(sequences) // batch)
+        if self._loss is None:
+            with compilation_cache.exclusive():
+                self._loss = jax.jit(self._model.loss).lower(parameters, batches[0]).compile()
+        return float(np.mean([np.float64(self._loss(parameters, tokens)) for tokens in batches]))
+
+    def unigram_loss(self) -> float:
+        return corpus.unigram_loss(self._text.corpus, self._text.held_out)
+
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def _initial(self) -> Arrays:
+        return self._model.initialise(self._spec["seed"])
+
+    @cached_property
+    def _draw(self) -> data.Draw:
+        return self._make_draw()
+
+    @property
+    def _batch_shape(self) -> tuple[int, int]:
+        return self._spec["training"]["batch_size"], self._spec["data"]["sequence_length"] + 1
+
+    def _inner_step(self, parameters: Any, state: Any, tokens: jax.Array, lr: jax.Array) -> tuple[Any, Any, jax.Array]:
+        loss, gradient = jax.value_and_grad(self._model.loss)(parameters, tokens)
+        updates, state = self._optimizer.update(gradient, state, parameters)
+        return jax.tree.map(lambda parameter, update: parameter - lr * update, parameters, updates), state, loss
+
+    def _allocate(self) -> None:
+        """Put parameters and optimizer state on the devices, unless they are there. The evaluator never needs them."""
+        if self._state is None:
+            self._parameters = {
+                name: self._copy(jax.device_put(a, self._replicated)) for name, a in self._initial.items()
+            }
+            self._state = jax.jit(self._optimizer.init, out_shardings=self._replicated)(self._parameters)
+
+    def _adopted(self, array: np.ndarray, current: jax.Array) -> jax.Array:
+        """On the devices, in memory of its own: on CPU ``device_put`` may keep using the caller's."""
+        if array.shape != current.shape:
+            raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {current.shape}")
+        return self._copy(jax.device_put(array.astype(current.dtype, copy=False), self._replicated))
+
+    def _on_devices(self, tokens: np.ndarray) -> jax.Array:
+        return jax.device_put(tokens, self._batch_sharding)
+
+    def _batch(self) -> np.ndarray:
+        """The batch at the cursor, drawn once."""
+        if self._drawn is None or self._drawn[0] != self._cursor:
+            self._drawn = (self._cursor, self._draw(self._cursor))
+        return self._drawn[1]
+
+    def _named_state(self) -> dict[str, jax.Array]:
+        leaves = jax.tree_util.tree_leaves_with_path(self._state)
+        named = {PARAMETERS + name: array for name, array in self._parameters.items()}
+        return named | {_state_name(path): leaf for path, leaf in leaves}
+
+
+class _Text:
+    """The corpus and the held-out sequences, read when first needed and then shared."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._spec = spec
+
+    @cached_property
+    def corpus(self) -> corpus.Corpus:
+        return corpus.load(self._spec["data"])
+
+    @cached_property
+    def held_out(self) -> np.ndarray:
+        count = self._spec["evaluation"]["sequences"]
+        return corpus.held_out_sequences(self.corpus, count, self._spec["data"]["sequence_length"])
+
+
+def _state_name(path: Any) -> str:
+    return OPTIMIZER + jax.tree_util.keystr(path)

@@ -1,0 +1,284 @@
+"""The island's own loop: inner steps back to back, and at each boundary between two what the protocol wants.
+
+                    ┌──────────── a boundary ────────────┐
+    … inner step ──▶ adopt mail ▸ offer what is due ▸ export ──▶ inner step …
+
+At a boundary published fragments are adopted first, then fragments that have come due are offered: an offer made on a
+base that is about to be replaced would only be refused. An offer starts a copy and leaves a letter; the bytes are
+fetched by other threads while steps go on. The loop waits for nobody.
+
+Knows the trainer by its contract only, and nothing of Ray or JAX: calls come in from any thread, letters go out through
+the outbox. What adoption does to a fragment is ``adoption``'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from learners.adoption import FragmentWork, Rule, Sent, combine
+from learners.contract import Arrays, Snapshot, Trainer
+from learners.mailbox import Mail, Mailbox
+from learners.outbox import Outbox
+from orchestrator.core import schedule
+from orchestrator.core.messages import Adopted, Broken, Flushed, Offer, Progress
+from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.errors import InfrastructureError, InternalError
+
+STEP_TIMES_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPlan:
+    """``fragments[p]`` names the tensors of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own."""
+
+    fragments: tuple[tuple[str, ...], ...]
+    interval_steps: int
+    adoption: Rule = "replace"
+    mix_alpha: float = 0.5
+    report_every_s: float = 0.5
+
+
+class IslandLoop:
+    """One incarnation's training. ``load`` or ``load_peer`` once, then ``start``; all else at any time, any thread."""
+
+    def __init__(self, trainer: Trainer, plan: LoopPlan, outbox: Outbox) -> None:
+        self._trainer, self._plan, self._outbox = trainer, plan, outbox
+        self._mailbox = Mailbox()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._over = False
+        self._stopping, self._flushing = threading.Event(), threading.Event()
+        self._held: dict[FragmentId, Sent] = {}  # under the lock: other threads take from it
+        self._exports: list[Future[tuple[Snapshot, tuple[Version, ...], int]]] = []  # under the lock
+        self._fragments: list[FragmentWork] = []
+        self._offers_made = 0
+        self._step = self._asked_step = 0
+        self._steps_total = self._tokens_total = self._steps_reported = 0
+        self._stepping_seconds = self._gap_max_seconds = 0.0
+        self._step_seconds: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
+        self._last_step_end: float | None = None
+        self._last_report = monotonic()
+        self._loss = float("nan")
+
+    # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
+
+    def load(self, arrays: Mapping[str, np.ndarray], versions: Sequence[int], step: int, cursor: int) -> None:
+        """Begin from the synchroniser's parameters, with a fresh inner optimizer."""
+        self._trainer.load(arrays)
+        self._begin_from(versions, step, cursor)
+        for fragment, names in zip(self._fragments, self._plan.fragments, strict=True):
+            fragment.base = {name: arrays[name] for name in names}
+
+    def load_peer(self, state: Mapping[str, Any], cursor: int) -> None:
+        """Begin from what a peer's ``export_state`` returned. Its uncontributed work is not counted as ours."""
+        self._trainer.import_state(state["trainer"])
+        self._begin_from(state["versions"], state["step"], cursor)
+
+    def start(self) -> None:
+        """Train until flushed or stopped. Asked twice, the second changes nothing."""
+        with self._lock:
+            if self._thread is None:
+                if not self._fragments:
+                    raise InternalError(detail="an island was started before it held a state.")
+                self._thread = threading.Thread(target=self._run, name="island-loop", daemon=True)
+                self._thread.start()
+
+    def flush(self) -> None:
+        """Finish the step, offer all work not yet offered, say ``Flushed`` and step no more. Returns at once."""
+        self._flushing.set()
+        if not self._fragments:
+            self._outbox.put(Flushed())
+        else:
+            self.start()
+
+    def stop(self) -> None:
+        """End after the present step, offering nothing; returns when the loop has ended. Offers stay takeable."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def deliver(self, fragment: FragmentId, version: Version, step: int, arrays: Arrays, merged_offer: int = 0) -> None:
+        """Put a published value into the mailbox; it is adopted at the next boundary unless it is no news."""
+        self._mailbox.put(Mail(fragment, version, step, arrays, merged_offer))
+
+    def take(self, fragment: FragmentId, offer: int) -> Arrays | None:
+        """The offer's arrays, once they are on the host; ``None`` if a newer offer replaced it or it was released."""
+        with self._lock:
+            sent = self._held.get(fragment)
+        return sent.snapshot.arrays() if sent is not None and sent.offer == offer else None
+
+    def release(self, fragment: FragmentId, offer: int) -> None:
+        """The offer's arrays are not wanted any more."""
+        with self._lock:
+            if (sent := self._held.get(fragment)) is not None and sent.offer == offer:
+                del self._held[fragment]
+
+    def export_state(self, timeout_s: float) -> dict[str, Any]:
+        """What a peer needs to begin from here: ``{"trainer": arrays, "versions": (…), "step": int}``.
+
+        Taken at one boundary, so it is consistent; the copy to the host happens in the calling thread.
+        Raises InfrastructureError when this island does not train, or reaches no boundary in time.
+        """
+        asked: Future[tuple[Snapshot, tuple[Version, ...], int]] = Future()
+        with self._lock:
+            if self._thread is None or self._over:
+                raise InfrastructureError(detail="this island does not train, so it has no state to give.")
+            self._exports.append(asked)
+        try:
+            snapshot, versions, step = asked.result(timeout_s)
+        except TimeoutError as error:
+            detail = f"no boundary between steps came within {timeout_s} s."
+            raise InfrastructureError(detail=detail, remedy="Ask another donor.") from error
+        return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
+
+    # ── the loop's own thread ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if self._flushing.is_set():
+                    self.give_all()
+                    break
+                self.advance()
+        except Exception as error:  # whatever failed, the service must hear of it: this thread has nobody to raise to
+            logging.getLogger(__name__).exception("the island's loop failed")
+            self._outbox.put(Broken(traceback.format_exception_only(error)[-1].strip()))
+        finally:
+            with self._lock:
+                self._over = True
+                for asked in self._exports:
+                    asked.set_exception(InfrastructureError(detail="this island has just ended its training."))
+
+    def advance(self) -> None:
+        """One boundary and the inner step after it, in the calling thread."""
+        self.adopt_mail()
+        self.offer_due()
+        self._answer_exports()
+        self.train()
+
+    def give_all(self) -> None:
+        """The last boundary: adopt, offer all work not yet offered, and say ``Flushed``."""
+        self.adopt_mail()
+        self._offer_all(range(len(self._fragments)))
+        self._report()
+        self._outbox.put(Flushed())
+
+    def adopt_mail(self) -> None:
+        """Take over what was published and has arrived."""
+        for mail in self._mailbox.take_all():
+            self._adopt(mail)
+
+    def offer_due(self) -> None:
+        """Offer the fragments whose due point the logical clock has passed."""
+        due = schedule.due(self._asked_step, self._step, len(self._fragments), self._plan.interval_steps)
+        self._asked_step = self._step
+        self._offer_all(due)
+
+    def train(self) -> None:
+        """One inner step, measured and counted."""
+        began = monotonic()
+        result = self._trainer.step(self._step)
+        ended = monotonic()
+        self._step += 1
+        self._steps_total += 1
+        self._tokens_total += result.token_count
+        self._loss = result.loss
+        for fragment in self._fragments:
+            fragment.step_count += 1
+            fragment.token_count += result.token_count
+        self._stepping_seconds += ended - began
+        self._step_seconds.append(ended - began)
+        if self._last_step_end is not None:
+            self._gap_max_seconds = max(self._gap_max_seconds, ended - self._last_step_end)
+        self._last_step_end = ended
+        if ended - self._last_report >= self._plan.report_every_s:
+            self._report()
+
+    def _offer_all(self, fragments: Sequence[int]) -> None:
+        """Offer those of these fragments that hold work which no offer covers."""
+        for number in fragments:
+            fragment = self._fragments[number]
+            if fragment.unsent_tokens == 0:
+                continue
+            self._report()
+            self._offers_made += 1
+            snapshot = self._trainer.snapshot(self._plan.fragments[number])
+            sent = Sent(self._offers_made, snapshot, fragment.step_count, fragment.token_count)
+            fragment.remember(sent, self._plan.adoption)
+            with self._lock:
+                self._held[FragmentId(number)] = sent
+            self._outbox.put(
+                Offer(
+                    fragment=FragmentId(number),
+                    offer=self._offers_made,
+                    step=self._step,
+                    base_version=fragment.version,
+                    step_count=fragment.step_count,
+                    token_count=fragment.token_count,
+                    tokens_total=self._tokens_total,
+                )
+            )
+
+    def _adopt(self, mail: Mail) -> None:
+        before = self._fragments[mail.fragment]
+        if mail.version <= before.version:
+            return
+        rule = self._plan.adoption
+        after = FragmentWork(mail.version, base=mail.arrays, offers_before=self._offers_made)
+        since = before.kept_since(mail.merged_offer, rule)
+        if since is None:
+            self._trainer.load(mail.arrays)
+        else:
+            own = self._trainer.snapshot(mail.arrays).arrays()
+            self._trainer.load(combine(mail.arrays, own, since.snapshot.arrays(), rule, self._plan.mix_alpha))
+            after.step_count = before.step_count - since.step_count
+            after.token_count = before.token_count - since.token_count
+        self._fragments[mail.fragment] = after
+        self._step = max(self._step, mail.step)
+        self._report()
+        self._outbox.put(Adopted(mail.fragment, mail.version, self._step, self._tokens_total, after.token_count))
+
+    def _answer_exports(self) -> None:
+        with self._lock:
+            asked, self._exports = self._exports, []
+        if asked:
+            state = (self._trainer.export_state(), tuple(f.version for f in self._fragments), self._step)
+            for future in asked:
+                future.set_result(state)
+
+    def _report(self) -> None:
+        """Say how far training is, unless that was said already."""
+        if self._steps_total == self._steps_reported:
+            return
+        self._outbox.put(
+            Progress(
+                step=self._step,
+                steps_total=self._steps_total,
+                tokens_total=self._tokens_total,
+                stepping_seconds=self._stepping_seconds,
+                step_seconds_median=median(self._step_seconds),
+                gap_max_seconds=self._gap_max_seconds,
+                loss=self._loss,
+            )
+        )
+        self._steps_reported, self._gap_max_seconds, self._last_report = self._steps_total, 0.0, monotonic()
+
+    def _begin_from(self, versions: Sequence[int], step: int, cursor: int) -> None:
+        if self._thread is not None:
+            raise InternalError(detail="an island was given a state while it trains.")
+        if len(versions) != len(self._plan.fragments):
+            raise InternalError(detail=f"{len(versions)} versions came for {len(self._plan.fragments)} fragments.")
+        self._trainer.seek(cursor)
+        self._fragments = [FragmentWork(Version(version)) for version in versions]
+        self._step = self._asked_step = step

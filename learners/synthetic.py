@@ -1,0 +1,149 @@
+"""An island without JAX: tensors of the right sizes, steps of the right length, a loss that falls. For tests and drills.
+
+"Training" pulls each parameter towards a hidden target, with noise of the shard's own, so islands drift apart and a merge
+of their parameters is better than any of them. A step lasts ``synthetic.step_s`` by a deadline clock: what the
+arithmetic takes is part of it, and time lost to others (a stopped process) is not made up for.
+
+Must not import JAX, even indirectly: its processes start in a tenth of a second and cost next to no memory.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from learners.contract import Arrays, StepResult
+from orchestrator.errors import DataError
+
+PULL = 0.02
+"""How much of its distance to the target a parameter covers in one step."""
+NOISE = 0.01
+BLOCK_MAX = 1 << 20
+"""A step touches at most this many parameters, so that large models keep short steps."""
+LOSS_FIRST, LOSS_LAST = math.log(256), 1.0
+
+
+def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
+    """Return the synthetic trainer of shard ``shard_index``; ``shard_count`` does not matter to it."""
+    return SyntheticTrainer(spec, shard_index)
+
+
+class HostCopy:
+    """A ``contract.Snapshot`` that was complete from the start."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def arrays(self) -> Arrays:
+        return dict(self._arrays)
+
+
+class SyntheticTrainer:
+    """See ``contract.Trainer``."""
+
+    device_count = 1
+
+    def __init__(self, spec: Mapping[str, Any], shard_index: int) -> None:
+        section = spec["synthetic"]
+        self._step_s, self._jitter, self._start_s = (
+            section["step_s"],
+            section["step_jitter_ratio"],
+            section["start_s"],
+        )
+        self._shapes = _shapes(section["parameters"], spec["synchroniser"]["fragments"])
+        self._seed, self._shard_index = spec["seed"], shard_index
+        self._tokens_per_step = spec["training"]["batch_size"] * spec["data"]["sequence_length"]
+        self._target = self._random(1)
+        self._parameters = self._random(0)
+        self._steps = 0
+        self._cursor = 0
+        self._deadline = 0.0
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(self._shapes)
+
+    def initial_parameters(self) -> Arrays:
+        return self._random(0)
+
+    def warm_up(self) -> None:
+        time.sleep(self._start_s)
+
+    def step(self, logical_step: int) -> StepResult:
+        generator = np.random.default_rng([self._seed, self._shard_index, self._cursor])
+        names = sorted(self._shapes)
+        touched = 0
+        for offset in range(len(names)):
+            name = names[(self._cursor + offset) % len(names)]
+            touched += math.prod(self._shapes[name])
+            if touched > BLOCK_MAX and offset:
+                break
+            parameters = self._parameters[name]
+            noise = generator.standard_normal(parameters.shape, np.float32)
+            moved = parameters + np.float32(PULL) * (self._target[name] - parameters) + np.float32(NOISE) * noise
+            self._parameters[name] = moved.astype(np.float32, copy=False)
+        self._steps += 1
+        self._cursor += 1
+        self._wait(generator.uniform(-1, 1))
+        return StepResult(token_count=self._tokens_per_step, loss=self._loss({name: self._parameters[name]}))
+
+    def snapshot(self, names: Iterable[str]) -> HostCopy:
+        # a step makes new arrays, so the present ones may be handed out as they are
+        return HostCopy({name: self._parameters[name] for name in names})
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for name, array in arrays.items():
+            if array.shape != self._shapes[name]:
+                raise DataError(detail=f"{name}: shape {array.shape} cannot take the place of {self._shapes[name]}")
+            self._parameters[name] = np.array(array, np.float32)
+
+    def export_state(self) -> HostCopy:
+        return HostCopy({**self._parameters, "steps": np.array(self._steps)})
+
+    def import_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self.load({name: state[name] for name in self._shapes})
+        self._steps = int(state["steps"])
+
+    def cursor(self) -> int:
+        return self._cursor
+
+    def seek(self, cursor: int) -> None:
+        self._cursor = cursor
+
+    def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
+        return self._loss(arrays)
+
+    def unigram_loss(self) -> float:
+        return LOSS_FIRST * 0.9
+
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _random(self, stream: int) -> Arrays:
+        generator = np.random.default_rng([self._seed, 1 << 20, stream])
+        return {name: generator.standard_normal(shape, np.float32) for name, shape in self._shapes.items()}
+
+    def _loss(self, arrays: Mapping[str, np.ndarray]) -> float:
+        """From ln 256 at a random place to LOSS_LAST at the target, by mean squared distance."""
+        squares = math.fsum(float(np.vdot(d := arrays[name] - self._target[name], d)) for name in sorted(arrays))
+        distance = squares / sum(array.size for array in arrays.values())
+        return LOSS_LAST + (LOSS_FIRST - LOSS_LAST) * distance / 2  # two standard normals are √2 apart
+
+    def _wait(self, jitter: float) -> None:
+        """Sleep until the step's deadline: one step after the last, unless that has long passed."""
+        now = time.monotonic()
+        length = self._step_s * (1 + self._jitter * jitter)
+        self._deadline += length
+        if not now <= self._deadline <= now + length:
+            self._deadline = now + (length if self._deadline > now else 0)
+        time.sleep(max(0.0, self._deadline - now))
+
+
+def _shapes(parameter_count: int, fragment_count: int) -> dict[str, tuple[int, ...]]:
+    """Two matrices a fragment and an embedding, ``parameter_count`` in all but for rounding."""
+    count = 2 * fragment_count
+    columns = 8 if parameter_count >= 16 * (count + 1) else 1
+    rows = max(1, parameter_count // (count + 1) // columns)
+    return {"embed": (rows, columns), **{f"blocks.{index}.weight": (rows, columns) for index in range(count)}}

@@ -1,0 +1,1 @@
+"""What a job was worth: folds over (event, effects) that live, simulated and replayed jobs share."""

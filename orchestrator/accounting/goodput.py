@@ -1,0 +1,223 @@
+"""Goodput as DESIGN section 5 states it: every island-second in one class, every token in one place, both adding up.
+
+    productive   inner steps whose tokens reached a merge
+    discarded    inner steps whose tokens never will
+    stalled      alive, not stepping
+    recovering   placing, starting, compiling, catching up after a failure       starting   the same, first time
+    down         wanted by the job, not there
+    in_flight    inner steps of which it is still open; zero once the job has ended
+
+An island's stepping time is split in the proportion of its tokens (means over fragments). Responsible for nothing but
+arithmetic over (event, effects): live, simulated and replayed jobs use this fold, so the numbers mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import fsum
+from typing import Any
+
+from orchestrator.accounting.island_time import IslandTime
+from orchestrator.accounting.ledger import Ledger
+from orchestrator.accounting.lifecycle import GONE, Change, Lifecycle
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandState, JobPolicy
+from orchestrator.errors import InternalError
+
+CLASSES = ("productive", "discarded", "stalled", "recovering", "starting", "down", "in_flight")
+_TRAINING = IslandState.TRAINING.value
+_LEDGER_EFFECTS = (f.AdmitContribution, f.RefuseContribution, f.ReleasePayload, f.MergeFragment, f.FinishJob)
+
+
+class Goodput:
+    """The fold. ``apply`` every step, then ask for a ``summary``."""
+
+    def __init__(self, policy: JobPolicy) -> None:
+        islands = tuple(plan.island for plan in policy.islands)
+        self.policy = policy
+        self.ledger = Ledger(islands, policy.fragment_count)
+        self.times = {island: IslandTime() for island in islands}
+        self.started_at: Instant = 0.0
+        self.at: Instant = 0.0
+        self._accelerators = {plan.island: plan.accelerator_count for plan in policy.islands}
+        self._lifecycle = Lifecycle(islands)
+        self._uptime = _Uptime(policy.quorum)
+
+    @property
+    def finished_at(self) -> Instant | None:
+        return self._lifecycle.finished_at
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if self.finished_at is not None:
+            return
+        self.at = event.at
+        if isinstance(event, e.JobStarted):
+            self.started_at = event.at
+            self._uptime.start(event.at)
+        self._hear(event)
+        for change in self._lifecycle.apply(event, effects):
+            self._changed(change)
+        for effect in effects:
+            if isinstance(effect, _LEDGER_EFFECTS):
+                self.ledger.apply(effect)
+            elif isinstance(effect, f.FlushIsland):
+                self._uptime.stop(event.at)
+        if self.finished_at is not None:
+            self._uptime.stop(event.at)
+
+    def check(self) -> None:
+        """Raise InternalError when tokens or seconds do not add up. Cheap enough to be called after every event."""
+        if problems := list(self.ledger.problems()):
+            raise InternalError(detail="Tokens are not conserved: " + "; ".join(problems) + ".")
+
+    def summary(self, at: Instant | None = None) -> dict[str, Any]:
+        """Everything as plain data, at ``at`` (by default the last event, and never after the job's end)."""
+        at = self._until(at)
+        islands = {island: self._island_summary(island, at) for island in self.times}
+        seconds = _added(item["seconds"] for item in islands.values())
+        weighted = _added(_scaled(item["seconds"], self._accelerators[i]) for i, item in islands.items())
+        tokens = _added(item["tokens"] for item in islands.values())
+        total = fsum(weighted.values())
+        return {
+            "at": at,
+            "goodput_ratio": weighted["productive"] / total if total else 0.0,
+            "uptime_ratio": self._uptime.ratio(at),
+            "island_seconds": {**seconds, "total": fsum(seconds.values())},
+            "badput_seconds": _ranked(_added(item["badput_seconds"] for item in islands.values())),
+            "tokens": tokens,
+            "discarded_tokens": _ranked(_added(self._discards(island) for island in self.times)),
+            "tokens_merged_per_second": tokens["merged"] / (at - self.started_at) if at > self.started_at else 0.0,
+            "islands": islands,
+        }
+
+    # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _hear(self, event: e.Event) -> None:
+        if isinstance(event, e.ProgressReported):
+            self._trained(event.island, event)
+            if event.island in self.times:
+                self.times[event.island].report(event)
+        elif isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):
+            self._trained(event.contribution.island, event.contribution)
+        elif isinstance(event, e.FragmentAdopted):
+            self._trained(event.island, event)
+            if self._speaks(event.island, event.incarnation):
+                self.ledger.adopted(event)
+        elif isinstance(event, e.IslandCaughtUp):
+            if self._speaks(event.island, event.incarnation):
+                self.ledger.caught_up(event)
+        elif isinstance(event, e.MergeCompleted):
+            self.ledger.merge_completed(event)
+
+    def _trained(self, island: IslandId, said: Any) -> None:
+        counts = self._speaks(island, said.incarnation)
+        self.ledger.trained_up_to(island, said.incarnation, said.tokens_total, counts)
+
+    def _speaks(self, island: IslandId, incarnation: int) -> bool:
+        """Whether this incarnation is the island's present one, and not gone."""
+        life = self._lifecycle.lives.get(island)
+        return life is not None and life.incarnation == incarnation and life.state not in GONE
+
+    def _changed(self, change: Change) -> None:
+        if change.after in GONE and self.finished_at is None:
+            self.ledger.lost(change.island)
+        self._uptime.add(change.at, (change.after == _TRAINING) - (change.before == _TRAINING))
+        self.times[change.island].change(change.at, change.after, change.incarnation)
+
+    # ── summaries ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _until(self, at: Instant | None) -> Instant:
+        latest = self.at if at is None else max(at, self.at)
+        return latest if self.finished_at is None else self.finished_at
+
+    def _island_summary(self, island: IslandId, at: Instant) -> dict[str, Any]:
+        closed = self.times[island].closed(at)
+        tokens = self._tokens(island)
+        shares = _split(closed.stepping, tokens)
+        seconds = {name: shares.get(name, 0.0) for name in CLASSES}
+        badput: dict[str, Duration] = {}
+        for (kind, cause), spent in closed.waits.items():
+            seconds[kind] += spent
+            label = cause if kind not in ("starting", "recovering") else f"{kind}: {cause}"
+            badput[label] = badput.get(label, 0.0) + spent
+        discards = self._discards(island)
+        for cause, amount in discards.items():
+            part = shares["discarded"] * amount / tokens["discarded"] if tokens["discarded"] else 0.0
+            badput[cause] = badput.get(cause, 0.0) + part
+        return {"seconds": seconds, "tokens": tokens, "badput_seconds": badput}
+
+    def _tokens(self, island: IslandId) -> dict[str, float]:
+        accounts = self.ledger.accounts[island]
+        return {
+            "trained": float(self.ledger.trained[island]),
+            "merged": sum(account.merged for account in accounts) / len(accounts),
+            "discarded": sum(account.discarded for account in accounts) / len(accounts),
+            "in_flight": sum(account.in_flight for account in accounts) / len(accounts),
+        }
+
+    def _discards(self, island: IslandId) -> dict[str, float]:
+        accounts = self.ledger.accounts[island]
+        return _scaled(_added(account.discards for account in accounts), 1 / len(accounts))
+
+
+class _Uptime:
+    """Time with at least the quorum of islands training, from the job's start until it begins to end."""
+
+    def __init__(self, quorum: int) -> None:
+        self._quorum = quorum
+        self._training = 0
+        self._up: Duration = 0.0
+        self._since: Instant = 0.0
+        self._start: Instant = 0.0
+        self._stopped: Instant | None = None
+
+    def start(self, at: Instant) -> None:
+        self._start = self._since = at
+
+    def add(self, at: Instant, change: int) -> None:
+        if change and self._stopped is None:
+            self._advance(at)
+            self._training += change
+
+    def stop(self, at: Instant) -> None:
+        if self._stopped is None:
+            self._advance(at)
+            self._stopped = at
+
+    def ratio(self, at: Instant) -> float:
+        until = at if self._stopped is None else self._stopped
+        up = self._up + (until - self._since if self._training >= self._quorum else 0.0)
+        return up / (until - self._start) if until > self._start else 0.0
+
+    def _advance(self, at: Instant) -> None:
+        if self._training >= self._quorum:
+            self._up += at - self._since
+        self._since = at
+
+
+def _split(stepping: Duration, tokens: dict[str, float]) -> dict[str, Duration]:
+    """Stepping time by what became of its tokens; in flight while nothing is known of any."""
+    trained = tokens["trained"]
+    productive = stepping * tokens["merged"] / trained if trained else 0.0
+    discarded = stepping * tokens["discarded"] / trained if trained else 0.0
+    in_flight = stepping - productive - discarded if not trained or tokens["in_flight"] else 0.0
+    return {"productive": productive, "discarded": discarded, "in_flight": max(0.0, in_flight)}
+
+
+def _added(many: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Sums by key; exact in the order of the keys' first appearance."""
+    columns: dict[str, list[float]] = {}
+    for one in many:
+        for key, value in one.items():
+            columns.setdefault(key, []).append(value)
+    return {key: fsum(values) for key, values in columns.items()}
+
+
+def _scaled(values: dict[str, Any], factor: float) -> dict[str, float]:
+    return {key: value * factor for key, value in values.items()}
+
+
+def _ranked(values: dict[str, float]) -> dict[str, float]:
+    """Without zeros, largest first, ties by name."""
+    return {key: value for key, value in sorted(values.items(), key=lambda kv: (-kv[1], kv[0])) if value > 0.0}

@@ -1,0 +1,224 @@
+"""Where every trained token is, per island and fragment, in exact integers.
+
+    trained = merged + discarded + local + held          always
+
+``local``   trained on the island's present lineage of the fragment, in no contribution that we hold
+``held``    in an admitted contribution, not merged yet; *detached* once the island has gone on without that work
+            (adopted another value, or died): if such a payload is released unmerged, its tokens are lost
+``merged``  in a version of the fragment
+``discarded``  never will be, by cause
+
+A token counts once in every fragment; figures for people are means over fragments. Refuses to know: time.
+Source: DESIGN's conservation law; "report goodput in merged tokens" is the lesson of others' headline figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import (
+    Contribution,
+    FragmentId,
+    Incarnation,
+    IslandId,
+    PayloadId,
+    ReleaseReason,
+    Version,
+)
+
+LOST_WITH_ISLAND = "lost with the island"
+OVERWRITTEN = "overwritten"
+SUPERSEDED = "released unmerged"
+UNFINISHED = "unmerged when the job ended"
+
+
+def refused(reason: str) -> str:
+    return f"refused: {reason.replace('_', ' ')}"
+
+
+@dataclass(slots=True)
+class Held:
+    """``reclaimed`` of the tokens had been given up as discarded before their contribution turned up after all."""
+
+    tokens: int
+    reclaimed: int
+    base_version: Version
+    detached: bool
+
+
+@dataclass(slots=True)
+class Account:
+    """The tokens of one island in one fragment. ``version`` is what the island adopted last, as far as we heard."""
+
+    version: Version = Version(0)
+    local: int = 0
+    merged: int = 0
+    held: dict[PayloadId, Held] = field(default_factory=dict)
+    discards: dict[str, int] = field(default_factory=dict)
+    refusal: tuple[str, int] | None = None
+
+    @property
+    def discarded(self) -> int:
+        return sum(self.discards.values())
+
+    @property
+    def in_flight(self) -> int:
+        return self.local + sum(held.tokens for held in self.held.values())
+
+    def discard(self, tokens: int, cause: str) -> None:
+        if tokens:
+            self.discards[cause] = self.discards.get(cause, 0) + tokens
+
+    def overwrite(self, tokens: int) -> None:
+        """Discard local tokens at an adoption: first those of a refused offer, with its reason."""
+        if self.refusal is not None:
+            cause, offered = self.refusal
+            named = min(tokens, offered)
+            self.discard(named, cause)
+            tokens -= named
+            self.refusal = None
+        self.discard(tokens, OVERWRITTEN)
+
+    def reclaim(self, tokens: int) -> int:
+        """Take back up to ``tokens`` from what was discarded; returns how many."""
+        left = tokens
+        for cause in sorted(self.discards):
+            taken = min(left, self.discards[cause])
+            self.discards[cause] -= taken
+            left -= taken
+        return tokens - left
+
+
+class Ledger:
+    """Accounts of all islands and fragments."""
+
+    def __init__(self, islands: tuple[IslandId, ...], fragment_count: int) -> None:
+        self.accounts = {island: [Account() for _ in range(fragment_count)] for island in islands}
+        self.trained = dict.fromkeys(islands, 0)
+        self._totals: dict[tuple[IslandId, Incarnation], int] = {}
+        self._merging: dict[tuple[FragmentId, Version], list[tuple[IslandId, PayloadId]]] = {}
+
+    # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def trained_up_to(self, island: IslandId, incarnation: Incarnation, tokens_total: int, counts: bool) -> None:
+        """An incarnation says how much it has trained. ``counts`` is false for one that was replaced or lost."""
+        fresh = tokens_total - self._totals.get((island, incarnation), 0)
+        if fresh <= 0 or island not in self.accounts:
+            return
+        self._totals[island, incarnation] = tokens_total
+        self.trained[island] += fresh
+        for account in self.accounts[island]:
+            if counts:
+                account.local += fresh
+            else:
+                account.discard(fresh, LOST_WITH_ISLAND)
+
+    def caught_up(self, event: e.IslandCaughtUp) -> None:
+        for account, version in zip(self.accounts[event.island], event.versions, strict=True):
+            account.version = version
+
+    def adopted(self, event: e.FragmentAdopted) -> None:
+        """The island's own work on the fragment is overwritten, but for what it kept.
+
+        Hearing of it late or twice changes nothing: what was trained after the adoption stays.
+        """
+        account = self.accounts[event.island][event.fragment]
+        if event.version <= account.version:
+            return
+        account.version = event.version
+        newer = sum(held.tokens for held in account.held.values() if held.base_version >= event.version)
+        after = max(0, self._totals.get((event.island, event.incarnation), 0) - event.tokens_total - newer)
+        before = account.local - min(account.local, after)
+        kept = min(before, event.kept_tokens)
+        account.overwrite(before - kept)
+        account.local -= before - kept
+        spare = event.kept_tokens - kept  # an adoption that keeps one's own work also keeps what is held of it
+        for held in account.held.values():
+            if held.base_version < event.version and not held.detached:
+                held.detached = held.tokens > spare
+                spare -= 0 if held.detached else held.tokens
+
+    def lost(self, island: IslandId) -> None:
+        """What the island had not contributed is gone; what it had may still merge, but cannot come back."""
+        for account in self.accounts[island]:
+            account.discard(account.local, LOST_WITH_ISLAND)
+            account.local, account.refusal = 0, None
+            for held in account.held.values():
+                held.detached = True
+
+    def merge_completed(self, event: e.MergeCompleted) -> None:
+        for island, payload in self._merging.pop((event.fragment, event.version), ()):
+            account = self.accounts[island][event.fragment]
+            held = account.held.pop(payload, None)
+            if held is not None:
+                account.merged += held.tokens
+
+    # ── effects ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def apply(self, effect: f.Effect) -> None:
+        if isinstance(effect, f.AdmitContribution):
+            self._admit(effect.contribution)
+        elif isinstance(effect, f.RefuseContribution):
+            self._refuse(effect)
+        elif isinstance(effect, f.ReleasePayload):
+            self._release(effect)
+        elif isinstance(effect, f.MergeFragment):
+            named = [(item.island, item.payload) for item in effect.inputs]
+            self._merging[effect.fragment, effect.version] = named
+        elif isinstance(effect, f.FinishJob):
+            self._finish()
+
+    def _admit(self, c: Contribution) -> None:
+        account = self.accounts[c.island][c.fragment]
+        missing = max(0, c.token_count - account.local)
+        reclaimed = account.reclaim(missing) if missing else 0
+        account.local -= c.token_count - reclaimed  # below zero, and caught by ``problems``, if it was never trained
+        left_behind = c.base_version < account.version
+        account.held[c.payload] = Held(c.token_count, reclaimed, c.base_version, left_behind)
+        account.refusal = None
+
+    def _refuse(self, effect: f.RefuseContribution) -> None:
+        c = effect.contribution
+        accounts = self.accounts.get(c.island)
+        if accounts is not None and 0 <= c.fragment < len(accounts) and c.payload not in accounts[c.fragment].held:
+            accounts[c.fragment].refusal = (refused(effect.reason), c.token_count)
+
+    def _release(self, effect: f.ReleasePayload) -> None:
+        if effect.reason in (ReleaseReason.MERGED, ReleaseReason.REFUSED):
+            return  # merged payloads left at MergeCompleted, refused ones were never held
+        account, held = self._take(effect.payload)
+        if account is None or held is None:
+            return
+        back = 0 if held.detached else held.tokens - held.reclaimed
+        account.local += back
+        account.discard(held.tokens - back, SUPERSEDED)
+
+    def _take(self, payload: PayloadId) -> tuple[Account, Held] | tuple[None, None]:
+        island, _, fragment, _ = payload.rsplit(".", 3)
+        account = self.accounts[IslandId(island)][int(fragment)]
+        held = account.held.pop(payload, None)
+        return (account, held) if held else (None, None)
+
+    def _finish(self) -> None:
+        for accounts in self.accounts.values():
+            for account in accounts:
+                account.discard(account.in_flight, UNFINISHED)
+                account.local = 0
+                account.held.clear()
+
+    # ── questions ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def problems(self) -> Iterator[str]:
+        """Every account that does not add up."""
+        for island, accounts in self.accounts.items():
+            trained = self.trained[island]
+            for fragment, account in enumerate(accounts):
+                parts = (account.merged, account.discarded, account.local, account.in_flight - account.local)
+                if sum(parts) != trained or min(parts) < 0:
+                    yield (
+                        f"{island}, fragment {fragment}: trained {trained} is not merged {parts[0]} + discarded "
+                        f"{parts[1]} + local {parts[2]} + held {parts[3]}"
+                    )

@@ -1,0 +1,136 @@
+"""Each island's state over time, worked out from events and effects alone.
+
+Responsible for: the same states as ``core.membership`` draws, seen from outside, so that a fold needs no look into the
+core and a tape is enough. One state more than the core has: ``FLUSHED``, an island that gave all its work and waits for
+the job's end. Refuses to know: tokens, classes of time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, IslandState
+
+FLUSHED = "flushed"
+ACTIVE = frozenset(
+    {
+        IslandState.PLACING.value,
+        IslandState.STARTING.value,
+        IslandState.CATCHING_UP.value,
+        IslandState.TRAINING.value,
+        IslandState.SUSPECT.value,
+        FLUSHED,
+    }
+)
+"""States in which a process of the current incarnation may exist."""
+GONE = frozenset({IslandState.LOST.value, IslandState.STOPPED.value, IslandState.FAILED.value})
+ABSENT = "absent"
+"""Before an island was first placed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An island went from one state to another. ``incarnation`` is the one it is in afterwards."""
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    before: str
+    after: str
+
+
+@dataclass(slots=True)
+class Life:
+    """Where one island is. ``wanted`` is false while an operator keeps it away."""
+
+    state: str = ABSENT
+    since: Instant = 0.0
+    incarnation: Incarnation = Incarnation(0)
+    before_suspect: str = ABSENT
+    wanted: bool = True
+
+
+class Lifecycle:
+    """All islands' lives. ``apply`` returns what changed, in order."""
+
+    def __init__(self, islands: tuple[IslandId, ...]) -> None:
+        self.lives = {island: Life() for island in islands}
+        self.finished_at: Instant | None = None
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> list[Change]:
+        changes: list[Change] = []
+        if self.finished_at is not None:
+            return changes
+        if isinstance(event, _SPOKEN):
+            self._spoke(event, effects, changes)
+        elif isinstance(event, (e.KillRequested, e.ReaddRequested)) and _accepted(event.command, effects):
+            self.lives[event.island].wanted = isinstance(event, e.ReaddRequested) or event.restart
+        for effect in effects:
+            if isinstance(effect, _ASKED):
+                self._asked(event.at, effect, effects, changes)
+            elif isinstance(effect, f.FinishJob):
+                self.finished_at = event.at
+        return changes
+
+    def _spoke(self, event: Spoken, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
+        life = self.lives.get(event.island)
+        if life is None or life.incarnation != event.incarnation or life.state not in ACTIVE:
+            return
+        after = life.state
+        match event:
+            case e.IslandPlaced():
+                after = IslandState.STARTING.value
+            case e.PlacementFailed() | e.ConnectionLost(dead=True):
+                after = _gone(event.island, life, effects)
+            case e.ConnectionLost() if life.state != IslandState.SUSPECT.value:
+                life.before_suspect, after = life.state, IslandState.SUSPECT.value
+            case e.ConnectionRestored() if life.state == IslandState.SUSPECT.value:
+                after = life.before_suspect
+            case e.IslandFlushed() if life.state == IslandState.SUSPECT.value:
+                life.before_suspect = FLUSHED
+            case e.IslandFlushed():
+                after = FLUSHED
+        self._move(event.at, event.island, life, after, changes)
+
+    def _asked(self, at: Instant, effect: Asked, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
+        life = self.lives[effect.island]
+        if isinstance(effect, f.PlaceIsland):
+            life.incarnation = effect.incarnation
+            self._move(at, effect.island, life, IslandState.PLACING.value, changes)
+        elif life.incarnation != effect.incarnation or life.state not in ACTIVE:
+            return
+        elif isinstance(effect, f.BeginCatchUp):
+            self._move(at, effect.island, life, IslandState.CATCHING_UP.value, changes)
+        elif isinstance(effect, f.StartTraining):
+            self._move(at, effect.island, life, IslandState.TRAINING.value, changes)
+        else:
+            finishing = any(isinstance(other, f.FinishJob) for other in effects)
+            after = IslandState.STOPPED.value if finishing else _gone(effect.island, life, effects)
+            self._move(at, effect.island, life, after, changes)
+
+    def _move(self, at: Instant, island: IslandId, life: Life, after: str, changes: list[Change]) -> None:
+        if after == life.state:
+            return
+        changes.append(Change(at, island, life.incarnation, life.state, after))
+        life.state, life.since = after, at
+
+
+Spoken = e.IslandPlaced | e.PlacementFailed | e.ConnectionLost | e.ConnectionRestored | e.IslandFlushed
+Asked = f.PlaceIsland | f.BeginCatchUp | f.StartTraining | f.StopIsland
+_SPOKEN = (e.IslandPlaced, e.PlacementFailed, e.ConnectionLost, e.ConnectionRestored, e.IslandFlushed)
+_ASKED = (f.PlaceIsland, f.BeginCatchUp, f.StartTraining, f.StopIsland)
+
+
+def _gone(island: IslandId, life: Life, effects: tuple[f.Effect, ...]) -> str:
+    """How an island is gone: waiting to be placed again (a timer was set for it), kept away, or given up."""
+    if not life.wanted:
+        return IslandState.STOPPED.value
+    timer = f"backoff:{island}"
+    waits = any(isinstance(effect, f.SetTimer) and effect.timer == timer for effect in effects)
+    return IslandState.LOST.value if waits else IslandState.FAILED.value
+
+
+def _accepted(command: CommandId, effects: tuple[f.Effect, ...]) -> bool:
+    return any(isinstance(x, f.ResolveCommand) and x.command == command and x.accepted for x in effects)

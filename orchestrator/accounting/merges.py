@@ -1,0 +1,118 @@
+"""How fragments merged: how often, with whom, how long they waited, and why they stopped waiting.
+
+``waited`` is the time from when the round could have closed (quorum, and a contribution on time) to when it did: what
+grace was used. A contribution is on time from the fragment's due point on (``core.fragment_round``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import fsum
+from typing import Any
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.schedule import next_due
+from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandId, JobPolicy, Version
+
+
+@dataclass(slots=True)
+class _Reason:
+    count: int = 0
+    contributors: int = 0
+    waited: Duration = 0.0
+    waited_max: Duration = 0.0
+
+
+@dataclass(slots=True)
+class _Round:
+    """An open round as seen from outside."""
+
+    due_step: int
+    islands: set[IslandId] = field(default_factory=set)
+    on_time: bool = False
+    closable_at: Instant | None = None
+
+
+class Merges:
+    """The fold."""
+
+    def __init__(self, policy: JobPolicy) -> None:
+        self.count = 0
+        self.contributors: list[Counter[int]] = [Counter() for _ in range(policy.fragment_count)]
+        self.refusals: Counter[str] = Counter()
+        self.islands: Counter[IslandId] = Counter()
+        self._quorum = policy.quorum
+        self._due = (policy.fragment_count, policy.sync_interval_steps)
+        self._rounds = [self._next_round(FragmentId(p), 0) for p in range(policy.fragment_count)]
+        self._reasons: dict[str, _Reason] = {}
+        self._merging: dict[tuple[FragmentId, Version], tuple[IslandId, ...]] = {}
+        self._merge_seconds: Duration = 0.0
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if isinstance(event, e.MergeCompleted):
+            self._completed(event)
+        for effect in effects:
+            if isinstance(effect, f.AdmitContribution):
+                c = effect.contribution
+                current = self._rounds[c.fragment]
+                current.islands.add(c.island)
+                current.on_time = current.on_time or c.step >= current.due_step
+                if current.closable_at is None and current.on_time and len(current.islands) >= self._quorum:
+                    current.closable_at = event.at
+            elif isinstance(effect, f.RefuseContribution):
+                self.refusals[effect.reason.value] += 1
+            elif isinstance(effect, f.MergeFragment):
+                self._closed(effect, event.at)
+
+    def summary(self) -> dict[str, Any]:
+        by_contributors: Counter[int] = sum(self.contributors, Counter())
+        contributors = sum(n * times for n, times in by_contributors.items())
+        return {
+            "merges": self.count,
+            "contributors_mean": contributors / self.count if self.count else 0.0,
+            "merges_by_contributors": {str(n): by_contributors[n] for n in sorted(by_contributors)},
+            "merges_per_fragment": [sum(counter.values()) for counter in self.contributors],
+            "contributors_per_fragment": [{str(n): c[n] for n in sorted(c)} for c in self.contributors],
+            "merges_per_island": {island: self.islands[island] for island in sorted(self.islands)},
+            "close_reasons": [
+                {
+                    "reason": reason,
+                    "merges": r.count,
+                    "contributors_mean": r.contributors / r.count,
+                    "waited_mean_s": r.waited / r.count,
+                    "waited_max_s": r.waited_max,
+                }
+                for reason, r in sorted(self._reasons.items(), key=lambda item: (-item[1].count, item[0]))
+            ],
+            "grace_used_mean_s": fsum(r.waited for r in self._reasons.values()) / max(1, self._closed_count()),
+            "merge_seconds_mean": self._merge_seconds / self.count if self.count else 0.0,
+            "refusals": {reason: self.refusals[reason] for reason in sorted(self.refusals)},
+        }
+
+    def _next_round(self, fragment: FragmentId, after: int) -> _Round:
+        return _Round(next_due(fragment, after, *self._due))
+
+    def _closed_count(self) -> int:
+        return sum(reason.count for reason in self._reasons.values())
+
+    def _closed(self, effect: f.MergeFragment, at: Instant) -> None:
+        current = self._rounds[effect.fragment]
+        waited = 0.0 if current.closable_at is None else at - current.closable_at
+        self._rounds[effect.fragment] = self._next_round(effect.fragment, effect.step)
+        self._merging[effect.fragment, effect.version] = tuple(item.island for item in effect.inputs)
+        reason = self._reasons.setdefault(effect.reason.value, _Reason())
+        reason.count += 1
+        reason.contributors += len(effect.inputs)
+        reason.waited += waited
+        reason.waited_max = max(reason.waited_max, waited)
+
+    def _completed(self, event: e.MergeCompleted) -> None:
+        islands = self._merging.pop((event.fragment, event.version), None)
+        if islands is None:
+            return
+        self.count += 1
+        self.contributors[event.fragment][len(islands)] += 1
+        self.islands.update(islands)
+        self._merge_seconds += event.merge_seconds

@@ -1,0 +1,84 @@
+"""The report of a job as one plain dictionary: what report.json holds and report.html draws.
+
+The names at the top level are a promise to users (README lists them). Responsible for choosing; every figure comes from
+the folds, or, where only the shell knows it, from ``extra``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.core.vocabulary import Instant, JobPolicy
+
+SCHEMA = "atoll-report/1"
+
+
+def build(
+    policy: JobPolicy,
+    goodput: Goodput,
+    statistics: Statistics,
+    extra: Mapping[str, Any],
+    at: Instant | None = None,
+) -> dict[str, Any]:
+    """Everything worth keeping of a job. ``extra`` may hold job_id, name, started_at, loss_unigram and more.
+
+    ``at`` is only for a job that still runs; an ended one is reported at its end.
+    """
+    worth = goodput.summary(at)
+    told = statistics.summary(at)
+    tokens = worth["tokens"]
+    return {
+        "schema": SCHEMA,
+        "job_id": None,
+        "name": None,
+        "started_at": None,
+        "loss_unigram": None,
+        **extra,
+        **told,
+        "tokens_trained": round(tokens["trained"]),
+        "tokens_merged": round(tokens["merged"]),
+        "tokens_discarded": round(tokens["discarded"]),
+        "tokens_in_flight": round(tokens["in_flight"]),
+        "tokens_merged_per_second": worth["tokens_merged_per_second"],
+        "goodput_ratio": worth["goodput_ratio"],
+        "uptime_ratio": worth["uptime_ratio"],
+        "island_seconds": worth["island_seconds"],
+        "badput_seconds": worth["badput_seconds"],
+        "discarded_tokens": worth["discarded_tokens"],
+        "islands": _islands(policy, worth, told),
+        "policy": _policy(policy),
+    }
+
+
+def _islands(policy: JobPolicy, worth: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        plan.island: {
+            "region": plan.region,
+            "node_group": plan.node_group,
+            "accelerator_count": plan.accelerator_count,
+            "seconds": worth["islands"][plan.island]["seconds"],
+            "tokens": worth["islands"][plan.island]["tokens"],
+            "step_time_median_s": told["step_times_s"][plan.island],
+            "gap_max_s": told["gaps_max_s"].get(plan.island),
+            "merges": told["merges_per_island"].get(plan.island, 0),
+        }
+        for plan in policy.islands
+    }
+
+
+def _policy(policy: JobPolicy) -> dict[str, Any]:
+    """The settings that explain the figures."""
+    return {
+        "islands": len(policy.islands),
+        "quorum": policy.quorum,
+        "fragments": policy.fragment_count,
+        "interval_steps": policy.sync_interval_steps,
+        "overlap_steps": policy.overlap_steps,
+        "grace_margin": policy.grace_margin,
+        "grace_cap_steps": policy.grace_cap_steps,
+        "staleness_max": policy.staleness_max,
+        "token_budget": policy.token_budget,
+    }

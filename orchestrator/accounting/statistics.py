@@ -1,0 +1,139 @@
+"""What happened in a job, as figures and curves: loss, steps, gaps, merges, recoveries, and each island's timeline.
+
+A fold over (event, effects) like ``goodput``; bounded in memory but for one entry per change of an island's state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.accounting.lifecycle import ABSENT, GONE, Change, Lifecycle
+from orchestrator.accounting.merges import Merges
+from orchestrator.accounting.recovery import PARTS, Recoveries
+from orchestrator.accounting.series import Series, median
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, IslandState, JobPolicy
+
+_AWAY = GONE | {IslandState.SUSPECT.value}
+
+
+class Statistics:
+    """The fold. ``apply`` every step, then ask for a ``summary``."""
+
+    def __init__(self, policy: JobPolicy) -> None:
+        self._islands = tuple(plan.island for plan in policy.islands)
+        self.at: Instant = 0.0
+        self.merges = Merges(policy)
+        self.recoveries = Recoveries()
+        self.evaluations: Series[tuple[float, float, Instant]] = Series()
+        self.training_loss: Series[tuple[float, float, Instant]] = Series()
+        self.parameter_count: int | None = None
+        self.outcome: str | None = None
+        self.reason = ""
+        self._lifecycle = Lifecycle(self._islands)
+        self._spans: list[tuple[IslandId, Instant, Instant, str]] = []
+        self._entered: dict[IslandId, tuple[Instant, str]] = {}
+        self._harmed: set[IslandId] = set()
+        self._tokens: dict[IslandId, tuple[Incarnation, int, int]] = {}
+        self._tokens_all = 0
+        self._gaps: dict[IslandId, Duration] = {}
+        self._step_seconds: dict[IslandId, Series[Duration]] = {island: Series(256) for island in self._islands}
+
+    @property
+    def finished_at(self) -> Instant | None:
+        return self._lifecycle.finished_at
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if self.finished_at is not None:
+            return
+        self.at = event.at
+        changes = self._lifecycle.apply(event, effects)
+        self.merges.apply(event, effects)
+        self.recoveries.apply(event, effects, changes)
+        for change in changes:
+            self._changed(change)
+        if isinstance(event, e.ProgressReported):
+            self._progressed(event)
+        elif isinstance(event, e.EvaluationCompleted):
+            self.evaluations.add((float(self._tokens_all), event.loss, event.at))
+        elif isinstance(event, e.OuterStateSeeded):
+            self.parameter_count = event.parameter_count
+        for effect in effects:
+            if isinstance(effect, f.FinishJob):
+                self.outcome, self.reason = effect.outcome.value, effect.reason
+
+    def summary(self, at: Instant | None = None) -> dict[str, Any]:
+        """Everything as plain data. ``survivors`` are the islands that trained and were never lost or silent."""
+        until = self.at if at is None or self.finished_at is not None else max(at, self.at)
+        steps = {island: _median(series) for island, series in self._step_seconds.items()}
+        survivors = [island for island in self._islands if island in self._gaps and island not in self._harmed]
+        known = [seconds for seconds in steps.values() if seconds is not None]
+        return {
+            **self.merges.summary(),
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "duration_s": until,
+            "parameter_count": self.parameter_count,
+            "loss_final": self.evaluations.last[1] if self.evaluations.last else None,
+            "loss_curve": [list(point) for point in self.evaluations.all()],
+            "training_loss_curve": [list(point) for point in self.training_loss.all()],
+            "step_time_median_s": median(known) if known else None,
+            "step_times_s": steps,
+            "gaps_max_s": {island: self._gaps[island] for island in self._islands if island in self._gaps},
+            "survivors": survivors,
+            "survivor_gap_max_s": max((self._gaps[island] for island in survivors), default=None),
+            "survivor_step_time_median_s": median([steps[i] or 0.0 for i in survivors]) if survivors else None,
+            "recoveries": [recovery.summary() for recovery in self.recoveries.all],
+            "recovery_s": _slowest([recovery.summary() for recovery in self.recoveries.all]),
+            "timeline": self._timeline(until),
+        }
+
+    def _timeline(self, until: Instant) -> list[list[Any]]:
+        """[island, from, to, state], by island in the order of the job, then by time."""
+        open_spans = [(island, since, until, state) for island, (since, state) in self._entered.items()]
+        order = {island: n for n, island in enumerate(self._islands)}
+        spans = sorted([*self._spans, *open_spans], key=lambda span: (order[span[0]], span[1]))
+        return [list(span) for span in spans if span[2] > span[1]]
+
+    def _changed(self, change: Change) -> None:
+        if change.before != ABSENT:
+            since, state = self._entered[change.island]
+            self._spans.append((change.island, since, change.at, state))
+        self._entered[change.island] = (change.at, change.after)
+        if change.after in _AWAY and self.finished_at is None:
+            self._harmed.add(change.island)
+
+    def _progressed(self, event: e.ProgressReported) -> None:
+        island = event.island
+        life = self._lifecycle.lives.get(island)
+        if life is None or life.incarnation != event.incarnation:
+            return
+        incarnation, tokens, before = self._tokens.get(island, (event.incarnation, 0, 0))
+        if incarnation != event.incarnation:
+            tokens, before = 0, before + tokens
+        if event.tokens_total < tokens:
+            return  # an older report, come late
+        self._tokens[island] = (event.incarnation, event.tokens_total, before)
+        self._tokens_all += event.tokens_total - tokens
+        self.training_loss.add((float(self._tokens_all), event.loss, event.at))
+        self._gaps[island] = max(self._gaps.get(island, 0.0), event.gap_max_seconds)
+        if event.step_seconds_median > 0.0:
+            self._step_seconds[island].add(event.step_seconds_median)
+
+
+def _median(series: Series[Duration]) -> Duration | None:
+    return median(series.points) if series.points else None
+
+
+def _slowest(recoveries: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The longest complete recovery: every part, their total, and whose it was."""
+    complete = [recovery for recovery in recoveries if recovery["complete"]]
+    if not complete:
+        return None
+    worst = max(complete, key=lambda recovery: recovery["total"])
+    return {
+        "island": worst["island"],
+        **{part: worst["parts"][part] for part in PARTS},
+        "total": worst["total"],
+    }

@@ -1,0 +1,281 @@
+"""What may happen to a job, in the past tense. An event is already true when the core hears of it.
+
+Every event carries ``at``, the instant it was stamped on entry. The core has no other clock. Events from an island carry
+its incarnation, so that a process which was replaced cannot speak for its successor.
+
+Three groups: the life of the job, the life of an island, the life of a fragment; then what operators ask for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.core.vocabulary import (
+    CommandId,
+    Contribution,
+    Duration,
+    FragmentId,
+    Incarnation,
+    Instant,
+    IslandId,
+    RefusalReason,
+    Version,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """The first event of every tape."""
+
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStateSeeded:
+    """Θ exists at version 0 for every fragment, so islands can be given a state."""
+
+    at: Instant
+    parameter_count: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationCompleted:
+    """Θ was measured on the held-out split. ``loss`` in nats per token; ``global_version`` is Σ_p version at the time."""
+
+    at: Instant
+    global_version: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFailed:
+    at: Instant
+    global_version: int
+    reason: str
+
+
+# ── the life of an island ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class IslandPlaced:
+    """A process for this incarnation exists and answers."""
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementFailed:
+    """No process could be made. ``reason`` says what was asked for and what the node group has."""
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IslandReady:
+    """The island has built and compiled its model; it holds no state worth keeping yet."""
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    device_count: int
+    start_seconds: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class IslandCaughtUp:
+    """The island holds a state: parameters, inner optimizer, and the version vector it belongs to.
+
+    ``donor`` is the peer it came from, ``None`` for the synchroniser. ``versions[p]`` is the version of fragment p.
+    """
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    donor: IslandId | None
+    versions: tuple[Version, ...]
+    step: int
+    transfer_seconds: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpFailed:
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    donor: IslandId | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReported:
+    """The island trained. Totals are of this incarnation, so a repeated report changes nothing.
+
+    ``stepping_seconds`` is the time spent inside inner steps, ``gap_max_seconds`` the longest time between the ends of
+    two neighbouring steps since the previous report, ``loss`` the training loss of the last step in nats per token.
+    """
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    step: int
+    steps_total: int
+    tokens_total: int
+    stepping_seconds: Duration
+    step_seconds_median: Duration
+    gap_max_seconds: Duration
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The island stopped answering. ``dead`` is true only when its process is known to be gone, not guessed."""
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    dead: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRestored:
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class IslandFlushed:
+    """Asked to stop, the island has offered everything it had and steps no more."""
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+
+
+# ── the life of a fragment ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionArrived:
+    """The payload's bytes are held on the synchroniser's side and their checksum is good."""
+
+    at: Instant
+    contribution: Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionUnusable:
+    """The bytes came but cannot be merged: corrupt, of the wrong shape, or not finite. They are not held."""
+
+    at: Instant
+    contribution: Contribution
+    reason: RefusalReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCompleted:
+    """Fragment ``fragment`` now stands at ``version``; ``digest`` names its bytes."""
+
+    at: Instant
+    fragment: FragmentId
+    version: Version
+    digest: str
+    merge_seconds: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentAdopted:
+    """The island took a published version at a step boundary.
+
+    ``kept_tokens`` are those trained on this fragment that survive the adoption (0 when the published value replaces
+    the island's own); the rest of its tokens since the last adoption that are not in a contribution are overwritten.
+    """
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    fragment: FragmentId
+    version: Version
+    step: int
+    tokens_total: int
+    kept_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A deadline set by ``SetTimer`` has passed. A timer that comes late carries the serial it belongs to."""
+
+    at: Instant
+    timer: str
+    serial: int
+
+
+# ── what operators ask for ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class KillRequested:
+    """SIGKILL the island's process, no warning. With ``restart`` false it stays away until it is re-added."""
+
+    at: Instant
+    command: CommandId
+    caller: str
+    island: IslandId
+    restart: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReaddRequested:
+    """Place an island that is away, now: forget its back-off and its failures."""
+
+    at: Instant
+    command: CommandId
+    caller: str
+    island: IslandId
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Stop the job without waiting for the work in flight."""
+
+    at: Instant
+    command: CommandId
+    caller: str
+
+
+IslandEvent = (
+    IslandPlaced
+    | PlacementFailed
+    | IslandReady
+    | IslandCaughtUp
+    | CatchUpFailed
+    | ProgressReported
+    | ConnectionLost
+    | ConnectionRestored
+    | IslandFlushed
+    | FragmentAdopted
+)
+Command = KillRequested | ReaddRequested | CancelRequested
+Event = (
+    JobStarted
+    | OuterStateSeeded
+    | EvaluationCompleted
+    | EvaluationFailed
+    | IslandEvent
+    | ContributionArrived
+    | ContributionUnusable
+    | MergeCompleted
+    | TimerFired
+    | Command
+)

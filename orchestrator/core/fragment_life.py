@@ -1,0 +1,204 @@
+"""What the synchroniser does when something happens to a fragment: contributions, merges, adoptions.
+
+Handlers take the job's state and an event, change the state, and return effects. What may enter a round is decided in
+``admission``, when a round closes in ``fragment_round``, what each contribution counts in ``weighting``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.core import fragment_round, membership
+from orchestrator.core.admission import refusal_of
+from orchestrator.core.effects import (
+    AdmitContribution,
+    Effect,
+    Evaluate,
+    KillIsland,
+    MergeFragment,
+    PublishFragment,
+    Recipient,
+    RefuseContribution,
+    ReleasePayload,
+    SetTimer,
+    StopIsland,
+)
+from orchestrator.core.events import ContributionArrived, ContributionUnusable, FragmentAdopted, MergeCompleted
+from orchestrator.core.fragment_round import Close, FragmentRound, Wait
+from orchestrator.core.grace import grace_window
+from orchestrator.core.membership import Island
+from orchestrator.core.schedule import next_due
+from orchestrator.core.state import JobState
+from orchestrator.core.vocabulary import (
+    CloseReason,
+    FragmentId,
+    Instant,
+    JobPhase,
+    RefusalReason,
+    ReleaseReason,
+    RoundPhase,
+    Version,
+)
+from orchestrator.core.weighting import weigh
+
+_BEHIND = (RefusalReason.LATE, RefusalReason.ALREADY_MERGED)
+"""Refusals of an island that has not adopted the present version: on its way, unless it is overdue by now."""
+
+
+def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Effect]:
+    c = event.contribution
+    current = state.rounds[c.fragment]
+    island = state.islands.get(c.island)
+    refusal = refusal_of(c, island, current, state.phase, state.policy.staleness_max)
+    if refusal is not None:
+        effects: list[Effect] = [RefuseContribution(c, *refusal)]
+        if all(held.payload != c.payload for held in current.offered.values()):
+            effects.append(ReleasePayload(c.payload, ReleaseReason.REFUSED))
+        if refusal[0] is RefusalReason.FENCED:
+            effects.append(StopIsland(c.island, c.incarnation, refusal[1]))
+        overdue = c.base_version < current.version and c.step > current.step + state.policy.overlap_steps
+        if refusal[0] is RefusalReason.STALE_BASE or (overdue and refusal[0] in _BEHIND):
+            assert island is not None
+            effects.append(_publication(current, (island,)))  # the last one must have been lost
+        return effects
+    assert island is not None
+    superseded = current.offered.get(c.island)
+    effects = [ReleasePayload(superseded.payload, ReleaseReason.SUPERSEDED)] if superseded else []
+    effects.append(AdmitContribution(c, Version(current.version + 1)))
+    state.islands[c.island] = replace(island, last_offer={**island.last_offer, c.fragment: c.offer})
+    state.rounds[c.fragment] = fragment_round.admit(current, c, _due_step(state, current), event.at)
+    return effects + advance(state, c.fragment, event.at)
+
+
+def contribution_unusable(state: JobState, event: ContributionUnusable) -> list[Effect]:
+    c = event.contribution
+    island = state.islands.get(c.island)
+    if island is not None and island.incarnation == c.incarnation:
+        flag = f"sent an unusable contribution to fragment {c.fragment}: {event.detail}"
+        state.islands[c.island] = replace(island, reason=flag)
+        if (
+            event.reason is RefusalReason.NON_FINITE
+        ):  # it has diverged, and adopting does not heal it: a peer's state does
+            return [RefuseContribution(c, event.reason, event.detail), KillIsland(c.island, c.incarnation, flag)]
+    return [RefuseContribution(c, event.reason, event.detail)]
+
+
+def advance_all(state: JobState, now: Instant) -> list[Effect]:
+    """Membership changed: some rounds may have nobody left to wait for."""
+    return [effect for p in range(len(state.rounds)) for effect in advance(state, FragmentId(p), now)]
+
+
+def advance(state: JobState, fragment: FragmentId, now: Instant) -> list[Effect]:
+    """Move one round on if its contributions allow it. Safe to call at any time."""
+    if state.phase is JobPhase.FINISHED:
+        return []
+    current = state.rounds[fragment]
+    flushing = state.phase is JobPhase.FINISHING
+    window = None if flushing else grace_window(state.pace, state.policy)
+    due_step = _due_step(state, current)
+    decision = fragment_round.decide(current, due_step, state.policy.quorum, state.live, window, now)
+    if decision is not None and current.phase is RoundPhase.COLLECTING:
+        waited = now - current.opened_at
+        state.pace = state.pace.with_quorum(waited, state.policy.moving_average_decay)
+    match decision:
+        case Wait(due_at):
+            serial = state.next_serial()
+            state.rounds[fragment] = fragment_round.begin_grace(current, now, serial)
+            return [] if due_at is None else [SetTimer(grace_timer(fragment), serial, due_at)]
+        case Close() as why:
+            return _close(state, fragment, now, replace(why, reason=CloseReason.FINAL_FLUSH) if flushing else why)
+    return []
+
+
+def grace_over(state: JobState, fragment: FragmentId, serial: int, now: Instant) -> list[Effect]:
+    """The grace timer fired; one of an earlier round is ignored. When the job ends, rounds wait for everyone instead."""
+    current = state.rounds[fragment]
+    if current.phase is not RoundPhase.GRACE or current.timer_serial != serial or state.phase is not JobPhase.RUNNING:
+        return []
+    waited = now - current.quorum_at
+    missing = sorted(state.live - current.offered.keys())
+    detail = f"waited {waited:.3f} s after quorum; without {', '.join(missing) or 'nobody'}"
+    return _close(state, fragment, now, Close(CloseReason.GRACE_OVER, detail))
+
+
+def merge_completed(state: JobState, event: MergeCompleted) -> list[Effect]:
+    before = state.rounds[event.fragment]
+    if (
+        before.phase is not RoundPhase.MERGING
+        or event.version != before.version + 1
+        or state.phase is JobPhase.FINISHED
+    ):
+        return []  # an answer asked for twice, or one that came after the job was cancelled
+    effects: list[Effect] = []
+    for c in sorted(before.offered.values(), key=lambda c: c.island):
+        effects.append(ReleasePayload(c.payload, ReleaseReason.MERGED))
+        island = state.islands[c.island]
+        if island.incarnation == c.incarnation:
+            state.islands[c.island] = membership.contributed(island, c, event.version, event.at)
+    after = fragment_round.finish_merge(before)
+    state.rounds[event.fragment] = after
+    effects.append(_publication(after, state.holders))
+    return effects + _evaluate_if_due(state)
+
+
+def fragment_adopted(state: JobState, event: FragmentAdopted) -> list[Effect]:
+    """The first adoption of a version tells how long synchronising takes."""
+    current = state.rounds[event.fragment]
+    if event.version == current.version and current.closed_at is not None and current.phase is RoundPhase.COLLECTING:
+        took = event.at - current.closed_at
+        state.pace = state.pace.with_sync(took, state.policy.moving_average_decay)
+        state.rounds[event.fragment] = replace(current, closed_at=None)
+    return []
+
+
+def publish_newer(state: JobState, island: Island, versions: tuple[Version, ...]) -> list[Effect]:
+    """Everything that is newer than what the island holds."""
+    return [_publication(r, (island,)) for r, held in zip(state.rounds, versions, strict=True) if r.version > held]
+
+
+def abandon_open_rounds(state: JobState) -> list[Effect]:
+    """Let go of contributions that will not be merged any more."""
+    effects: list[Effect] = []
+    for current in state.rounds:
+        effects += [ReleasePayload(c.payload, ReleaseReason.ABANDONED) for c in current.offered.values()]
+        state.rounds[current.fragment] = replace(current, offered={}, phase=RoundPhase.COLLECTING)
+    return effects
+
+
+def grace_timer(fragment: FragmentId) -> str:
+    return f"grace:{fragment}"
+
+
+def _close(state: JobState, fragment: FragmentId, now: Instant, why: Close) -> list[Effect]:
+    merging = fragment_round.begin_merge(state.rounds[fragment], now)
+    state.rounds[fragment] = merging
+    inputs = weigh(merging.offered.values())
+    version = Version(merging.version + 1)
+    return [MergeFragment(state.epoch, fragment, version, merging.step, inputs, why.reason, why.detail)]
+
+
+def _due_step(state: JobState, current: FragmentRound) -> int:
+    """The logical step from which contributions to this round are on time; when the job ends, all are."""
+    if state.phase is not JobPhase.RUNNING:
+        return 0
+    policy = state.policy
+    return next_due(current.fragment, current.step, policy.fragment_count, policy.sync_interval_steps)
+
+
+def _publication(current: FragmentRound, islands: tuple[Island, ...]) -> PublishFragment:
+    recipients = tuple(Recipient(i.id, i.incarnation, i.merged_offer.get(current.fragment, 0)) for i in islands)
+    return PublishFragment(current.fragment, current.version, current.step, recipients)
+
+
+def _evaluate_if_due(state: JobState) -> list[Effect]:
+    state.merges_since_evaluation += 1
+    every = state.policy.evaluation_every_merges
+    if not every or state.merges_since_evaluation < every or state.evaluating is not None:
+        return []
+    return [begin_evaluation(state)]
+
+
+def begin_evaluation(state: JobState) -> Evaluate:
+    state.merges_since_evaluation = 0
+    state.evaluating = state.global_version
+    return Evaluate(state.global_version)

@@ -1,0 +1,49 @@
+"""What an island's letter means to the core: each letter is one event, said by that island's incarnation at that instant.
+
+The live link and the laboratory both hear islands, and must hear the same. An offer becomes a contribution only once
+somebody holds its bytes, so it has a function of its own; a broken island is heard as the loss of its connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from orchestrator.core import events, messages
+from orchestrator.core.vocabulary import Contribution, Incarnation, Instant, IslandId, payload_id
+
+Heard = (
+    messages.Progress
+    | messages.Adopted
+    | messages.Ready
+    | messages.CaughtUp
+    | messages.CatchUpFailure
+    | messages.Flushed
+    | messages.Broken
+)
+_EVENTS: dict[type, Callable[..., events.IslandEvent]] = {
+    messages.Progress: events.ProgressReported,
+    messages.Adopted: events.FragmentAdopted,
+    messages.Ready: events.IslandReady,
+    messages.CaughtUp: events.IslandCaughtUp,
+    messages.CatchUpFailure: events.CatchUpFailed,
+    messages.Flushed: events.IslandFlushed,
+}
+"""Letters whose fields are their event's, by the same names."""
+
+
+def event_of(letter: Heard, at: Instant, island: IslandId, incarnation: Incarnation) -> events.IslandEvent:
+    """The event that this letter tells of."""
+    if isinstance(letter, messages.Broken):
+        return events.ConnectionLost(at, island, incarnation, True, f"its own code failed: {letter.detail}")
+    return _EVENTS[type(letter)](at, island, incarnation, **asdict(letter))
+
+
+def contribution_of(offer: messages.Offer, island: IslandId, incarnation: Incarnation) -> Contribution:
+    """What the offer contributes, once its bytes are held."""
+    return Contribution(
+        payload=payload_id(island, incarnation, offer.fragment, offer.offer),
+        island=island,
+        incarnation=incarnation,
+        **asdict(offer),
+    )

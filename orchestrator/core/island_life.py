@@ -1,0 +1,192 @@
+"""What the synchroniser does when something happens to an island: it comes, catches up, trains, falls silent, is lost.
+
+Handlers take the job's state and an event, change the state, and return effects. The transitions themselves are in
+``membership`` (one island's life) and ``fleet`` (place again, give up).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.core import fleet, membership
+from orchestrator.core.effects import (
+    BeginCatchUp,
+    Effect,
+    FlushIsland,
+    KillIsland,
+    SetTimer,
+    StartTraining,
+    StopIsland,
+)
+from orchestrator.core.events import (
+    CatchUpFailed,
+    ConnectionLost,
+    ConnectionRestored,
+    IslandCaughtUp,
+    IslandEvent,
+    IslandFlushed,
+    IslandPlaced,
+    IslandReady,
+    PlacementFailed,
+    ProgressReported,
+)
+from orchestrator.core.fragment_life import advance_all, publish_newer
+from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.state import JobState
+from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPhase, Version
+
+FLUSH_TIMER = "flush:job"
+
+
+def current_island(state: JobState, event: IslandEvent) -> Island | None:
+    """The island an event speaks of, if it may speak: an earlier incarnation, or one that is over, is not heard."""
+    island = state.islands.get(event.island)
+    if island is None or island.incarnation != event.incarnation or island.state not in WITH_PROCESS:
+        return None
+    return island
+
+
+def fence(state: JobState, event: IslandEvent) -> list[Effect]:
+    """A process that was replaced shows up: end it."""
+    if isinstance(event, (IslandPlaced, IslandReady, IslandCaughtUp, ProgressReported, ConnectionRestored)):
+        return [StopIsland(event.island, event.incarnation, "this incarnation is over")]
+    return []
+
+
+def placed(state: JobState, island: Island, event: IslandPlaced) -> list[Effect]:
+    if _was(island, IslandState.PLACING):
+        state.islands[island.id] = membership.placed(island, event)
+    if island.doomed:  # killed before there was a process
+        return [KillIsland(island.id, island.incarnation, island.doomed)]
+    return []
+
+
+def placement_failed(state: JobState, island: Island, event: PlacementFailed) -> list[Effect]:
+    """Whether nothing came of it is not certain: a process that came after all must not live on."""
+    return _lose(state, island, event.reason, event.at, dead=False)
+
+
+def ready(state: JobState, island: Island, event: IslandReady) -> list[Effect]:
+    if not _was(island, IslandState.STARTING):
+        return []  # said twice: it has a state by now, or is being given one
+    state.islands[island.id] = replace(island, ready=True, reason="waiting for the initial parameters")
+    return _catch_up(state, island.id) if state.seeded else []
+
+
+def seeded(state: JobState) -> list[Effect]:
+    """Θ exists: islands that were quicker can go on."""
+    state.seeded = True
+    waiting = [i.id for i in state.islands.values() if i.ready and i.state is IslandState.STARTING]
+    return [effect for island in waiting for effect in _catch_up(state, island)]
+
+
+def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Effect]:
+    if not _was(island, IslandState.CATCHING_UP):
+        return []
+    if state.phase is not JobPhase.RUNNING:
+        state.islands[island.id] = replace(island, reason="the job is ending")
+        return []
+    state.islands[island.id] = membership.caught_up(island, event)
+    newer = publish_newer(state, island, event.versions)
+    return [StartTraining(island.id, island.incarnation), *newer]
+
+
+def catch_up_failed(state: JobState, island: Island, event: CatchUpFailed) -> list[Effect]:
+    if not _was(island, IslandState.CATCHING_UP):
+        return []
+    if event.donor is None:
+        return _lose(state, island, f"no state from the synchroniser: {event.reason}", event.at, dead=False)
+    state.islands[island.id] = replace(island, failed_donors=island.failed_donors | {event.donor})
+    return _catch_up(state, island.id)
+
+
+def progressed(state: JobState, island: Island, event: ProgressReported) -> list[Effect]:
+    """Totals only grow, so a repeated or reordered report changes nothing."""
+    known = state.reports.get(island.id)
+    if known is not None and event.tokens_total < known.tokens_total:
+        return []
+    state.reports[island.id] = event
+    if event.step_seconds_median > 0:
+        state.pace = state.pace.with_step(event.step_seconds_median, state.policy.moving_average_decay)
+    return []
+
+
+def flushed(state: JobState, island: Island, event: IslandFlushed) -> list[Effect]:
+    state.islands[island.id] = replace(island, flushed=True, reason="gave all its work")
+    return advance_all(state, event.at)
+
+
+def connection_lost(state: JobState, island: Island, event: ConnectionLost) -> list[Effect]:
+    if event.dead:
+        return _lose(state, island, event.reason, event.at, dead=True)
+    if island.state is IslandState.SUSPECT:
+        return []
+    serial = state.next_serial()
+    state.islands[island.id] = membership.suspected(island, event.reason, serial)
+    timer = SetTimer(fleet.suspect_timer(island), serial, event.at + state.policy.suspect_timeout_s)
+    return [timer, *advance_all(state, event.at)]
+
+
+def connection_restored(state: JobState, island: Island, event: ConnectionRestored) -> list[Effect]:
+    if island.state is not IslandState.SUSPECT:
+        return []
+    after = membership.restored(island)
+    state.islands[island.id] = after
+    waits_for_state = after.state is IslandState.STARTING and after.ready
+    if (waits_for_state and state.seeded) or after.state is IslandState.CATCHING_UP:
+        return _catch_up(state, island.id)
+    if after.state is not IslandState.TRAINING:
+        return []
+    missed = publish_newer(state, island, tuple(Version(0) for _ in state.rounds))
+    asked = FlushIsland if state.phase is JobPhase.FINISHING else StartTraining
+    return [*missed, asked(island.id, island.incarnation), *flush_deadline(state, event.at)]
+
+
+def flush_deadline(state: JobState, now: Instant) -> list[Effect]:
+    """While the job ends: how long to wait, from now, for those that have not given their last work."""
+    if state.phase is not JobPhase.FINISHING:
+        return []
+    state.flush_serial = state.next_serial()
+    return [SetTimer(FLUSH_TIMER, state.flush_serial, now + state.policy.flush_timeout_s)]
+
+
+def timer_fired(state: JobState, kind: str, island_id: IslandId, serial: int, now: Instant) -> list[Effect]:
+    """A back-off or suspicion is over; a timer whose serial is not the island's latest is ignored."""
+    island = state.islands.get(island_id)
+    if island is None or island.timer_serial != serial or state.phase is not JobPhase.RUNNING:
+        return []
+    if kind == "backoff" and island.state is IslandState.LOST:
+        return place(state, island, island.reason)
+    if kind == "suspect" and island.state is IslandState.SUSPECT:
+        why = f"no answer for {state.policy.suspect_timeout_s:.0f} s ({island.reason})"
+        return _lose(state, island, why, now, dead=False)
+    return []
+
+
+def place(state: JobState, island: Island, reason: str) -> list[Effect]:
+    after, effects = fleet.place(island, state.reports.pop(island.id, None), reason)
+    state.islands[island.id] = after
+    return list(effects)
+
+
+def _was(island: Island, expected: IslandState) -> bool:
+    """Whether the island is in this state, or was until we lost sight of it: that it speaks counts for more."""
+    return island.state is expected or (island.state is IslandState.SUSPECT and island.state_before_suspect is expected)
+
+
+def _lose(state: JobState, island: Island, reason: str, now: Instant, *, dead: bool) -> list[Effect]:
+    after, effects = fleet.lose(island, state.policy, reason, now, state.next_serial(), dead=dead)
+    state.islands[island.id] = after
+    return [*effects, *advance_all(state, now)]
+
+
+def _catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
+    """Give the island a state: from a healthy peer once there is something to catch up with, else the synchroniser."""
+    island = state.islands[island_id]
+    steps = {other: state.step_of(other) for other in state.islands.values()}
+    donor = membership.choose_donor(steps, island) if state.global_version else None
+    source = f"{donor.id} (step {steps[donor]})" if donor else "the synchroniser"
+    why = f"taking a state from {source}"
+    state.islands[island_id] = membership.catching_up(island, why)
+    chosen = (donor.id, donor.incarnation) if donor else None
+    return [BeginCatchUp(island.id, island.incarnation, chosen, island.steps_before, why)]

@@ -1,0 +1,157 @@
+"""What the synchroniser does about the job as a whole: start it, end it, and answer operators.
+
+    RUNNING ──token budget reached──▶ FINISHING ──flushed, merged, evaluated──▶ FINISHED (completed)
+       └───────cancelled, or every island given up──────────────────────────────▶ FINISHED (cancelled, failed)
+
+While FINISHING, islands stop stepping and give what they have, so that trained tokens reach a merge instead of being
+thrown away with the processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.core import island_life
+from orchestrator.core.effects import Effect, FinishJob, FlushIsland, KillIsland, ResolveCommand, StopIsland
+from orchestrator.core.events import (
+    CancelRequested,
+    CatchUpFailed,
+    ConnectionLost,
+    EvaluationCompleted,
+    EvaluationFailed,
+    Event,
+    JobStarted,
+    KillRequested,
+    PlacementFailed,
+    ProgressReported,
+    ReaddRequested,
+    TimerFired,
+)
+from orchestrator.core.fragment_life import abandon_open_rounds, advance_all, begin_evaluation
+from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.state import JobState
+from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutcome, JobPhase, RoundPhase
+
+MAY_GIVE_UP = (PlacementFailed, ConnectionLost, CatchUpFailed, TimerFired)
+"""Events after which an island may have been given up."""
+
+
+def started(state: JobState, event: JobStarted) -> list[Effect]:
+    fleet = list(state.islands.values())
+    return [effect for island in fleet for effect in island_life.place(state, island, "the job starts")]
+
+
+def settle(state: JobState, event: Event) -> list[Effect]:
+    """After every event: begin to end, go on ending, or end. Does nothing while there is nothing to do."""
+    if state.phase is JobPhase.RUNNING:
+        if isinstance(event, ProgressReported):
+            over = state.tokens_trained >= state.policy.token_budget
+            return _begin_finishing(state, event.at) if over else []
+        if isinstance(event, MAY_GIVE_UP) and all(i.state is IslandState.FAILED for i in state.islands.values()):
+            reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.islands.values())
+            return finish(state, JobOutcome.FAILED, f"every island was given up ({reasons})")
+    elif state.phase is JobPhase.FINISHING:
+        return _go_on_finishing(state)
+    return []
+
+
+def evaluated(state: JobState, event: EvaluationCompleted | EvaluationFailed) -> list[Effect]:
+    """A failed evaluation is as good as one: training does not depend on being watched."""
+    if event.global_version == state.evaluating:
+        state.evaluating = None
+        state.evaluated = event.global_version
+    return []
+
+
+def flush_timed_out(state: JobState, serial: int, now: Instant) -> list[Effect]:
+    if state.phase is not JobPhase.FINISHING or serial != state.flush_serial:
+        return []
+    for island in list(state.islands.values()):
+        if island.live:
+            state.islands[island.id] = replace(island, flushed=True, reason="did not give its last work in time")
+    return advance_all(state, now)
+
+
+def finish(state: JobState, outcome: JobOutcome, reason: str) -> list[Effect]:
+    effects = abandon_open_rounds(state)
+    state.phase, state.outcome, state.reason = JobPhase.FINISHED, outcome, reason
+    for island in list(state.islands.values()):
+        if island.state in WITH_PROCESS:
+            effects.append(StopIsland(island.id, island.incarnation, f"the job is {outcome}"))
+            state.islands[island.id] = replace(
+                island, state=IslandState.STOPPED, reason=f"the job is {outcome}", pid=None
+            )
+    return [*effects, FinishJob(outcome, reason)]
+
+
+# ── operators ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def kill_requested(state: JobState, event: KillRequested) -> list[Effect]:
+    island = _addressed(state, event.island)
+    if isinstance(island, str):
+        return [ResolveCommand(event.command, False, island)]
+    if island.state not in WITH_PROCESS:
+        detail = f"{island.id} has no process to kill: it is {island.state} ({island.reason})"
+        return [ResolveCommand(event.command, False, detail)]
+    why = f"killed by {event.caller}"
+    state.islands[island.id] = replace(island, wanted=event.restart, doomed=why)
+    then = "it will be placed again" if event.restart else "it stays away until it is re-added"
+    return [
+        ResolveCommand(event.command, True, f"{island.id} is being killed; {then}"),
+        KillIsland(island.id, island.incarnation, why),
+    ]
+
+
+def readd_requested(state: JobState, event: ReaddRequested) -> list[Effect]:
+    island = _addressed(state, event.island)
+    if isinstance(island, str):
+        return [ResolveCommand(event.command, False, island)]
+    if island.state in WITH_PROCESS and island.wanted:
+        return [ResolveCommand(event.command, False, f"{island.id} is there already: it is {island.state}")]
+    if island.state in WITH_PROCESS:
+        state.islands[island.id] = replace(island, wanted=True)
+        return [ResolveCommand(event.command, True, f"{island.id} is being killed; it will be placed again")]
+    again = replace(island, wanted=True, failures=0)
+    placing = island_life.place(state, again, f"re-added by {event.caller}")
+    return [ResolveCommand(event.command, True, f"{island.id} is being placed again"), *placing]
+
+
+def cancel_requested(state: JobState, event: CancelRequested) -> list[Effect]:
+    if state.phase is JobPhase.FINISHED:
+        return [ResolveCommand(event.command, False, f"the job has ended already: {state.outcome}")]
+    cancelled = finish(state, JobOutcome.CANCELLED, f"cancelled by {event.caller}")
+    return [ResolveCommand(event.command, True, "the job is being cancelled"), *cancelled]
+
+
+def _addressed(state: JobState, island_id: IslandId) -> Island | str:
+    """The island a command names, or why there is nothing to do."""
+    if state.phase is not JobPhase.RUNNING:
+        return f"the job is {state.phase}: islands are not changed any more"
+    island = state.islands.get(island_id)
+    return island or f"no island is named {island_id!r}; there are {', '.join(sorted(state.islands))}"
+
+
+# ── ending ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _begin_finishing(state: JobState, now: Instant) -> list[Effect]:
+    state.phase = JobPhase.FINISHING
+    state.reason = "the token budget is reached; collecting the last contributions"
+    flushes = [FlushIsland(i.id, i.incarnation) for i in state.islands.values() if i.live]
+    return [*island_life.flush_deadline(state, now), *flushes, *_go_on_finishing(state)]
+
+
+def _go_on_finishing(state: JobState) -> list[Effect]:
+    if state.live or any(r.phase is RoundPhase.MERGING for r in state.rounds):
+        return []
+    if any(r.offered for r in state.rounds):
+        return abandon_open_rounds(state)  # below quorum, and nobody is left to make it up
+    if state.evaluating is not None:
+        return []
+    if state.evaluated != state.global_version:
+        return [begin_evaluation(state)]
+    if not state.global_version:
+        why = f"the token budget is used up, but nothing was ever merged: never did {state.policy.quorum} islands contribute"
+        return finish(state, JobOutcome.FAILED, why)
+    return finish(state, JobOutcome.COMPLETED, "the token budget is reached")

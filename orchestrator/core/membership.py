@@ -1,0 +1,144 @@
+"""One island as the core knows it, and how it moves through its life.
+
+    PLACING ──▶ STARTING ──▶ CATCHING_UP ──▶ TRAINING          (forward: placed, ready, caught up)
+        │           │              │            │  ▲
+        │           └──────────────┴────────────┤  │ connection restored
+        │                                       ▼  │
+        │                                     SUSPECT            (no answer; a guess)
+        │                                       │ timeout
+        └──────────────▶ LOST ◀─────────────────┘                (dead; known or decided)
+                          │ back-off over: PLACING, incarnation + 1 (``fleet``)
+                          ├──▶ STOPPED   an operator wants it away
+                          └──▶ FAILED    given up, with the reason
+
+Records are frozen; every function returns the next one. Whether and when to place again is ``fleet``'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from orchestrator.core.events import IslandCaughtUp, IslandPlaced
+from orchestrator.core.vocabulary import (
+    Contribution,
+    FragmentId,
+    Incarnation,
+    Instant,
+    IslandId,
+    IslandPlan,
+    IslandState,
+    Version,
+)
+
+WITH_PROCESS = frozenset(
+    {
+        IslandState.PLACING,
+        IslandState.STARTING,
+        IslandState.CATCHING_UP,
+        IslandState.TRAINING,
+        IslandState.SUSPECT,
+    }
+)
+"""States in which a process of the current incarnation may exist."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Island:
+    """What is wanted of an island (``plan``, ``wanted``) and what is known of it.
+
+    ``step`` is the logical step that its state was taken at, ``*_before`` the totals of its earlier incarnations. What it
+    has trained since is in its latest report (``JobState.reports``), which changes too often to be kept here. ``doomed``
+    says why the process is to be killed, once an operator asked for it. ``failures`` counts lives in a row that ended
+    without a contribution. ``last_offer``, ``merged_into`` and ``merged_offer`` are per fragment and of this incarnation.
+    """
+
+    plan: IslandPlan
+    state: IslandState = IslandState.LOST
+    reason: str = ""
+    wanted: bool = True
+    incarnation: Incarnation = Incarnation(0)
+    node: str = ""
+    pid: int | None = None
+    ready: bool = False
+    flushed: bool = False
+    doomed: str = ""
+    state_before_suspect: IslandState | None = None
+    step: int = 0
+    steps_before: int = 0
+    tokens_before: int = 0
+    last_merge_at: Instant | None = None
+    failures: int = 0
+    restarts: int = 0
+    timer_serial: int = 0
+    failed_donors: frozenset[IslandId] = frozenset()
+    last_offer: dict[FragmentId, int] = field(default_factory=dict)
+    merged_into: dict[FragmentId, Version] = field(default_factory=dict)
+    merged_offer: dict[FragmentId, int] = field(default_factory=dict)
+
+    @property
+    def id(self) -> IslandId:
+        return self.plan.island
+
+    @property
+    def live(self) -> bool:
+        """Somebody a round may wait for."""
+        return self.state is IslandState.TRAINING and not self.flushed
+
+
+def placed(before: Island, event: IslandPlaced) -> Island:
+    return replace(before, state=IslandState.STARTING, reason="building the model", node=event.node, pid=event.pid)
+
+
+def catching_up(before: Island, reason: str) -> Island:
+    return replace(before, state=IslandState.CATCHING_UP, reason=reason)
+
+
+def caught_up(before: Island, event: IslandCaughtUp) -> Island:
+    source = event.donor or "the synchroniser"
+    return replace(
+        before,
+        state=IslandState.TRAINING,
+        reason=f"state taken from {source}",
+        step=event.step,
+        failed_donors=frozenset(),
+    )
+
+
+def suspected(before: Island, reason: str, timer_serial: int) -> Island:
+    return replace(
+        before,
+        state=IslandState.SUSPECT,
+        state_before_suspect=before.state,
+        reason=reason,
+        timer_serial=timer_serial,
+    )
+
+
+def restored(before: Island) -> Island:
+    """The guess was wrong: go on where it was."""
+    assert before.state_before_suspect is not None
+    return replace(
+        before,
+        state=before.state_before_suspect,
+        state_before_suspect=None,
+        reason="connection restored",
+        timer_serial=0,
+    )
+
+
+def contributed(before: Island, merged: Contribution, version: Version, at: Instant) -> Island:
+    """Its work is in ``version``: it is healthy, and may not offer the same work again."""
+    return replace(
+        before,
+        merged_into={**before.merged_into, merged.fragment: version},
+        merged_offer={**before.merged_offer, merged.fragment: merged.offer},
+        last_merge_at=at,
+        failures=0,
+    )
+
+
+def choose_donor(steps: Mapping[Island, int], receiver: Island) -> Island | None:
+    """The healthiest peer to take a state from: furthest in its logical clock, ties by name; none that failed us."""
+    candidates = [i for i in steps if i.live and i.id != receiver.id and i.id not in receiver.failed_donors]
+    return min(candidates, key=lambda i: (-steps[i], i.id), default=None)

@@ -1,0 +1,88 @@
+"""What a learner island and the service say to each other, as data: the only words both sides share.
+
+An island is asked by calls (``learners.island``) and answers by *letters*: it appends them to an outbox in the order
+things happened, and the service's link to that island reads them in that order by long polling. A letter holds no
+arrays. Bytes travel apart, pulled by the synchroniser's side under the name of an offer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.core.vocabulary import FragmentId, IslandId, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The island trained. Fields as in ``events.ProgressReported``."""
+
+    step: int
+    steps_total: int
+    tokens_total: int
+    stepping_seconds: float
+    step_seconds_median: float
+    gap_max_seconds: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A snapshot of fragment ``fragment`` waits under ``offer``. Fields as in ``vocabulary.Contribution``."""
+
+    fragment: FragmentId
+    offer: int
+    step: int
+    base_version: Version
+    step_count: int
+    token_count: int
+    tokens_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A published version was taken at a step boundary. Fields as in ``events.FragmentAdopted``."""
+
+    fragment: FragmentId
+    version: Version
+    step: int
+    tokens_total: int
+    kept_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The island holds a state. ``donor`` is a peer, or ``None`` for the synchroniser."""
+
+    donor: IslandId | None
+    versions: tuple[Version, ...]
+    step: int
+    transfer_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpFailure:
+    donor: IslandId | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is built and compiled."""
+
+    device_count: int
+    start_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """Everything was offered; no step will follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The island's own code failed; its process is about to end. ``detail`` is the last line of the traceback."""
+
+    detail: str
+
+
+Letter = Progress | Offer | Adopted | CaughtUp | CatchUpFailure | Ready | Flushed | Broken

@@ -1,0 +1,119 @@
+"""Everything the synchroniser remembers of one job. Held by ``Synchroniser`` alone; changed only by its handlers.
+
+The parts are frozen records (``Island``, ``FragmentRound``, ``Pace``); this class is the one place where they are replaced.
+What an island's current incarnation has trained is its latest report, kept as it came.
+"""
+
+from __future__ import annotations
+
+from orchestrator.core.events import ProgressReported
+from orchestrator.core.fragment_round import FragmentRound
+from orchestrator.core.grace import Pace
+from orchestrator.core.membership import Island
+from orchestrator.core.view import FragmentView, IslandView, JobView
+from orchestrator.core.vocabulary import (
+    CommandId,
+    Epoch,
+    FragmentId,
+    Instant,
+    IslandId,
+    IslandState,
+    JobOutcome,
+    JobPhase,
+    JobPolicy,
+)
+
+
+class JobState:
+    """The synchroniser's memory."""
+
+    def __init__(self, policy: JobPolicy, epoch: Epoch) -> None:
+        self.policy = policy
+        self.epoch = epoch
+        self.phase = JobPhase.RUNNING
+        self.outcome: JobOutcome | None = None
+        self.reason = ""
+        self.seeded = False
+        self.pace = Pace()
+        self.islands: dict[IslandId, Island] = {plan.island: Island(plan) for plan in policy.islands}
+        self.rounds = [FragmentRound(FragmentId(p)) for p in range(policy.fragment_count)]
+        self.reports: dict[IslandId, ProgressReported] = {}
+        self.commands: set[CommandId] = set()
+        self.evaluating: int | None = None
+        self.evaluated: int | None = None
+        self.merges_since_evaluation = 0
+        self.flush_serial = 0
+        self._serial = 0
+
+    def next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    @property
+    def live(self) -> frozenset[IslandId]:
+        """The islands a round may wait for."""
+        return frozenset(island.id for island in self.islands.values() if island.live)
+
+    @property
+    def global_version(self) -> int:
+        return sum(current.version for current in self.rounds)
+
+    @property
+    def tokens_trained(self) -> int:
+        before = sum(island.tokens_before for island in self.islands.values())
+        return before + sum(report.tokens_total for report in self.reports.values())
+
+    def step_of(self, island: Island) -> int:
+        """The island's logical step, as last heard."""
+        report = self.reports.get(island.id)
+        return report.step if report else island.step
+
+    @property
+    def holders(self) -> tuple[Island, ...]:
+        """Who hears of a new version: those that hold a state, also when we only think that they are gone."""
+        return tuple(i for i in self.islands.values() if i.state in (IslandState.TRAINING, IslandState.SUSPECT))
+
+    def pause_reason(self) -> str | None:
+        """Why no fragment can merge at present, if so."""
+        live = len(self.live)
+        if self.phase is not JobPhase.RUNNING or live >= self.policy.quorum:
+            return None
+        return f"merging waits: {live} of the {self.policy.quorum} islands that the quorum needs are training"
+
+    def view(self, at: Instant) -> JobView:
+        return JobView(
+            at=at,
+            phase=self.phase,
+            outcome=self.outcome,
+            reason=self.reason,
+            pause_reason=self.pause_reason(),
+            epoch=self.epoch,
+            token_budget=self.policy.token_budget,
+            tokens_trained=self.tokens_trained,
+            global_version=self.global_version,
+            islands=tuple(_view_of(island, self.reports.get(island.id)) for island in self.islands.values()),
+            fragments=tuple(
+                FragmentView(r.fragment, r.version, r.phase, tuple(sorted(r.offered)), r.step) for r in self.rounds
+            ),
+        )
+
+
+def _view_of(island: Island, report: ProgressReported | None) -> IslandView:
+    return IslandView(
+        island=island.id,
+        node_group=island.plan.node_group,
+        region=island.plan.region,
+        accelerator_count=island.plan.accelerator_count,
+        state=island.state,
+        reason=island.reason,
+        incarnation=island.incarnation,
+        node=island.node,
+        pid=island.pid,
+        step=report.step if report else island.step,
+        steps_total=island.steps_before + (report.steps_total if report else 0),
+        tokens_total=island.tokens_before + (report.tokens_total if report else 0),
+        step_seconds=report.step_seconds_median if report else None,
+        loss=report.loss if report else None,
+        last_merge_at=island.last_merge_at,
+        restarts=island.restarts,
+    )

@@ -1,0 +1,97 @@
+"""The one door of the core: events in, effects out.
+
+    effects = core.handle(event)
+
+Whoever drives it (live, simulated, replayed, recovered) carries the effects out in order and hands what comes of them back
+as events. The same events in the same order always give the same effects: there is no clock, no chance and no I/O here.
+
+    job_life        start, end, operators          island_life     come, catch up, fall silent, be lost
+    fragment_life   contribute, merge, adopt       state           what is remembered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.core import events, fragment_life, island_life, job_life
+from orchestrator.core.effects import Effect
+from orchestrator.core.membership import Island
+from orchestrator.core.state import JobState
+from orchestrator.core.view import JobView
+from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, IslandId, JobPhase, JobPolicy
+
+_ISLAND_HANDLERS: dict[type, Callable[[JobState, Island, Any], list[Effect]]] = {
+    events.IslandPlaced: island_life.placed,
+    events.PlacementFailed: island_life.placement_failed,
+    events.IslandReady: island_life.ready,
+    events.IslandCaughtUp: island_life.caught_up,
+    events.CatchUpFailed: island_life.catch_up_failed,
+    events.ProgressReported: island_life.progressed,
+    events.ConnectionLost: island_life.connection_lost,
+    events.ConnectionRestored: island_life.connection_restored,
+    events.IslandFlushed: island_life.flushed,
+}
+_COMMAND_HANDLERS: dict[type, Callable[[JobState, Any], list[Effect]]] = {
+    events.KillRequested: job_life.kill_requested,
+    events.ReaddRequested: job_life.readd_requested,
+    events.CancelRequested: job_life.cancel_requested,
+}
+
+
+class Synchroniser:
+    """All decisions about one job. Not thread-safe: one driver loop owns it."""
+
+    def __init__(self, policy: JobPolicy, epoch: Epoch = Epoch(1)) -> None:
+        self.state = JobState(policy, epoch)
+
+    def handle(self, event: events.Event) -> tuple[Effect, ...]:
+        """Decide what follows from ``event``. Safe with late, repeated and reordered events."""
+        effects = self._dispatch(event)
+        while more := job_life.settle(self.state, event):
+            effects += more
+        return tuple(effects)
+
+    def view(self, at: Instant) -> JobView:
+        return self.state.view(at)
+
+    def _dispatch(self, event: events.Event) -> list[Effect]:
+        state = self.state
+        if isinstance(event, (events.KillRequested, events.ReaddRequested, events.CancelRequested)):
+            if event.command in state.commands:
+                return []  # repeated under its own id
+            state.commands.add(event.command)
+            return _COMMAND_HANDLERS[type(event)](state, event)
+        if isinstance(event, events.ContributionArrived):
+            return fragment_life.contribution_arrived(state, event)
+        if state.phase is JobPhase.FINISHED:
+            return []
+        match event:
+            case events.FragmentAdopted():
+                return fragment_life.fragment_adopted(state, event)
+            case events.MergeCompleted():
+                return fragment_life.merge_completed(state, event)
+            case events.ContributionUnusable():
+                return fragment_life.contribution_unusable(state, event)
+            case events.TimerFired():
+                return self._timer_fired(event)
+            case events.EvaluationCompleted() | events.EvaluationFailed():
+                return job_life.evaluated(state, event)
+            case events.OuterStateSeeded():
+                return island_life.seeded(state)
+            case events.JobStarted():
+                return job_life.started(state, event)
+            case _:
+                island = island_life.current_island(state, event)
+                if island is None:
+                    return island_life.fence(state, event)
+                return _ISLAND_HANDLERS[type(event)](state, island, event)
+
+    def _timer_fired(self, event: events.TimerFired) -> list[Effect]:
+        """Timers are named ``kind:whom``."""
+        kind, _, whom = event.timer.partition(":")
+        if kind == "grace":
+            return fragment_life.grace_over(self.state, FragmentId(int(whom)), event.serial, event.at)
+        if kind == "flush":
+            return job_life.flush_timed_out(self.state, event.serial, event.at)
+        return island_life.timer_fired(self.state, kind, IslandId(whom), event.serial, event.at)

@@ -1,0 +1,184 @@
+"""The words every other module is made of: identities, units, states and reasons.
+
+Nothing here decides anything. Names are the glossary of ARCHITECTURE.md; when a word is missing, add it there first.
+
+Units: every ``Instant`` is in seconds since the job was created, every ``Duration`` in seconds, every count of tokens or
+steps is an integer, so that conservation can be checked exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+IslandId = NewType("IslandId", str)
+"""A learner island: one model replica with its own data shard and inner optimizer. Unique within a job."""
+Incarnation = NewType("Incarnation", int)
+"""Which life of an island: 1 for the first process, one more each time it is placed again."""
+FragmentId = NewType("FragmentId", int)
+"""One of the P disjoint parts of the parameters, 0 to P - 1."""
+Version = NewType("Version", int)
+"""How many outer steps a fragment has taken; 0 is the initial value."""
+Epoch = NewType("Epoch", int)
+"""Which life of the synchroniser: raised at each recovery."""
+PayloadId = NewType("PayloadId", str)
+"""Names the bytes of one contribution; the bytes themselves never enter the core."""
+CommandId = NewType("CommandId", str)
+"""Names one operator command; repeating a command under its id changes nothing."""
+NodeGroupId = NewType("NodeGroupId", str)
+"""A set of nodes of one kind in one region."""
+
+Instant = float
+Duration = float
+
+
+class IslandState(StrEnum):
+    """Where an island is in its life. `ARCHITECTURE.md` draws the arrows."""
+
+    PLACING = "placing"
+    STARTING = "starting"
+    CATCHING_UP = "catching_up"
+    TRAINING = "training"
+    SUSPECT = "suspect"
+    LOST = "lost"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class JobPhase(StrEnum):
+    RUNNING = "running"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+
+
+class JobOutcome(StrEnum):
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class RoundPhase(StrEnum):
+    COLLECTING = "collecting"
+    GRACE = "grace"
+    MERGING = "merging"
+
+
+class CloseReason(StrEnum):
+    """Why a round stopped waiting for more contributions."""
+
+    EVERYONE_IN = "everyone_in"
+    GRACE_OVER = "grace_over"
+    NO_GRACE_LEFT = "no_grace_left"
+    FINAL_FLUSH = "final_flush"
+
+
+class RefusalReason(StrEnum):
+    """Why a contribution may not enter a round. A refusal is a decision, not an error."""
+
+    FENCED = "fenced"
+    NOT_CAUGHT_UP = "not_caught_up"
+    DUPLICATE = "duplicate"
+    EMPTY = "empty"
+    UNKNOWN_VERSION = "unknown_version"
+    ALREADY_MERGED = "already_merged"
+    LATE = "late"
+    STALE_BASE = "stale_base"
+    JOB_OVER = "job_over"
+    CORRUPT = "corrupt"
+    WRONG_SHAPE = "wrong_shape"
+    NON_FINITE = "non_finite"
+
+
+class ReleaseReason(StrEnum):
+    """Why a payload's bytes are no longer needed."""
+
+    MERGED = "merged"
+    REFUSED = "refused"
+    SUPERSEDED = "superseded"
+    ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one island offers to one round: its fragment's parameters (by payload id) and how much work is in them.
+
+    ``step_count`` and ``token_count`` are the paper's c_steps and c_tokens: since the island last adopted this
+    fragment. ``step`` is the island's logical step when the snapshot was taken, ``base_version`` the version it had
+    adopted. ``tokens_total`` is everything this incarnation had trained by then.
+    """
+
+    payload: PayloadId
+    island: IslandId
+    incarnation: Incarnation
+    fragment: FragmentId
+    offer: int
+    step: int
+    base_version: Version
+    step_count: int
+    token_count: int
+    tokens_total: int
+
+
+def payload_id(island: IslandId, incarnation: Incarnation, fragment: FragmentId, offer: int) -> PayloadId:
+    """The idempotent name of a contribution: the same offer sent twice has the same name."""
+    return PayloadId(f"{island}.{incarnation}.{fragment}.{offer}")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedPayload:
+    """One input of a merge. ``weight`` is positive; the weights of one merge sum to one."""
+
+    payload: PayloadId
+    island: IslandId
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class IslandPlan:
+    """What the job specification wants of one island."""
+
+    island: IslandId
+    node_group: NodeGroupId
+    region: str
+    accelerator_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobPolicy:
+    """Everything the core may know of the job: frozen, stored in the tape's header.
+
+    quorum                  K: a round may close once this many islands have contributed
+    fragment_count          P
+    sync_interval_steps     H: inner steps between two synchronisations of one fragment
+    overlap_steps           τ: inner steps by which communication overlaps compute
+    grace_margin            γ in [0, 1): the part of the slack that may be spent waiting
+    grace_cap_steps         longest grace window, in inner steps; ``None`` waits for everyone (synchronous baselines)
+    staleness_max           how many versions behind the current one a contribution's base may be
+    token_budget            the job ends when its islands have trained this many tokens together
+    evaluation_every_merges ask for an evaluation each time this many fragments have merged; 0 for the end only
+    suspect_timeout_s       an island without connection is suspect at once, and lost after this long
+    backoff_first_s/max_s   wait before placing a lost island again: doubled at each failure in a row, capped
+    restarts_max            an island that fails this often in a row without contributing is given up
+    flush_timeout_s         longest wait for the islands' last contributions when the job ends
+    moving_average_decay    weight of the past in ξ_step, ξ_quorum and ξ_sync
+
+    Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
+    """
+
+    islands: tuple[IslandPlan, ...]
+    fragment_count: int
+    sync_interval_steps: int
+    overlap_steps: int
+    quorum: int
+    grace_margin: float
+    grace_cap_steps: float | None
+    staleness_max: int
+    token_budget: int
+    evaluation_every_merges: int
+    suspect_timeout_s: Duration
+    backoff_first_s: Duration
+    backoff_max_s: Duration
+    restarts_max: int
+    flush_timeout_s: Duration
+    moving_average_decay: float

@@ -1,0 +1,141 @@
+"""The errors a user or operator may meet, as one tree. Whose fault it is decides the class.
+
+    AtollError
+    ├── ConfigurationError      the job specification or the service's settings
+    │   └── InvalidJobSpec      … with every problem at once
+    ├── RequestError            a command that cannot be done as asked
+    │   ├── NotFound
+    │   └── Conflict
+    ├── InfrastructureError     nodes, Ray, disks, the network
+    │   └── ServiceUnreachable
+    ├── DataError               a tape or payload that is not what it claims to be
+    │   └── WireError           … a payload (merge/wire.py); becomes a refusal
+    └── InternalError           us: an invariant does not hold
+
+Each says what was wrong with which values, what it means, and what to change. Facts are typed fields. Refusing a
+contribution is a decision with a reason (``vocabulary.RefusalReason``), not an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(eq=False, kw_only=True)
+class AtollError(Exception):
+    """Base of all errors of ours. Keyword-only, and able to cross Ray (``__reduce__``)."""
+
+    def __post_init__(self) -> None:
+        Exception.__init__(self, str(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), {field.name: getattr(self, field.name) for field in fields(self)})
+
+
+def _rebuild(kind: type[AtollError], facts: dict[str, Any]) -> AtollError:
+    return kind(**facts)
+
+
+@dataclass(eq=False, kw_only=True)
+class ConfigurationError(AtollError):
+    """The job specification or the service's settings ask for something that cannot be."""
+
+    detail: str
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a specification: where, what, and what to do about it."""
+
+    path: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message} {self.remedy}".rstrip()
+
+
+@dataclass(eq=False, kw_only=True)
+class InvalidJobSpec(ConfigurationError):
+    """A job specification with at least one problem; nothing was started."""
+
+    detail: str = "the job specification cannot be used"
+    problems: tuple[Problem, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.detail} ({len(self.problems)} problems):", *(f"  - {p}" for p in self.problems)])
+
+
+@dataclass(eq=False, kw_only=True)
+class RequestError(AtollError):
+    """A command or question that cannot be answered as asked."""
+
+    detail: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.detail} {self.remedy}".rstrip()
+
+
+@dataclass(eq=False, kw_only=True)
+class NotFound(RequestError):
+    """No such job, island or command."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Conflict(RequestError):
+    """The thing exists, but is not in a state in which this can be done."""
+
+
+@dataclass(eq=False, kw_only=True)
+class InfrastructureError(AtollError):
+    """Nodes, Ray, a disk or the network failed us."""
+
+    detail: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.detail} {self.remedy}".rstrip()
+
+
+@dataclass(eq=False, kw_only=True)
+class ServiceUnreachable(InfrastructureError):
+    """The control plane does not answer."""
+
+
+@dataclass(eq=False, kw_only=True)
+class DataError(AtollError):
+    """A tape or a payload is not what it claims to be."""
+
+    detail: str
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+@dataclass(eq=False, kw_only=True)
+class InternalError(AtollError):
+    """One of our own invariants does not hold. Please report it with the tape."""
+
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.detail} This is a bug in atoll; please report it with the job's tape."
+
+
+def first_line(error: BaseException) -> str:
+    """What ``error`` says, for a reason: its first line, or its type's name where it says nothing."""
+    return _lines(error)[0]
+
+
+def last_line(error: BaseException) -> str:
+    """As ``first_line``, for errors that quote another's traceback and say last what happened."""
+    return _lines(error)[-1]
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

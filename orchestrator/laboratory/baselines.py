@@ -1,0 +1,102 @@
+"""The systems Decoupled DiLoCo is compared with, each in our terms, on the same tokens in the same order.
+
+    decoupled        the job as it is specified: quorum, grace, token weights; speeds differ by ``speed_spread``
+    diloco           P = 1, K = M, τ = 0, no grace limit, plain mean: everyone waits at each outer step (arXiv:2311.08105)
+    data-parallel    one model, every shard's batch in every step, gradients averaged at each step
+
+The same islands, shards, seed, model and schedule; an inner step of ``data-parallel`` takes the M batches that the islands
+take in theirs. Source: arXiv:2604.21428, section on baselines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from learners import corpus, data, jax_trainer, model
+from orchestrator.config import JobSpec
+from orchestrator.laboratory.multiplex import MultiplexedJob
+from orchestrator.sections import SynchroniserSection
+
+Method = Literal["decoupled", "diloco", "data-parallel"]
+TRANSFER_STEPS = 1.0
+"""How long a merged fragment takes to an island of the decoupled job, in its inner steps; the baseline's takes no time."""
+METHODS: tuple[Method, ...] = ("decoupled", "diloco", "data-parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a run reached: held-out ``loss`` in nats per token, and (tokens, loss) along the way."""
+
+    loss: float
+    curve: tuple[tuple[int, float], ...]
+    goodput_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """``tokens`` trained so far; ``result`` on the last one."""
+
+    tokens: int
+    result: Trained | None = None
+
+
+def train(method: Method, spec: JobSpec, speed_spread: float) -> Iterator[Advance]:
+    """Train by ``method`` to the end of the budget."""
+    if method == "data-parallel":
+        return _data_parallel(spec)
+    if method == "diloco":
+        return _multiplexed(spec, transfer_steps=0.0, speed_spread=0.0)
+    return _multiplexed(spec, transfer_steps=TRANSFER_STEPS, speed_spread=speed_spread)
+
+
+def as_diloco(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
+    """The same job, synchronous: P = 1, K = M, τ = 0; ``changes`` sets its own outer optimizer."""
+    synchronous = {
+        **spec.synchroniser.model_dump(),
+        "fragments": 1,
+        "quorum": spec.island_count,
+        "overlap_steps": 0,
+        "grace_cap_steps": None,
+        "averaging": "mean",
+        "adoption": "replace",
+        **changes,
+    }
+    return spec.model_copy(update={"synchroniser": SynchroniserSection.model_validate(synchronous)})
+
+
+def with_inner_lr(spec: JobSpec, lr: float) -> JobSpec:
+    inner = spec.training.inner_optimizer.model_copy(update={"lr": lr})
+    return spec.model_copy(update={"training": spec.training.model_copy(update={"inner_optimizer": inner})})
+
+
+def _multiplexed(spec: JobSpec, *, transfer_steps: float, speed_spread: float) -> Iterator[Advance]:
+    job = MultiplexedJob(spec, jax_trainer.create, transfer_steps=transfer_steps, speed_spread=speed_spread)
+    tokens = 0
+    for tokens in job.run():
+        yield Advance(tokens)
+    outcome = job.outcome
+    yield Advance(tokens, Trained(outcome.loss, tuple(outcome.curve), outcome.goodput["goodput_ratio"]))
+
+
+def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
+    """One trainer whose batch is the union of the islands' batches."""
+    plain = spec.model_dump(mode="json")
+    count = spec.island_count
+    wide = {**plain, "islands": plain["islands"][:1], "training": {**plain["training"]}}
+    wide["islands"][0] = {**wide["islands"][0], "count": 1}
+    wide["training"]["batch_size"] = spec.training.batch_size * count
+    trainer = jax_trainer.JaxTrainer(
+        wide, model.build(wide), draw=lambda: data.union_batches(corpus.load(plain["data"]), plain, count)
+    )
+    names = list(trainer.tensor_shapes())
+    evaluations = 8
+    curve = []
+    tokens = 0
+    for step in range(spec.horizon_steps):
+        tokens += trainer.step(step).token_count
+        if (step + 1) % max(1, spec.horizon_steps // evaluations) == 0 or step + 1 == spec.horizon_steps:
+            curve.append((tokens, trainer.evaluate(trainer.snapshot(names).arrays())))
+        yield Advance(tokens)
+    yield Advance(tokens, Trained(curve[-1][1], tuple(curve), 1.0))

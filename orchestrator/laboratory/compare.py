@@ -1,0 +1,178 @@
+"""What does decoupling cost the model? The same tokens, seeds and schedule, by this job and by its baselines.
+
+    python -m orchestrator.laboratory.compare FILE --baseline data-parallel --baseline diloco [--json]
+
+Every method is trained at each inner learning rate of a small stated grid and judged at its own best. Finished runs are
+kept in ``runs/compare-NAME/`` as they end, so Ctrl-C loses at most the run under way and the next call goes on.
+
+The file holds ``job`` (a job specification), ``inner_lrs`` (the grid), ``speed_spread`` (how much the islands' steps vary,
+as a ratio) and ``diloco`` (what the synchronous baseline changes in ``synchroniser``: its own outer optimizer).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from orchestrator.config import JobSpec, parse_job, read_document
+from orchestrator.errors import AtollError, ConfigurationError
+from orchestrator.laboratory import baselines
+from orchestrator.laboratory.baselines import METHODS, Method, Trained
+from orchestrator.sections import Section
+
+
+class Settings(Section):
+    """What a comparison file holds, besides its job."""
+
+    inner_lrs: tuple[float, ...]
+    speed_spread: float = 0.0
+    diloco: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run of a comparison. ``key`` names everything that decides its result."""
+
+    method: Method
+    inner_lr: float
+    key: str
+    result: Trained
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A method at its own best inner learning rate; ``gap`` is decoupled's loss over its own, less one, as a ratio."""
+
+    method: Method
+    inner_lr: float
+    loss: float
+    losses: dict[float, float]
+    gap: float
+    tokens: int
+    goodput_ratio: float
+
+
+def read(path: Path) -> tuple[JobSpec, Settings]:
+    """Raises ConfigurationError (InvalidJobSpec for the job itself)."""
+    document = read_document(path)
+    spec = parse_job(document.pop("job", {}))
+    try:
+        return spec, Settings.model_validate(document)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigurationError(detail=f"{path}: {problems}. See deploy/configs/compare.yaml.") from error
+
+
+class Comparison:
+    """The runs of one file, finished ones kept on disk."""
+
+    def __init__(self, spec: JobSpec, settings: Settings, folder: Path, console: Console) -> None:
+        self._spec, self._settings, self._console = spec, settings, console
+        self._file = folder / "runs.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._kept = {run.key: run for run in self._read()}
+
+    def train(self, methods: Sequence[Method]) -> list[Run]:
+        """Every method at every learning rate, in turn."""
+        plan = [(method, lr) for method in methods for lr in self._settings.inner_lrs]
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self._console) as progress:
+            return [self._run(method, lr, progress) for method, lr in plan]
+
+    def _run(self, method: Method, lr: float, progress: Progress) -> Run:
+        spec = baselines.with_inner_lr(self._spec, lr)
+        if method == "diloco":
+            spec = baselines.as_diloco(spec, self._settings.diloco)
+        spread = self._settings.speed_spread if method == "decoupled" else 0.0
+        key = hashlib.sha256(f"{method} {spread} {spec.model_dump_json()}".encode()).hexdigest()[:16]
+        if key in self._kept:
+            return self._kept[key]
+        task = progress.add_task(f"{method} at {lr:g}", total=spec.token_budget)
+        result = None
+        for step in baselines.train(method, spec, spread):
+            progress.update(task, completed=step.tokens)
+            result = step.result
+        assert result is not None
+        run = self._kept[key] = Run(method, lr, key, result)
+        with self._file.open("a") as lines:
+            lines.write(json.dumps(asdict(run)) + "\n")
+        return run
+
+    def _read(self) -> list[Run]:
+        if not self._file.exists():
+            return []
+        kind = TypeAdapter(Run)
+        return [kind.validate_json(line) for line in self._file.read_text().splitlines()]
+
+
+def judge(runs: Sequence[Run]) -> list[Row]:
+    """One row a method, decoupled first."""
+    ours = min(run.result.loss for run in runs if run.method == "decoupled")
+    rows = []
+    for method in METHODS:
+        own = [run for run in runs if run.method == method]
+        if own:
+            best = min(own, key=lambda run: run.result.loss)
+            losses = {run.inner_lr: run.result.loss for run in own}
+            tokens = best.result.curve[-1][0]
+            gap = ours / best.result.loss - 1
+            rows.append(Row(method, best.inner_lr, best.result.loss, losses, gap, tokens, best.result.goodput_ratio))
+    return rows
+
+
+def table(spec: JobSpec, rows: Sequence[Row]) -> Table:
+    sync = spec.synchroniser
+    drawn = Table(
+        title=f"{spec.name}: {spec.model.preset}, {spec.island_count} islands × {spec.horizon_steps} steps × "
+        f"{spec.training.batch_size} × {spec.data.sequence_length} bytes; H = {sync.interval_steps}, P = {sync.fragments}",
+        caption="held-out loss in nats per byte; gap: decoupled's loss over the method's, each at its best",
+    )
+    for column in ("method", "best inner lr", "loss", "gap", "losses on the grid", "goodput"):
+        drawn.add_column(column, justify="left" if column == "method" else "right")
+    for row in rows:
+        grid = "  ".join(f"{lr:g}: {loss:.4f}" for lr, loss in row.losses.items())
+        gap = "" if row.method == "decoupled" else f"{row.gap:+.2%}"
+        drawn.add_row(row.method, f"{row.inner_lr:g}", f"{row.loss:.4f}", gap, grid, f"{row.goodput_ratio:.1%}")
+    return drawn
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="atoll compare", description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--baseline", action="append", choices=METHODS[1:], default=[])
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    options = parser.parse_args(arguments)
+    console = Console(stderr=True)
+    try:
+        spec, settings = read(options.file)
+    except AtollError as error:
+        console.print(str(error), style="red", markup=False)
+        return 2
+    folder = options.runs / f"compare-{spec.name}"
+    try:
+        rows = judge(Comparison(spec, settings, folder, console).train(("decoupled", *dict.fromkeys(options.baseline))))
+    except KeyboardInterrupt:
+        console.print(f"Stopped. Finished runs are kept in {folder}; the same command goes on from there.")
+        return 130
+    if options.json:
+        json.dump([asdict(row) for row in rows], sys.stdout, indent=2)
+        print()
+    else:
+        Console().print(table(spec, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

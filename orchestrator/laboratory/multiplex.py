@@ -1,0 +1,267 @@
+"""All islands of a job in one process, stepping in virtual time, deciding with the core that decides live.
+
+Real inner steps, real merges; only time and the network are imagined. A heap of things to do stands for both. One unit
+of virtual time is one inner step of an island at full speed:
+
+    at T     deliveries due by T are in the mailboxes; the islands whose turn it is are at a boundary: they adopt what came
+             and offer what is due; contributions arrive, rounds close, merges are applied; then they step
+    T + x    what was merged arrives, x being ``transfer_steps``: with x = 0 before those steps
+    T + d    the step has ended: the next boundary
+
+So a run is a function of specification and seed: no clock, no threads, no Ray. It measures what the method does to the
+model (``compare``), not what the service does to the clock.
+
+Source: arXiv:2604.21428, "event tapes" (real training driven by simulated timing).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+from learners.contract import Arrays, Trainer
+from learners.loop import IslandLoop, LoopPlan
+from learners.outbox import Outbox
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.config import JobSpec
+from orchestrator.core import effects, events
+from orchestrator.core.hearing import contribution_of, event_of
+from orchestrator.core.messages import Letter, Offer, Progress
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, PayloadId
+from orchestrator.errors import InternalError
+from orchestrator.merge import fragment_map, outer_optimizer, wire
+from orchestrator.merge.outer_state import OuterState
+from orchestrator.tape.driver import DigestSink, Driver
+from orchestrator.tape.schema import Header
+
+MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
+FIRST = Incarnation(1)
+
+
+class Turn(IntEnum):
+    """What goes first among things due at the same instant."""
+
+    EVENT = 0
+    DELIVERY = 1
+    BOUNDARY = 2
+    STEP = 3
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run left. ``curve`` holds (tokens trained, held-out loss) of every evaluation, the last one final."""
+
+    parameters: Arrays
+    digest: str
+    tape_digest: str
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    goodput: dict[str, Any] = field(default_factory=dict)
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        return self.curve[-1][1]
+
+
+class MultiplexedJob:
+    """One job, from its first placement to its last merge. ``run`` yields the tokens trained, for progress."""
+
+    def __init__(
+        self, spec: JobSpec, make_trainer: MakeTrainer, *, transfer_steps: float, speed_spread: float = 0.0
+    ) -> None:
+        self._spec = spec
+        self._transfer = transfer_steps
+        self._spread = speed_spread
+        policy = spec.policy()
+        plain = spec.model_dump(mode="json")
+        count = len(policy.islands)
+        self._trainers = [make_trainer(plain, index, count) for index in range(count)]
+        shapes = self._trainers[0].tensor_shapes()
+        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        self._fragments = fragment_map.build(sizes, policy.fragment_count)
+        outer = spec.synchroniser.outer_optimizer
+        self._outer = OuterState(
+            self._trainers[0].initial_parameters(),
+            self._fragments,
+            spec.synchroniser.averaging,
+            outer_optimizer.create(outer.kind, outer.lr, outer.momentum),
+        )
+        plan = LoopPlan(
+            fragments=self._fragments,
+            interval_steps=policy.sync_interval_steps,
+            adoption=spec.synchroniser.adoption,
+            mix_alpha=spec.synchroniser.mix_alpha,
+            report_every_s=0.0,
+        )
+        self._islands: dict[IslandId, _Island] = {}
+        for index, (island, trainer) in enumerate(zip(policy.islands, self._trainers, strict=True)):
+            outbox = Outbox()
+            loop = IslandLoop(trainer, plan, outbox)
+            self._islands[island.island] = _Island(island.island, loop, outbox, random.Random(f"{spec.seed} {index}"))
+        self._goodput, self._statistics = Goodput(policy), Statistics(policy)
+        self._sink = DigestSink(Header(spec.name, policy))
+        self._driver = Driver(Synchroniser(policy), (self._goodput, self._statistics), self._sink)
+        self._payloads: dict[PayloadId, Arrays] = {}
+        self._heap: list[tuple[Instant, Turn, int, Callable[[], None]]] = []
+        self._serial = 0
+        self._now: Instant = 0.0
+        self._outcome: Outcome | None = None
+        self._curve: list[tuple[int, float]] = []
+
+    def run(self) -> Iterator[int]:
+        """Train to the end of the budget; ``outcome`` is then set."""
+        self._happen(events.OuterStateSeeded(0.0, sum(a.size for a in self._outer.parameters().values()), ""))
+        self._happen(events.JobStarted(0.0))
+        while self._heap and self._outcome is None:
+            self._now, turn, _, act = heapq.heappop(self._heap)
+            act()
+            if turn is Turn.STEP:
+                yield sum(i.tokens for i in self._islands.values())
+        if self._outcome is None:
+            raise InternalError(detail="The multiplexed job ran out of things to do before its end.")
+
+    @property
+    def outcome(self) -> Outcome:
+        assert self._outcome is not None
+        return self._outcome
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _later(self, delay: float, turn: Turn, act: Callable[[], None]) -> None:
+        self._serial += 1
+        heapq.heappush(self._heap, (self._now + delay, turn, self._serial, act))
+
+    def _happen(self, event: events.Event) -> None:
+        for effect in self._driver.step(event):
+            self._act(effect)
+
+    def _soon(self, event_at: Callable[[Instant], events.Event], delay: float = 0.0) -> None:
+        self._later(delay, Turn.EVENT, lambda: self._happen(event_at(self._now)))
+
+    # ── islands ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _boundary(self, island: _Island) -> None:
+        if island.running:
+            island.loop.adopt_mail()
+            island.loop.offer_due()
+            self._read(island)
+            self._later(0.0, Turn.STEP, lambda: self._step(island))
+
+    def _step(self, island: _Island) -> None:
+        if island.running:
+            island.loop.adopt_mail()
+            self._read(island)
+            island.loop.train()
+            duration = 1.0 + self._spread * island.chance.uniform(-1.0, 1.0)
+            island.stepping_seconds += duration
+            self._later(duration, Turn.BOUNDARY, lambda: self._boundary(island))
+
+    def _read(self, island: _Island) -> None:
+        """Hear what the island has to say, at once: bytes and letters cost no virtual time on the way in."""
+        for letter in island.outbox.take(0.0):
+            self._happen(self._event_of(island, letter))
+
+    def _event_of(self, island: _Island, letter: Letter) -> events.Event:
+        """As live, but that time is virtual and an offer's bytes are there at once."""
+        if isinstance(letter, Offer):
+            arrays = island.loop.take(letter.fragment, letter.offer)
+            assert arrays is not None
+            contribution = contribution_of(letter, island.id, FIRST)
+            self._payloads[contribution.payload] = wire.decode(wire.encode(arrays, self._spec.synchroniser.wire))
+            return events.ContributionArrived(self._now, contribution)
+        if isinstance(letter, Progress):
+            island.tokens = letter.tokens_total
+            letter = replace(
+                letter,
+                stepping_seconds=island.stepping_seconds,
+                step_seconds_median=1.0,
+                gap_max_seconds=1.0 + self._spread,
+            )
+        return event_of(letter, self._now, island.id, FIRST)
+
+    # ── effects ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _act(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.SetTimer(timer, serial, due_at):
+                self._soon(lambda at: events.TimerFired(at, timer, serial), due_at - self._now)
+            case effects.PlaceIsland(island, incarnation):
+                self._soon(lambda at: events.IslandPlaced(at, island, incarnation, "here", 0))
+                self._soon(lambda at: events.IslandReady(at, island, incarnation, 1, 0.0))
+            case effects.BeginCatchUp(island_id, _, _, cursor):
+                island = self._islands[island_id]
+                island.loop.load(self._outer.parameters(), self._outer.versions, 0, cursor)
+                self._soon(lambda at: events.IslandCaughtUp(at, island_id, FIRST, None, self._outer.versions, 0, 0.0))
+            case effects.StartTraining(island_id):
+                island = self._islands[island_id]
+                island.running = True
+                self._later(0.0, Turn.BOUNDARY, lambda: self._boundary(island))
+            case effects.MergeFragment():
+                self._merge(effect)
+            case effects.PublishFragment():
+                self._publish(effect)
+            case effects.ReleasePayload(payload):
+                self._payloads.pop(payload, None)
+            case effects.FlushIsland(island_id):
+                self._later(0.0, Turn.BOUNDARY, lambda: self._flush(self._islands[island_id]))
+            case effects.Evaluate(version):
+                self._evaluate(version)
+            case effects.FinishJob():
+                self._finish()
+
+    def _merge(self, effect: effects.MergeFragment) -> None:
+        inputs = [(self._payloads[i.payload], i.weight) for i in effect.inputs]
+        digest = self._outer.merge(effect.fragment, effect.version, inputs)
+        self._soon(lambda at: events.MergeCompleted(at, effect.fragment, effect.version, digest, 0.0))
+
+    def _publish(self, effect: effects.PublishFragment) -> None:
+        arrays = self._outer.fragment(effect.fragment)
+
+        def deliver(recipient: effects.Recipient) -> None:
+            loop = self._islands[recipient.island].loop
+            loop.deliver(effect.fragment, effect.version, effect.step, arrays, recipient.merged_offer)
+
+        for recipient in effect.recipients:
+            self._later(self._transfer, Turn.DELIVERY, lambda recipient=recipient: deliver(recipient))  # type: ignore[misc]
+
+    def _flush(self, island: _Island) -> None:
+        """Stop stepping and give what is left, at the boundary."""
+        if island.running:
+            island.running = False
+            island.loop.give_all()
+            self._read(island)
+
+    def _evaluate(self, version: int) -> None:
+        loss = self._trainers[0].evaluate(self._outer.parameters())
+        self._curve.append((sum(i.tokens for i in self._islands.values()), loss))
+        self._soon(lambda at: events.EvaluationCompleted(at, version, loss))
+
+    def _finish(self) -> None:
+        parameters = self._outer.parameters()
+        self._goodput.check()
+        self._outcome = Outcome(
+            parameters=parameters,
+            digest=wire.digest(parameters),
+            tape_digest=self._sink.digest.hex(),
+            curve=self._curve,
+            goodput=self._goodput.summary(self._now),
+            statistics=self._statistics.summary(self._now),
+        )
+
+
+@dataclass(slots=True)
+class _Island:
+    id: IslandId
+    loop: IslandLoop
+    outbox: Outbox
+    chance: random.Random
+    running: bool = False
+    tokens: int = 0
+    stepping_seconds: float = 0.0

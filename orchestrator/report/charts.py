@@ -1,0 +1,187 @@
+"""The four pictures of a report: loss, islands over time, where the time went, merges. report.json in, SVG out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from orchestrator.report.svg import (
+    WIDTH,
+    Scale,
+    box,
+    dot,
+    drawing,
+    element,
+    legend,
+    line,
+    path,
+    text,
+    x_axis,
+    y_axis,
+)
+from orchestrator.report.words import count, loss, percent, plain, seconds
+
+STATES = {
+    "training": "training",
+    "flushed": "waiting for the end",
+    "catching_up": "catching up",
+    "starting": "building and compiling",
+    "placing": "being placed",
+    "suspect": "silent",
+    "lost": "lost, waiting",
+    "failed": "given up",
+    "stopped": "kept away",
+}
+CLASSES = {
+    "productive": "productive",
+    "in_flight": "in flight",
+    "discarded": "discarded",
+    "stalled": "stalled",
+    "recovering": "recovering",
+    "starting": "starting",
+    "down": "down",
+}
+
+Report = Mapping[str, Any]
+
+
+def loss_chart(report: Report) -> str:
+    """Held-out loss against tokens, over the islands' own training loss, and the unigram model to beat."""
+    held_out, training = report["loss_curve"], report["training_loss_curve"]
+    unigram = report.get("loss_unigram")
+    values = [point[1] for point in (*held_out, *training)] + ([unigram] if unigram else [])
+    if not values:
+        return _nothing("Nothing was trained.")
+    low, high = min(values), max(values)
+    margin = 0.08 * (high - low or 1.0)
+    x = Scale(0.0, max((point[0] for point in (*held_out, *training)), default=1.0), 44.0, WIDTH - 12)
+    y = Scale(low - margin, high + margin, 226.0, 10.0)
+    parts = [y_axis(y, x.start, x.stop, plain, 6), x_axis(x, 226.0, count, "tokens trained, all islands")]
+    if len(training) > 1:
+        parts.append(path([(x(p[0]), y(p[1])) for p in training], "training-loss", width=1.2, opacity=0.55))
+    if unigram:
+        parts.append(line(x.start, y(unigram), x.stop, y(unigram), "reference"))
+        parts.append(text(x.stop, y(unigram) - 6, f"unigram model {loss(unigram)}", anchor="end", kind="tick"))
+    if held_out:
+        parts.append(path([(x(p[0]), y(p[1])) for p in held_out], "loss", width=2.4))
+    for tokens, value, at in held_out:
+        parts.append(dot(x(tokens), y(value), 3.0, "loss", f"{loss(value)} at {count(tokens)} tokens, {seconds(at)}"))
+    keys = [("loss", "held-out loss, nats per token"), ("training-loss", "training loss, as the islands report it")]
+    return drawing(264.0, "Loss against tokens", *parts) + legend(keys)
+
+
+def timeline_chart(report: Report) -> str:
+    """One row per island, coloured by its state; a cross marks a loss, a ring its first merge afterwards."""
+    islands = list(report["islands"])
+    duration = report["duration_s"] or 1.0
+    label_width = min(150.0, 12.0 + 7.2 * max((len(name) for name in islands), default=0))
+    x = Scale(0.0, duration, label_width, WIDTH - 12)
+    row, height = 30.0, 10.0 + 30.0 * len(islands)
+    tops = {island: 8.0 + n * row for n, island in enumerate(islands)}
+    parts = [text(label_width - 9, tops[name] + 15, name, anchor="end") for name in islands]
+    shown = set()
+    for island, since, until, state in report["timeline"]:
+        said = f"{island}: {STATES.get(state, state)} for {seconds(until - since)}, from {seconds(since)}"
+        width = max(x(until) - x(since), 0.8)
+        parts.append(box(x(since), tops[island], width, row - 9, f"state-{state}", said, radius=2))
+        shown.add(state)
+    for recovery in report["recoveries"]:
+        top = tops[recovery["island"]]
+        parts.append(_cross(x(recovery["killed_at"]), top - 1.5))
+        if recovery["complete"]:
+            said = f"{recovery['island']} contributed again after {seconds(recovery['total'])}"
+            back_at = recovery["killed_at"] + recovery["total"]
+            ring = element("title", escape(said))
+            parts.append(element("circle", ring, cx=x(back_at), cy=top + (row - 9) / 2, r=5.0, class_="ring"))
+    parts.append(x_axis(x, height, plain, "seconds since the job was created"))
+    keys = [(f"state-{state}", name) for state, name in STATES.items() if state in shown]
+    return drawing(height + 40, "Islands over time", *parts) + legend(keys)
+
+
+def goodput_chart(report: Report) -> str:
+    """All island-seconds in one bar, by class; below it what kept them from being productive, by cause."""
+    spent = report["island_seconds"]
+    total = spent["total"]
+    if not total:
+        return _nothing("No island was placed.")
+    x = Scale(0.0, total, 0.0, WIDTH)
+    parts, at = [], 0.0
+    for name, words in CLASSES.items():
+        if spent[name] > 0.0:
+            said = f"{words}: {seconds(spent[name])}, {percent(spent[name] / total)}"
+            parts.append(
+                box(x(at), 0.0, x(spent[name]) - (1.0 if x(spent[name]) > 2 else 0.0), 34.0, f"class-{name}", said)
+            )
+            at += spent[name]
+    if x(spent["productive"]) > 90:
+        parts.append(text(10.0, 22.0, percent(spent["productive"] / total), kind="inside"))
+    causes = list(report["badput_seconds"].items())[:9]
+    longest = max((value for _, value in causes), default=1.0)
+    bars = Scale(0.0, longest, 0.0, WIDTH - 268)
+    for n, (cause, value) in enumerate(causes):
+        top = 58.0 + 24.0 * n
+        parts.append(text(206.0, top + 12, _shortened(cause), anchor="end", kind="tick"))
+        parts.append(box(214.0, top, max(bars(value), 1.0), 15.0, "badput", f"{cause}: {seconds(value)}"))
+        parts.append(text(220.0 + bars(value), top + 12, seconds(value), kind="tick"))
+    keys = [
+        (f"class-{name}", f"{words} {percent(spent[name] / total)}")
+        for name, words in CLASSES.items()
+        if spent[name] > 0
+    ]
+    picture = drawing(62.0 + 24.0 * len(causes), "Island time by class, and what was lost by cause", *parts)
+    return legend(keys) + picture
+
+
+def merges_chart(report: Report) -> str:
+    """Merges of each fragment, by how many islands contributed."""
+    fragments = report["contributors_per_fragment"]
+    highest = max((sum(one.values()) for one in fragments), default=0)
+    if not highest:
+        return _nothing("No fragment has merged.")
+    islands = report["policy"]["islands"]
+    x = Scale(0.0, len(fragments), 40.0, WIDTH - 12)
+    y = Scale(0.0, highest * 1.06, 196.0, 8.0)
+    parts = [y_axis(y, x.start, x.stop, plain)]
+    gap = min(6.0, 0.25 * (x(1) - x(0)))
+    every = max(1, round(len(fragments) / 12))
+    for n, one in enumerate(fragments):
+        below = 0
+        for contributors in range(1, islands + 1):
+            times = one.get(str(contributors), 0)
+            if times:
+                colour = f"share-{max(1, round(5 * contributors / islands))}"
+                said = f"fragment {n}: {times} merges of {contributors} islands"
+                top = y(below + times)
+                parts.append(box(x(n) + gap / 2, top, x(1) - x(0) - gap, y(below) - top, colour, said, radius=0.5))
+                below += times
+        if n % every == 0:
+            parts.append(text(x(n + 0.5), 213.0, str(n), anchor="middle", kind="tick"))
+    parts.append(line(x.start, 196.0, x.stop, 196.0, "axis"))
+    parts.append(text(x.stop, 230.0, "fragment", anchor="end", kind="tick"))
+    seen = sorted({int(contributors) for one in fragments for contributors in one})
+    keys = [(f"share-{max(1, round(5 * n / islands))}", f"{n} island{'s' if n > 1 else ''}") for n in seen]
+    return drawing(236.0, "Merges per fragment by number of contributors", *parts) + legend(keys)
+
+
+def parts_bar(parts: Mapping[str, float]) -> str:
+    """A recovery's parts, side by side in their proportion."""
+    total = sum(parts.values()) or 1.0
+    spans = (
+        f'<i style="flex:{value / total:.4f};background:var(--part-{name})" title="{name}: {seconds(value)}"></i>'
+        for name, value in parts.items()
+        if value > 0.0
+    )
+    return f'<div class="parts">{"".join(spans)}</div>'
+
+
+def _cross(x: float, y: float) -> str:
+    return element("path", d=f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8", class_="cross")
+
+
+def _shortened(cause: str) -> str:
+    return cause if len(cause) <= 36 else cause[:35] + "…"
+
+
+def _nothing(why: str) -> str:
+    return f'<p class="nothing">{escape(why)}</p>'

@@ -1,0 +1,133 @@
+"""Joining the Ray cluster, and what it knows of its nodes and of our actors.
+
+Responsible for: the environment being right before Ray is first imported; node capacities as plain data; finding our
+actors by name. Everything that is not Ray's public API is here and only here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import InfrastructureError
+from orchestrator.runtime import names
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.placement import Node
+from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE, REGION_LABEL
+
+
+def join(home: Path) -> None:
+    """Connect this process to the cluster of ``home`` as a driver. Safe to call again.
+
+    Raises InfrastructureError when there is none, or it does not answer.
+    """
+    cluster = ClusterFile.find(home)
+    if cluster is None:
+        raise InfrastructureError(detail=f"No cluster was started for {home}.", remedy="Start one with `atoll up`.")
+    if not cluster.answers():
+        raise InfrastructureError(
+            detail=f"The cluster at {cluster.address} does not answer.",
+            remedy="`atoll down`, then `atoll up` starts a new one.",
+        )
+    os.environ.update(cluster.environment)
+    import ray  # not before its environment is set
+
+    if not ray.is_initialized():
+        ray.init(
+            address=cluster.address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+        _silence_nodes()
+
+
+def _silence_nodes() -> None:
+    """Ray 2.60 prints what nodes say of dead workers on every driver's standard output, whatever ``log_to_driver`` is.
+
+    A killed island is told by the job itself. There is no public switch.
+    """
+    import ray._private.worker as driver
+
+    driver.print_to_stdstream = lambda *_, **__: None
+
+
+def leave() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def nodes() -> list[Node]:
+    """Every node that Ray believes alive, with what of it is free right now. A hint, not a promise."""
+    import ray
+    from ray._private.state import available_resources_per_node  # no public equivalent in Ray 2.60
+
+    free = available_resources_per_node()
+    return [
+        Node(
+            id=entry["NodeID"],
+            name=entry.get("NodeName") or entry["NodeID"][:8],
+            group=entry.get("Labels", {}).get(GROUP_LABEL, ""),
+            region=entry.get("Labels", {}).get(REGION_LABEL, ""),
+            total=dict(entry.get("Resources", {})),
+            free=dict(free.get(entry["NodeID"], {})),
+        )
+        for entry in ray.nodes()
+        if entry["Alive"]
+    ]
+
+
+def actor_named(name: str) -> Any | None:
+    """A handle to our actor of this name, or ``None``. Old handles to a re-created actor stay dead: look up again."""
+    import ray
+
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def actor_class(path: str) -> Any:
+    """The actor class at ``package.module:Class``: how this package uses learners without importing them."""
+    import ray
+
+    module, _, name = path.partition(":")
+    return ray.remote(getattr(importlib.import_module(module), name))
+
+
+def end_actor(handle: Any) -> None:
+    """Let Ray end an actor and forget its name. Nothing happens if it is gone."""
+    import ray
+
+    with suppress(ray.exceptions.RayError, ValueError):
+        ray.kill(handle, no_restart=True)
+
+
+def end_actors_of(job: str, *, but: str = "") -> None:
+    """End whatever has a name of this job, except ``but``: its controller first, so that nothing new is made meanwhile."""
+    import ray
+
+    if but != names.controller_name(job):
+        end_actor_named(names.controller_name(job))
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        name = entry["name"]
+        if entry["namespace"] == NAMESPACE and name.startswith(names.prefix(job)) and name != but:
+            end_actor_named(name)
+
+
+def end_actor_named(name: str) -> None:
+    if (actor := actor_named(name)) is not None:
+        end_actor(actor)
+
+
+def end_own_actor() -> None:
+    """End the actor this is called in; does not return."""
+    import ray
+
+    ray.actor.exit_actor()

@@ -1,0 +1,107 @@
+"""The control plane's way to jobs on Ray: ``connect`` returns what ``api.control.ControlPort`` describes.
+
+A thin driver: it holds nothing that matters, so the process that uses it may die and another may connect. Every call
+answers or fails within seconds. Refuses to know HTTP, and to remember jobs: what has ended is in RUN_DIR/status.json.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import JobSpec
+from orchestrator.errors import InfrastructureError, NotFound, last_line
+from orchestrator.runtime import cluster
+from orchestrator.runtime.names import synchroniser_name
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
+
+START_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 10.0
+ACCELERATORS = ("GPU", "TPU")
+
+
+def connect(home: Path) -> RayControlPort:
+    """Join the cluster of ``home``. Raises InfrastructureError when there is none."""
+    cluster.join(home)
+    return RayControlPort()
+
+
+class RayControlPort:
+    def node_groups(self) -> list[dict[str, Any]]:
+        """Every group that has a node, by name; the head's own is not one of them."""
+        groups: dict[str, dict[str, Any]] = {}
+        for node in cluster.nodes():
+            if not node.group or node.group == CONTROL_GROUP:
+                continue
+            blank = {"name": node.group, "region": node.region, "nodes": 0, "cpus": 0.0, "cpus_free": 0.0}
+            group = groups.setdefault(node.group, {**blank, "accelerators": 0})
+            group["nodes"] += 1
+            group["cpus"] += node.total.get("CPU", 0.0)
+            group["cpus_free"] += node.free.get("CPU", 0.0)
+            group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))
+        return [groups[name] for name in sorted(groups)]
+
+    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path) -> None:
+        """From here on the job runs by itself. Asked twice, the second finds the first."""
+        import ray
+
+        from orchestrator.runtime.synchroniser_actor import SynchroniserActor
+
+        regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
+        kind: Any = ray.remote(SynchroniserActor)
+        actor = kind.options(
+            name=synchroniser_name(job_id),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=8,
+            label_selector={GROUP_LABEL: CONTROL_GROUP},
+        ).remote(job_id, spec, regions, str(run_dir.resolve()))
+        try:
+            ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            with suppress(ray.exceptions.RayError):
+                cluster.end_actors_of(job_id)  # what it had already made included
+            raise InfrastructureError(
+                detail=f"The synchroniser of job {job_id} did not start: {last_line(error)}",
+                remedy="Look at the cluster's logs (temp_dir in HOME/cluster.json).",
+            ) from error
+
+    def status(self, job_id: str) -> dict[str, Any]:
+        """The live job. Raises NotFound when nothing of it runs (any more)."""
+        answer: dict[str, Any] = self._ask(job_id, "status")
+        return answer
+
+    def submit_command(
+        self, job_id: str, kind: str, command_id: str, caller: str, island: str | None, restart: bool
+    ) -> None:
+        """Hand a command to the job. Raises NotFound or Conflict when it cannot be taken."""
+        self._ask(job_id, "command", kind, command_id, caller, island, restart)
+
+    def close(self) -> None:
+        cluster.leave()
+
+    def _ask(self, job_id: str, what: str, *arguments: Any) -> Any:
+        import ray
+
+        actor = cluster.actor_named(synchroniser_name(job_id))
+        if actor is None:
+            raise _not_here(job_id)
+        try:
+            return ray.get(getattr(actor, what).remote(*arguments), timeout=ANSWER_TIMEOUT_S)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error  # our own errors, as they were raised over there
+        except ray.exceptions.ActorDiedError as error:
+            raise _not_here(job_id) from error
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise InfrastructureError(
+                detail=f"The synchroniser of job {job_id} does not answer: {last_line(error)}",
+                remedy="Try again; training goes on meanwhile.",
+            ) from error
+
+
+def _not_here(job_id: str) -> NotFound:
+    return NotFound(detail=f"Nothing of job {job_id} runs here.", remedy="If it has ended, its run folder tells how.")

@@ -1,0 +1,216 @@
+"""One job's controller: makes island processes where they belong, kills them, and lets everything go at the end.
+
+A detached actor beside the synchroniser, so that slow Ray calls never hold up a decision. Responsible for: placing by
+label and resources, saying why it could not, ending processes for certain. Refuses to decide when an island is placed
+or given up (``core.fleet``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from orchestrator.config import JobSpec
+from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.errors import first_line
+from orchestrator.runtime import cluster
+from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
+from orchestrator.runtime.placement import refusal, resources_of
+from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE
+from orchestrator.runtime.warden import warden_of
+from orchestrator.sections import IslandsSection
+
+log = logging.getLogger(__name__)
+
+ISLAND_CLASS = "learners.island:Island"
+CAPACITY_WAIT_S = 3.0
+"""A killed island's resources are booked until its node notices (well under a second)."""
+HELLO_TIMEOUT_S = 60.0
+KILL_TIMEOUT_S = 3.0
+WATCH_S = 2.0
+ORPHANED_S = 10.0
+"""A synchroniser missing for so long does not come back (recovery of one is a later issue): nobody else ends its islands."""
+CONCURRENCY = 32
+
+Life = tuple[IslandId, Incarnation]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A process that answers. At ``seen_at`` (unix seconds, its node's clock) it had this pid."""
+
+    actor: str
+    node_id: str
+    node: str
+    pid: int
+    seen_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    reason: str
+
+
+UNWANTED = Unplaced("it was ended before it was placed")
+
+
+class Controller:
+    def __init__(self, job: str, spec: JobSpec) -> None:
+        self._job, self._spec = job, spec
+        self._document = spec.model_dump(mode="json")
+        self._sections = spec.island_sections()
+        self._lock = threading.Lock()
+        self._actors: dict[Life, Any] = {}
+        self._placements: dict[Life, Placement] = {}
+        self._ended: set[Life] = set()
+        self._wardens: dict[str, Any] = {}
+        self._making = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
+        self._closing = False
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def place(self, island: IslandId, incarnation: Incarnation) -> Placement | Unplaced:
+        """Make the process of this incarnation and have it build its model; returns once it answers."""
+        section = self._sections[island]
+        wanted = resources_of(section)
+        life = (island, incarnation)
+        deadline = time.monotonic() + CAPACITY_WAIT_S
+        while (no := refusal(section.node_group, wanted, cluster.nodes())) is not None:
+            if no.final or time.monotonic() > deadline:
+                return Unplaced(no.reason)
+            if self._over(life):
+                return UNWANTED
+            time.sleep(0.05)
+        with self._making:
+            if self._over(life):
+                return UNWANTED
+            actor = self._make(island, incarnation, section, wanted)
+            with self._lock:
+                self._actors[life] = actor
+        if self._over(life):
+            self.end(island, incarnation)
+            return UNWANTED
+        actor.prepare.remote(self._document, list(self._sections).index(island), len(self._sections))
+        try:
+            about = ray.get(actor.hello.remote(), timeout=HELLO_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            self.end(island, incarnation)
+            now = refusal(section.node_group, wanted, cluster.nodes())
+            return Unplaced(now.reason if now else f"its process did not answer: {first_line(error)}")
+        self._warden(about["node_id"])  # started now, so that a kill finds it there
+        placed = Placement(island_name(self._job, island, incarnation), **about)
+        with self._lock:
+            self._placements[life] = placed
+        if self._over(life):
+            self.end(island, incarnation)
+            return UNWANTED
+        return placed
+
+    def kill(self, island: IslandId, incarnation: Incarnation) -> None:
+        """SIGKILL the process, if there is one."""
+        with self._lock:
+            placed, actor = self._placements.get((island, incarnation)), self._actors.get((island, incarnation))
+        if placed is None:
+            if actor is not None:
+                cluster.end_actor(actor)
+            return
+        try:
+            ray.get(self._warden(placed.node_id).kill.remote(placed.pid, placed.seen_at), timeout=KILL_TIMEOUT_S)
+        except (RayError, TimeoutError):
+            with self._lock:
+                self._wardens.pop(placed.node_id, None)
+            cluster.end_actor(actor)  # no warden within reach: Ray's own way, which needs the process to cooperate
+
+    def end(self, island: IslandId, incarnation: Incarnation) -> None:
+        """Take the name away and end the process for certain, also one that is stopped or hangs."""
+        life = (island, incarnation)
+        with self._lock:
+            self._ended.add(life)
+            actor = self._actors.get(life)
+        if actor is not None:
+            self.kill(island, incarnation)
+            cluster.end_actor(actor)
+        with self._lock:
+            self._actors.pop(life, None)
+            self._placements.pop(life, None)
+
+    def close(self) -> None:
+        """End all islands, then the job's other actors, then this one. Nothing is placed from now on."""
+        with self._making, self._lock:
+            self._closing = True
+            lives = sorted(self._actors)
+        try:
+            for island, incarnation in lives:
+                self.end(island, incarnation)
+            cluster.end_actors_of(self._job, but=controller_name(self._job))
+        finally:
+            cluster.end_own_actor()
+
+    def _over(self, life: Life) -> bool:
+        with self._lock:
+            return self._closing or life in self._ended
+
+    def _watch(self) -> None:
+        """Close this job when its synchroniser is gone; islands would train on for nobody, and keep their nodes booked."""
+        seen_at = time.monotonic()
+        while not self._closing:
+            time.sleep(WATCH_S)
+            try:
+                there = cluster.actor_named(synchroniser_name(self._job)) is not None
+                own = cluster.actor_named(controller_name(self._job))
+            except Exception:  # the cluster itself does not answer, which says nothing of the synchroniser
+                log.exception("whether the synchroniser is there cannot be told")
+                there, own = True, None
+            if there or own is None:
+                seen_at = time.monotonic()
+            elif time.monotonic() - seen_at > ORPHANED_S:
+                # as a call, for an actor can be left only from one
+                own.close.remote()
+                return
+
+    def _warden(self, node_id: str) -> Any:
+        with self._lock:
+            if node_id not in self._wardens:
+                self._wardens[node_id] = warden_of(node_id)
+            return self._wardens[node_id]
+
+    def _make(
+        self, island: IslandId, incarnation: Incarnation, section: IslandsSection, wanted: Mapping[str, float]
+    ) -> Any:
+        named = {"CPU", "GPU"}
+        return (
+            cluster.actor_class(ISLAND_CLASS)
+            .options(
+                name=island_name(self._job, island, incarnation),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                max_restarts=0,
+                max_concurrency=CONCURRENCY,
+                num_cpus=wanted["CPU"],
+                num_gpus=wanted.get("GPU", 0),
+                resources={name: amount for name, amount in wanted.items() if name not in named},
+                label_selector={GROUP_LABEL: section.node_group},
+                enable_task_events=False,
+            )
+            .remote(island, island_environment(section))
+        )
+
+
+def island_environment(section: IslandsSection) -> dict[str, str]:
+    """What the island's process sets before it imports JAX.
+
+    Not Ray's ``runtime_env``, which costs a process of its own instead of a waiting one. CPU islands share cores with
+    others: each gets as many threads as it books CPUs, or four of them would run eight threads on two cores.
+    """
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    if section.accelerator != "cpu":
+        return quiet
+    threads = str(max(1, round(section.cpus)))
+    names = ("PJRT_NPROC", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {**quiet, "JAX_PLATFORMS": "cpu", **dict.fromkeys(names, threads)}

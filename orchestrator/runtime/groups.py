@@ -1,0 +1,64 @@
+"""The node groups of an embedded cluster: what ``atoll up --groups FILE`` reads.
+
+Responsible for validating the file, all problems at once. Refuses to know how nodes are started.
+
+    node_groups:
+      - {name: us-east, region: us-east1, cpus: 4}
+      - {name: asia, region: asia-east1, nodes: 2, cpus: 4, accelerators: 1, accelerator: gpu}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.config import read_document
+from orchestrator.errors import ConfigurationError
+from orchestrator.runtime.settings import CONTROL_GROUP
+from orchestrator.sections import Name
+
+
+class NodeGroup(BaseModel):
+    """``nodes`` raylets. ``cpus`` and ``accelerators`` are of one node: a capacity to book, no limit on its use."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name
+    region: Name
+    nodes: Annotated[int, Field(ge=1)] = 1
+    cpus: Annotated[int, Field(ge=1)] = 4
+    accelerators: Annotated[int, Field(ge=0)] = 0
+    accelerator: Literal["gpu", "tpu"] = "gpu"
+
+
+DEFAULT_GROUPS = (
+    NodeGroup(name="us-east", region="us-east1"),
+    NodeGroup(name="us-west", region="us-west1"),
+    NodeGroup(name="europe", region="europe-west4"),
+    NodeGroup(name="asia", region="asia-east1"),
+)
+
+
+def read_groups(path: Path | None) -> tuple[NodeGroup, ...]:
+    """The groups of ``path``, or the four default ones. Raises ConfigurationError with every problem at once."""
+    if path is None:
+        return DEFAULT_GROUPS
+    entries: Any = read_document(path).get("node_groups")
+    if not isinstance(entries, list) or not entries:
+        raise ConfigurationError(detail=f"{path} needs a list under 'node_groups', each with a name and a region.")
+    groups: list[NodeGroup] = []
+    problems: list[str] = []
+    for index, entry in enumerate(entries):
+        try:
+            groups.append(NodeGroup.model_validate(entry))
+        except ValidationError as error:
+            problems += [f"node_groups.{index}.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+    names = [group.name for group in groups]
+    problems += [f"node_groups: {name!r} is given twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    if CONTROL_GROUP in names:
+        problems.append(f"node_groups: {CONTROL_GROUP!r} is the head's own group; choose another name")
+    if problems:
+        raise ConfigurationError(detail=f"{path} cannot be used:\n" + "\n".join(f"  - {p}" for p in problems))
+    return tuple(groups)

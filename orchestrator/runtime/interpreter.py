@@ -1,0 +1,225 @@
+"""Effects into calls: the one place where what the core wants becomes work. Nothing here waits.
+
+Refuses to decide. Each effect is handed to somebody with a thread of its own (links, workshop, timers, controller calls),
+and whatever comes of it returns as an event.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayError
+
+from orchestrator.core import effects as f
+from orchestrator.core import events
+from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.errors import InternalError, first_line
+from orchestrator.runtime import cluster
+from orchestrator.runtime.controller import Placement, Unplaced
+from orchestrator.runtime.links import Failed, Link, Post
+from orchestrator.runtime.names import island_name
+from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.runtime.timers import Timers
+from orchestrator.runtime.workshop import Workshop
+
+log = logging.getLogger(__name__)
+
+PLACEMENT_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 10.0
+TELL_ATTEMPTS = 5
+RETRY_S = 0.5
+
+Life = tuple[IslandId, Incarnation]
+
+
+class Interpreter:
+    """``finish`` and ``resolve`` are called in the pump's thread; everything else is passed on."""
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        island_count: int,
+        controller: Any,
+        workshop: Workshop,
+        payloads: PayloadTable,
+        timers: Timers,
+        post: Post,
+        resolve: Callable[[f.ResolveCommand], None],
+        finish: Callable[[f.FinishJob], None],
+        failed: Failed,
+    ) -> None:
+        self._job, self._controller, self._workshop, self._payloads = job, controller, workshop, payloads
+        self._timers, self._post, self._resolve, self._finish = timers, post, resolve, finish
+        self._failed = failed
+        self._links: dict[Life, Link] = {}
+        self._over: set[Life] = set()
+        self._lives = threading.Lock()  # guards the two above: placing threads open links, the pump closes them
+        self._placing = ThreadPoolExecutor(max(4, island_count), "place")
+        self._asking = ThreadPoolExecutor(max(8, 4 * island_count), "ask")
+
+    def act(self, effect: f.Effect) -> None:
+        match effect:
+            case f.SetTimer(timer, serial, due_at):
+                self._timers.set(timer, serial, due_at)
+            case f.MergeFragment():
+                self._workshop.merge(effect)
+            case f.PublishFragment():
+                self._publish(effect)
+            case f.ReleasePayload(payload, _):
+                self._payloads.release(payload)
+            case f.PlaceIsland(island, incarnation):
+                self._placing.submit(self._guarded, self._place, island, incarnation)
+            case f.BeginCatchUp():
+                self._catch_up(effect)
+            case f.StartTraining(island, incarnation):
+                self._tell(island, incarnation, "start")
+            case f.FlushIsland(island, incarnation):
+                self._tell(island, incarnation, "flush")
+            case f.KillIsland(island, incarnation):
+                self._ask("kill", island, incarnation)
+            case f.StopIsland(island, incarnation):
+                self.end(island, incarnation)
+            case f.Evaluate(global_version):
+                self._workshop.evaluate(global_version)
+            case f.ResolveCommand():
+                self._resolve(effect)
+            case f.FinishJob():
+                self._finish(effect)
+            case f.AdmitContribution() | f.RefuseContribution():
+                pass  # for the record
+            case _:
+                raise InternalError(detail=f"No way is known to carry out {effect}.")
+
+    def end(self, island: IslandId, incarnation: Incarnation) -> None:
+        """Hear nothing more of this incarnation, and end its process for certain."""
+        with self._lives:
+            self._over.add((island, incarnation))
+            link = self._links.pop((island, incarnation), None)
+        if link is not None:
+            link.close()
+        self._ask("end", island, incarnation)
+
+    def forget(self, island: IslandId, incarnation: Incarnation) -> None:
+        """The process is known to be gone, or broken: close the link; what is left of it is ended."""
+        if (island, incarnation) in self._links:
+            self.end(island, incarnation)
+
+    def close(self) -> None:
+        with self._lives:
+            links, self._links = list(self._links.values()), {}
+        for link in links:
+            link.close()
+        self._placing.shutdown(wait=False, cancel_futures=True)
+        self._asking.shutdown(wait=False)
+        self._timers.close()
+        self._workshop.close()
+
+    def _place(self, island: IslandId, incarnation: Incarnation) -> None:
+        """In a thread of its own: have the process made, then listen to it."""
+        try:
+            placed = ray.get(self._controller.place.remote(island, incarnation), timeout=PLACEMENT_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            placed = Unplaced(f"the controller did not answer: {type(error).__name__}")
+            self._end_for_certain("end", island, incarnation)  # a process may have come of it all the same
+        actor = None
+        if isinstance(placed, Placement) and (actor := cluster.actor_named(placed.actor)) is None:
+            placed = Unplaced("its process ended at once")
+            self._end_for_certain("end", island, incarnation)
+        if isinstance(placed, Unplaced):
+            reason = placed.reason
+            self._post(lambda at: events.PlacementFailed(at, island, incarnation, reason))
+            return
+        node, pid = placed.node, placed.pid
+        with self._lives:
+            if (island, incarnation) in self._over:
+                return
+            self._post(lambda at: events.IslandPlaced(at, island, incarnation, node, pid))
+            self._links[island, incarnation] = Link(
+                island, incarnation, actor, self._payloads, self._post, self._workshop.shapes, self._failed
+            )
+
+    def _link(self, island: IslandId, incarnation: Incarnation) -> Link | None:
+        """The link, if there is one. Under the lock: a link is heard (``IslandReady``) while it is still being opened."""
+        with self._lives:
+            return self._links.get((island, incarnation))
+
+    def _publish(self, effect: f.PublishFragment) -> None:
+        published = self._workshop.published(effect.fragment)
+        if published.version != effect.version:
+            return  # a newer one is there, and so is, or soon will be, its own publication
+        for to in effect.recipients:
+            if (link := self._link(to.island, to.incarnation)) is not None:
+                link.publish(effect.fragment, effect.version, effect.step, to.merged_offer, published.payload)
+
+    def _catch_up(self, effect: f.BeginCatchUp) -> None:
+        link = self._link(effect.island, effect.incarnation)
+        if link is None:
+            return
+        if effect.donor is None:
+            versions, step, payloads = self._workshop.whole_state()
+            call = link.actor.load.remote(versions, step, effect.cursor, *payloads)
+        else:
+            donor, incarnation = effect.donor
+            call = link.actor.load_from.remote(island_name(self._job, donor, incarnation), donor, effect.cursor)
+        self._asking.submit(self._guarded, self._await_state, effect, link, call)
+
+    def _await_state(self, effect: f.BeginCatchUp, link: Link, call: Any) -> None:
+        """Its letter says how it went, unless the call itself fails."""
+        island, incarnation = effect.island, effect.incarnation
+        donor = effect.donor[0] if effect.donor is not None else None
+        while self._links.get((island, incarnation)) is link:
+            try:
+                ray.get(call, timeout=ANSWER_TIMEOUT_S)
+                return
+            except TimeoutError:
+                continue  # the same call: a stopped island answers it when it goes on
+            except ActorDiedError:
+                return  # the link says so, too
+            except RayError as error:
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                break
+        else:
+            return
+        self._post(lambda at: events.CatchUpFailed(at, island, incarnation, donor, reason))
+
+    def _tell(self, island: IslandId, incarnation: Incarnation, what: str) -> None:
+        if (link := self._link(island, incarnation)) is not None:
+            self._asking.submit(self._guarded, self._insist, island, incarnation, link, what)
+
+    def _insist(self, island: IslandId, incarnation: Incarnation, link: Link, what: str) -> None:
+        """Calls that may be made twice are made again when they get lost."""
+        for _ in range(TELL_ATTEMPTS):
+            if self._links.get((island, incarnation)) is not link:
+                return
+            try:
+                ray.get(getattr(link.actor, what).remote(), timeout=ANSWER_TIMEOUT_S)
+                return
+            except ActorDiedError:
+                return  # the link says so, too
+            except (RayError, TimeoutError) as error:
+                log.warning("%s.%s: %s was not answered: %s", island, incarnation, what, first_line(error))
+                time.sleep(RETRY_S)
+
+    def _ask(self, what: str, island: IslandId, incarnation: Incarnation) -> None:
+        self._asking.submit(self._guarded, self._end_for_certain, what, island, incarnation)
+
+    def _end_for_certain(self, what: str, island: IslandId, incarnation: Incarnation) -> None:
+        """``kill`` or ``end`` by the controller; from here where that one is dead or hangs."""
+        try:
+            ray.get(getattr(self._controller, what).remote(island, incarnation), timeout=ANSWER_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            log.warning("the controller does not %s %s.%s: %s", what, island, incarnation, first_line(error))
+            cluster.end_actor_named(island_name(self._job, island, incarnation))
+
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except Exception as error:  # a bug of ours, which a pool would keep to itself
+            self._failed(error)

@@ -1,0 +1,26 @@
+"""What a job's actors are called. All names begin with ``JOB:``, so that whatever is left of a job can be found."""
+
+from __future__ import annotations
+
+from orchestrator.core.vocabulary import Incarnation, IslandId
+
+
+def prefix(job: str) -> str:
+    return f"{job}:"
+
+
+def synchroniser_name(job: str) -> str:
+    return f"{prefix(job)}synchroniser"
+
+
+def controller_name(job: str) -> str:
+    return f"{prefix(job)}controller"
+
+
+def evaluator_name(job: str, number: int) -> str:
+    """Numbered: a name is taken until Ray has noticed its actor's end."""
+    return f"{prefix(job)}evaluator-{number}"
+
+
+def island_name(job: str, island: IslandId, incarnation: Incarnation) -> str:
+    return f"{prefix(job)}{island}:{incarnation}"

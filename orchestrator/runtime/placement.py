@@ -1,0 +1,83 @@
+"""Whether an island fits on its node group, and if not, why: a pure decision over plain data.
+
+Source: Ray would wait without end, and without a word, for a label or a resource that no node has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.runtime.settings import CONTROL_GROUP
+from orchestrator.sections import IslandsSection
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """``total`` and ``free`` by Ray's resource names: CPU, GPU, TPU."""
+
+    id: str
+    name: str
+    group: str
+    region: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """``final`` when waiting cannot help."""
+
+    reason: str
+    final: bool
+
+
+def resources_of(section: IslandsSection) -> dict[str, float]:
+    """What one island of this section books on its node."""
+    wanted = {"CPU": section.cpus}
+    if section.accelerators:
+        wanted[section.accelerator.upper()] = float(section.accelerators)
+    return wanted
+
+
+def refusal(group: str, wanted: Mapping[str, float], nodes: Iterable[Node]) -> Refusal | None:
+    """``None`` if some node of ``group`` has ``wanted`` free; else what was asked, what there is, and what to do."""
+    known = list(nodes)
+    candidates = [node for node in known if node.group == group]
+    asked = _told(wanted)
+    if not candidates:
+        others = ", ".join(sorted({n.group for n in known if n.group and n.group != CONTROL_GROUP})) or "none"
+        return Refusal(
+            f"no node belongs to the node group {group!r} (groups with nodes: {others}): change islands.node_group, "
+            f"or add a node with that label",
+            final=True,
+        )
+    if not any(_covers(node.total, wanted) for node in candidates):
+        best = " or ".join(sorted({_told({name: node.total.get(name, 0.0) for name in wanted}) for node in candidates}))
+        return Refusal(
+            f"asked for {asked} on one node of {group!r}, whose nodes have {best} in all: ask for less "
+            f"(islands.cpus, islands.accelerators), or add a larger node",
+            final=True,
+        )
+    if not any(_covers(node.free, wanted) for node in candidates):
+        return Refusal(
+            f"asked for {asked} on one node of {group!r}, which has {_free(candidates, wanted)} free: cancel another "
+            f"job, ask for less, or add a node; it is tried again",
+            final=False,
+        )
+    return None
+
+
+def _covers(has: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
+    return all(has.get(name, 0.0) >= amount for name, amount in wanted.items())
+
+
+def _free(nodes: Sequence[Node], wanted: Mapping[str, float]) -> str:
+    return " and ".join(
+        ", ".join(f"{node.free.get(name, 0.0):g} of {node.total.get(name, 0.0):g} {name}" for name in wanted)
+        for node in nodes
+    )
+
+
+def _told(amounts: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}" for name, amount in amounts.items())

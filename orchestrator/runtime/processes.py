@@ -1,0 +1,58 @@
+"""The processes of one embedded cluster, found by a mark in their environment and ended by their ids.
+
+A Ray cluster is a few dozen processes that start one another and may outlive their parents; the mark is inherited by all
+of them, so nothing is missed, and nothing that belongs to somebody else is touched. Refuses to know Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+import psutil
+
+from orchestrator.errors import InfrastructureError
+from orchestrator.runtime.settings import CLUSTER_MARKER
+
+
+def marked(cluster_id: str) -> list[psutil.Process]:
+    """Every live process that carries the mark, but this one. Zombies are over; only their parent can remove them."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            if process.pid != os.getpid() and process.environ().get(CLUSTER_MARKER) == cluster_id and _alive(process):
+                found.append(process)
+    return found
+
+
+def end_all(cluster_id: str, polite_s: float = 0.5, timeout_s: float = 10.0) -> int:
+    """End every marked process: asked first, then by SIGKILL until none is left. Returns how many there were.
+
+    Raises InfrastructureError when some cannot be ended.
+    """
+    asked = marked(cluster_id)
+    ended = {process.pid for process in asked}
+    for process in asked:
+        _signal(process, signal.SIGTERM)
+    psutil.wait_procs(asked, timeout=polite_s)
+    deadline = time.monotonic() + timeout_s
+    while left := marked(cluster_id):  # again and again: those that live may start others meanwhile
+        if time.monotonic() > deadline:
+            pids = ", ".join(str(process.pid) for process in left)
+            raise InfrastructureError(detail=f"Processes {pids} do not end.", remedy="Look at them with ps.")
+        ended |= {process.pid for process in left}
+        for process in left:
+            _signal(process, signal.SIGKILL)
+        psutil.wait_procs(left, timeout=1.0)
+    return len(ended)
+
+
+def _alive(process: psutil.Process) -> bool:
+    return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)

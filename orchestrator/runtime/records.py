@@ -1,0 +1,73 @@
+"""What a job leaves on disk: RUN_DIR/{tape.jsonl, status.json, report.json, report.html, merged.safetensors}.
+
+``status.json`` is written last: once it is there, all of the job is. Refuses to compute figures (``accounting``) or
+pictures (``report``).
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from orchestrator.errors import first_line
+
+log = logging.getLogger(__name__)
+
+Array = NDArray[np.float32]
+RENDERER = "orchestrator.report.html"
+
+
+def write_parameters(run_dir: Path, parameters: Mapping[str, Array], facts: Mapping[str, str]) -> None:
+    """Θ as it stands, float32, with ``facts`` in the file's metadata."""
+    draft = run_dir / "merged.safetensors.draft"
+    contiguous = {name: np.ascontiguousarray(array) for name, array in parameters.items()}
+    save_file(contiguous, draft, metadata=dict(facts))
+    os.replace(draft, run_dir / "merged.safetensors")
+
+
+def write_report(run_dir: Path, report: dict[str, Any]) -> None:
+    """The report for programs, then for people. A page that cannot be made says why."""
+    _write(run_dir / "report.json", to_json(report))
+    try:
+        # its drawing library takes a second to import, which no job should wait for at its start
+        page: str = importlib.import_module(RENDERER).render(report)
+    except Exception as error:  # the job is none the worse for it, and its figures are written
+        log.exception("the report's page cannot be made")
+        told = html.escape(f"{type(error).__name__}: {first_line(error)}")
+        page = f"<!doctype html><title>No report</title><p>This page could not be made ({told}); see report.json.</p>\n"
+    _write(run_dir / "report.html", page)
+
+
+def write_status(run_dir: Path, status: dict[str, Any]) -> None:
+    _write(run_dir / "status.json", to_json(status))
+
+
+def to_json(document: Any) -> str:
+    """JSON for everybody: what is not a number (a loss before the first step) becomes null."""
+    return json.dumps(_finite(document), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)

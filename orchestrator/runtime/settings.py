@@ -1,0 +1,63 @@
+"""How every Ray process of a cluster is configured: one setting of ours, turned into Ray's environment variables.
+
+Responsible for: that head, nodes, workers and drivers agree. Ray reads ``RAY_*`` once, when a process first imports it,
+so whoever starts or joins a cluster sets these before. Refuses to know what runs on the cluster.
+
+Source: our own measurements on Ray 2.60 (DESIGN section 9): a node cut off from the head is declared dead after
+``health_check_failure_threshold`` failed checks, and a node once declared dead can never rejoin. The other two defaults
+(60 s each) would end a node's control connection before that.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from orchestrator.errors import ConfigurationError
+
+PARTITION_TOLERANCE_S = 600.0
+"""How long a region may be cut off without its islands being killed by Ray itself."""
+CHECK_SECONDS_MIN = 3.0
+"""What one failed health check costs at least (measured); the threshold counts checks."""
+MARGIN_RATIO = 1.1
+NAMESPACE = "atoll"
+CLUSTER_MARKER = "ATOLL_CLUSTER"
+"""In the environment of every process of an embedded cluster: how ``down`` finds what is left of it."""
+GROUP_LABEL = "atoll-node-group"
+REGION_LABEL = "region"
+INLINE_BYTES_MAX = 4 << 20
+CONTROL_GROUP = "control"
+"""The node group of the head: synchronisers, controllers and evaluators run there, islands do not."""
+
+
+def ray_environment(token_path: Path, partition_tolerance_s: float = PARTITION_TOLERANCE_S) -> dict[str, str]:
+    """Environment variables for every Ray process of the cluster, drivers included."""
+    if partition_tolerance_s < CHECK_SECONDS_MIN:
+        raise ConfigurationError(
+            detail=f"partition_tolerance_s is {partition_tolerance_s}, below the {CHECK_SECONDS_MIN:.0f} s that one "
+            "health check takes; every short silence would kill a node. Raise it."
+        )
+    day_s = 86_400
+    return {
+        "RAY_health_check_failure_threshold": str(math.ceil(partition_tolerance_s / CHECK_SECONDS_MIN * MARGIN_RATIO)),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(day_s),
+        "RAY_subscriber_timeout_ms": str(day_s * 1000),
+        # Ray's ports listen on all interfaces: whoever reaches them could run code here, so a token is needed to speak
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_path),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # the monitor kills the largest worker at 95 % of the *host's* memory, whoever uses it
+        "RAY_memory_monitor_refresh_ms": "0",
+        # payloads up to this size travel inside calls and answers; Ray's default of 100 KB sends a fragment of a small
+        # model through five object stores, where on two cores it waits for seconds
+        "RAY_max_direct_call_object_size": str(INLINE_BYTES_MAX),
+        # setproctitle would overwrite the environment that the marker is read from
+        "SPT_NOENV": "1",
+        # Ray's default for workers is 15: anything else on the machine would be preferred to the training itself
+        "RAY_worker_niceness": "0",
+        # glibc gives an inner step's buffers back to the kernel and asks for them again, a page fault each 4 KiB: with
+        # these a nano step takes 48 ms instead of 65
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+        "MALLOC_TOP_PAD_": str(64 << 20),
+    }

@@ -1,0 +1,51 @@
+"""One small actor on every node that can end a process by SIGKILL, as the kernel would: no warning, no clean-up.
+
+Kept for as long as the cluster is up and shared by all jobs, so that a kill or a recovery never waits for a process to
+start. Refuses to touch a process other than the one meant: ids are reused, so it must be older than its last sighting.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.runtime.settings import NAMESPACE
+
+CLOCK_TOLERANCE_S = 1.0
+
+
+class Warden:
+    def ready(self) -> bool:
+        return True
+
+    def kill(self, pid: int, seen_at: float) -> bool:
+        """SIGKILL process ``pid`` if it is the one seen at ``seen_at`` (unix seconds). True if it was there."""
+        try:
+            process = psutil.Process(pid)
+            if process.create_time() > seen_at + CLOCK_TOLERANCE_S:
+                return False
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            return False
+        return True
+
+
+def warden_of(node_id: str) -> Any:
+    """The node's warden; starts it if there is none. Returns at once."""
+    return (
+        ray.remote(Warden)
+        .options(
+            name=f"warden:{node_id}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=4,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        .remote()
+    )

@@ -1,0 +1,184 @@
+"""Where tensors are worked on: Θ and its merges in one thread, measuring Θ in another. Results return as events.
+
+Responsible for: initial parameters, merges in the order asked, the bytes to publish being ready before the merge is
+reported, evaluation. Refuses to know why a merge is made, and what islands are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayError
+
+from orchestrator.config import JobSpec
+from orchestrator.core import effects, events
+from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.errors import first_line
+from orchestrator.merge import fragment_map, outer_optimizer, wire
+from orchestrator.merge.outer_state import OuterState
+from orchestrator.runtime import cluster
+from orchestrator.runtime.links import Post
+from orchestrator.runtime.names import evaluator_name
+from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
+
+EVALUATOR_CLASS = "learners.evaluator:Evaluator"
+SEED_TIMEOUT_S = 300.0
+EVALUATION_TIMEOUT_S = 600.0
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A fragment as islands are sent it: ``payload`` is a reference to its bytes in the object store."""
+
+    version: Version
+    payload: Any
+
+
+class Workshop:
+    """``failed`` is called with what went wrong when the job cannot go on: no initial parameters, or a bug in a merge."""
+
+    def __init__(
+        self,
+        job: str,
+        spec: JobSpec,
+        payloads: PayloadTable,
+        post: Post,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._job, self._spec, self._payloads, self._post, self._failed = job, spec, payloads, post, failed
+        self._merging = ThreadPoolExecutor(1, "merge")
+        self._measuring = ThreadPoolExecutor(1, "measure")
+        self._evaluator: Any = None
+        self._evaluators_made = 0
+        self._outer: OuterState | None = None
+        self._published: dict[FragmentId, Published] = {}
+        self._highest_step = 0
+        self.unigram_loss: float | None = None
+
+    # ── asked by the pump ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def seed(self) -> None:
+        """Make Θ; ``OuterStateSeeded`` follows."""
+        self._measuring.submit(self._guarded, self._seed)
+
+    def merge(self, order: effects.MergeFragment) -> None:
+        """``MergeCompleted`` follows."""
+        self._merging.submit(self._guarded, lambda: self._merge(order))
+
+    def evaluate(self, global_version: int) -> None:
+        """Measure Θ as it stands; ``EvaluationCompleted`` or ``EvaluationFailed`` follows."""
+        parameters = self.parameters()
+        self._measuring.submit(self._guarded, lambda: self._evaluate(global_version, parameters))
+
+    def published(self, fragment: FragmentId) -> Published:
+        return self._published[fragment]
+
+    def whole_state(self) -> tuple[tuple[Version, ...], int, list[Any]]:
+        """For an island that takes its state from here: versions, logical step, one reference a fragment."""
+        published = [self._published[fragment] for fragment in sorted(self._published)]
+        return tuple(p.version for p in published), self._highest_step, [p.payload for p in published]
+
+    def shapes(self, fragment: FragmentId) -> dict[str, tuple[int, ...]]:
+        return {name: array.shape for name, array in self._state().fragment(fragment).items()}
+
+    def parameters(self) -> dict[str, Array]:
+        return self._state().parameters()
+
+    @property
+    def seeded(self) -> bool:
+        return self._outer is not None
+
+    def close(self) -> None:
+        self._merging.shutdown(wait=False, cancel_futures=True)
+        self._measuring.shutdown(wait=False, cancel_futures=True)
+
+    # ── in the workshop's threads ─────────────────────────────────────────────────────────────────────────────────
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._failed(error)
+
+    def _seed(self) -> None:
+        parameters = ray.get(self._measurer().initial_parameters.remote(), timeout=SEED_TIMEOUT_S)
+        knobs = self._spec.synchroniser
+        outer = knobs.outer_optimizer
+        state = OuterState(
+            parameters,
+            fragment_map.build({name: array.size for name, array in parameters.items()}, knobs.fragments),
+            knobs.averaging,
+            outer_optimizer.create(outer.kind, outer.lr, outer.momentum),
+        )
+        for fragment in range(knobs.fragments):
+            self._publish(state, FragmentId(fragment))
+        self._outer = state
+        count = sum(array.size for array in parameters.values())
+        digest = wire.digest(state.parameters())
+        self._post(lambda at: events.OuterStateSeeded(at, count, digest))
+        try:
+            self.unigram_loss = ray.get(self._measurer().unigram_loss.remote(), timeout=EVALUATION_TIMEOUT_S)
+        except (RayError, TimeoutError):
+            self.unigram_loss = None  # a figure for the report only
+
+    def _merge(self, order: effects.MergeFragment) -> None:
+        began = time.monotonic()
+        inputs = [(self._payloads.get(item.payload), item.weight) for item in order.inputs]
+        state = self._state()
+        digest = state.merge(order.fragment, order.version, inputs)
+        self._highest_step = max(self._highest_step, order.step)
+        self._publish(state, order.fragment)
+        seconds = time.monotonic() - began
+        self._post(lambda at: events.MergeCompleted(at, order.fragment, order.version, digest, seconds))
+
+    def _publish(self, state: OuterState, fragment: FragmentId) -> None:
+        now = state.state(fragment)
+        # float32 whatever the uplink: islands must stand on Θ itself, or its rounding would come back as their work
+        payload = wire.encode(now.parameters)
+        self._published[fragment] = Published(now.version, ray.put(payload))
+
+    def _evaluate(self, global_version: int, parameters: Mapping[str, Array]) -> None:
+        try:
+            loss = ray.get(self._measurer().evaluate.remote(parameters), timeout=EVALUATION_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            self._drop_evaluator()
+            self._post(lambda at: events.EvaluationFailed(at, global_version, reason))
+            return
+        self._post(lambda at: events.EvaluationCompleted(at, global_version, loss))
+
+    def _measurer(self) -> Any:
+        """The evaluator; made when first asked for, and again after a failure."""
+        if self._evaluator is None:
+            self._evaluators_made += 1
+            environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "NPROC": "1"}
+            self._evaluator = (
+                cluster.actor_class(EVALUATOR_CLASS)
+                .options(
+                    name=evaluator_name(self._job, self._evaluators_made),
+                    namespace=NAMESPACE,
+                    lifetime="detached",
+                    num_cpus=0,
+                    max_restarts=0,
+                    label_selector={GROUP_LABEL: CONTROL_GROUP},
+                )
+                .remote(self._spec.model_dump(mode="json"), environment)
+            )
+        return self._evaluator
+
+    def _drop_evaluator(self) -> None:
+        cluster.end_actor(self._evaluator)
+        self._evaluator = None
+
+    def _state(self) -> OuterState:
+        assert self._outer is not None, "Θ was asked for before it was seeded"
+        return self._outer

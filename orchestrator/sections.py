@@ -1,0 +1,128 @@
+"""The sections of a job specification: every field with its unit, its default and its reason.
+
+What is right within one section is said here, in types. What needs more than one section is ``config``'s business, and so
+is reading files.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(Section):
+    """A built-in preset, or ``factory: package.module:function`` of an installed package (see learners/model.py)."""
+
+    preset: Literal["nano", "micro", "small"] = "nano"
+    factory: str | None = None
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+
+
+class DataSection(Section):
+    """``source: builtin`` is the Python standard library's own source; otherwise ``files`` (.txt, .jsonl, .parquet).
+
+    The commands of ``atoll`` take files relative to the specification; over REST they must be absolute. Every island's
+    node must have them.
+    """
+
+    source: Literal["builtin", "files"] = "builtin"
+    files: tuple[str, ...] = ()
+    text_field: str = "text"
+    sequence_length: Count = 128
+    held_out_ratio: Annotated[float, Field(gt=0, lt=0.5)] = 0.02
+
+
+class InnerOptimizerSection(Section):
+    """AdamW with linear warm-up and cosine decay over ``horizon_steps`` of an island's logical clock."""
+
+    lr: Positive = 2e-3
+    lr_final_ratio: Ratio = 0.1
+    warmup_steps: Annotated[int, Field(ge=0)] = 50
+    beta1: Ratio = 0.9
+    beta2: Ratio = 0.95
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    clip_norm: Positive = 1.0
+
+
+class TrainingSection(Section):
+    """What one island does in one inner step. ``batch_size`` is in sequences for one island."""
+
+    batch_size: Count = 8
+    inner_optimizer: InnerOptimizerSection = InnerOptimizerSection()
+
+
+class OuterOptimizerSection(Section):
+    kind: Literal["nesterov", "sgd"] = "nesterov"
+    lr: Positive = 0.7
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+
+
+class SynchroniserSection(Section):
+    """Decoupled DiLoCo's knobs, arXiv:2604.21428; the symbols are in ``JobPolicy``."""
+
+    fragments: Count = 8
+    interval_steps: Count = 24
+    overlap_steps: Annotated[int, Field(ge=0)] = 2
+    quorum: Count = 1
+    grace_margin: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    grace_cap_steps: Annotated[float, Field(ge=0)] | None = 1.0
+    staleness_max: Annotated[int, Field(ge=0)] = 0
+    averaging: Literal["radial", "mean"] = "radial"
+    outer_optimizer: OuterOptimizerSection = OuterOptimizerSection()
+    wire: Literal["float32", "bfloat16"] = "float32"
+    adoption: Literal["replace", "mix", "rebase"] = "rebase"
+    mix_alpha: Ratio = 0.5
+
+
+class IslandsSection(Section):
+    """One or more islands on one node group. ``accelerators`` 0 means CPU; ``cpus`` is what Ray reserves."""
+
+    node_group: Name
+    count: Count = 1
+    name: Name | None = Field(None, description="defaults to the node group's; numbered when count is above 1")
+    accelerator: Literal["cpu", "gpu", "tpu"] = "cpu"
+    accelerators: Annotated[int, Field(ge=0)] = 0
+    cpus: Positive = 1.0
+
+    def island_names(self) -> list[str]:
+        base = self.name or self.node_group
+        return [base] if self.count == 1 else [f"{base}-{number}" for number in range(self.count)]
+
+
+class BudgetSection(Section):
+    """When the job ends: tokens over all islands together, or steps of each island. Exactly one."""
+
+    tokens: Count | None = None
+    steps: Count | None = None
+
+
+class EvaluationSection(Section):
+    every_merges: Annotated[int, Field(ge=0)] = 32
+    sequences: Count = 128
+
+
+class RecoverySection(Section):
+    suspect_timeout_s: Positive = 30.0
+    backoff_first_s: Annotated[float, Field(ge=0)] = 0.2
+    backoff_max_s: Positive = 60.0
+    restarts_max: Annotated[int, Field(ge=0)] = 10
+    flush_timeout_s: Positive = 30.0
+
+
+class SyntheticSection(Section):
+    """For ``trainer: learners.synthetic:create``: an island without JAX, of this size and speed."""
+
+    parameters: Count = 100_000
+    step_s: Positive = 0.05
+    step_jitter_ratio: Ratio = 0.0
+    start_s: Annotated[float, Field(ge=0)] = 0.0

@@ -1,0 +1,73 @@
+"""How a planned fault strikes the simulated world."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import CommandId
+from orchestrator.simulation.host import Host
+from orchestrator.simulation.plan import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.world import World
+
+_OPERATOR = "operator"
+
+
+def strike(world: World, fault: Fault) -> None:
+    """Do what the fault says, to whichever process of the island is the latest."""
+    if world.finished is not None:
+        return
+    command = CommandId(f"{fault.kind}-{fault.island}-{fault.at!r}")
+    host = _latest(world, fault)
+    match fault.kind:
+        case FaultKind.KILL:
+            world.tell(e.KillRequested(world.now, command, _OPERATOR, fault.island, True))
+        case FaultKind.KILL_AND_KEEP_AWAY:
+            world.tell(e.KillRequested(world.now, command, _OPERATOR, fault.island, False))
+        case FaultKind.READD:
+            world.tell(e.ReaddRequested(world.now, command, _OPERATOR, fault.island))
+        case FaultKind.CANCEL:
+            world.tell(e.CancelRequested(world.now, command, _OPERATOR))
+        case FaultKind.CRASH:
+            if host is not None and host.placed:
+                world.die(host, "the process crashed", said=True)
+        case FaultKind.FREEZE | FaultKind.CUT:
+            if host is not None and host.alive and host.placed:
+                _silence(world, host, fault)
+
+
+def _latest(world: World, fault: Fault) -> Host | None:
+    lives = [incarnation for island, incarnation in world.hosts if island == fault.island]
+    return world.hosts[fault.island, max(lives)] if lives else None
+
+
+def _silence(world: World, host: Host, fault: Fault) -> None:
+    """Nothing gets through for a while; after ``silence_s`` of that the connection counts as lost."""
+    until = world.now + fault.duration
+    if fault.kind is FaultKind.FREEZE:
+        host.frozen_until = max(host.frozen_until, until)
+    else:
+        host.cut_until = max(host.cut_until, until)
+    process = host.process
+
+    def suspect() -> None:
+        if host.alive and host.silent(world.now) and not host.suspected:
+            host.suspected = True
+            world.tell(e.ConnectionLost(world.now, process.island, process.incarnation, False, f"{fault.kind}"))
+
+    def back() -> None:
+        if host.silent(world.now):
+            return  # a longer silence began meanwhile, and ends later
+        if host.suspected and host.alive:
+            host.suspected = False
+            world.tell(e.ConnectionRestored(world.now, process.island, process.incarnation))
+        calls, host.waiting = host.waiting, []
+        for call in calls:
+            if host.alive:
+                call()
+        world.links.carry(host)
+
+    world.later(world.plan.silence_s, suspect)
+    world.later(fault.duration, back)

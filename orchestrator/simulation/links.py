@@ -1,0 +1,107 @@
+"""What passes between islands and synchroniser in the simulated world, and what goes wrong on the way.
+
+Corrupt payloads, doubled and reordered arrivals, donors that fail: each with the probability the plan gives it. Reordering
+delays one letter and lets later ones overtake; a live link does not do that, but the core must bear it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.messages import CatchUpFailure, CaughtUp, Letter, Offer, Ready
+from orchestrator.core.vocabulary import RefusalReason, Version
+from orchestrator.simulation.host import Host
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.world import World
+
+OVERTAKEN_S = (0.05, 0.5)
+
+
+class Links:
+    """All links of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def carry(self, host: Host) -> None:
+        """Take the next letter, if there is one and nothing is under way."""
+        world = self._world
+        if host.carrying or not host.outbox or not host.alive or host.silent(world.now):
+            return
+        letter = host.outbox.popleft()
+        host.carrying = True
+        takes = world.plan.pull_s if isinstance(letter, Offer) else world.plan.letter_s
+        world.later(world.draw(takes), lambda: self._arrive(host, letter))
+
+    def say(self, event: e.Event, seconds: float) -> None:
+        """The core hears of an event about an island in a while, with the instant at which it does."""
+        world = self._world
+        world.later(seconds, lambda: world.tell(replace(event, at=world.now)))
+
+    def make_ready(self, host: Host) -> None:
+        world = self._world
+        seconds = world.draw(world.plan.start_s)
+        world.later(seconds, lambda: self._post(host, Ready(1, seconds)))
+
+    def catch_up(self, effect: f.BeginCatchUp, outer: list[tuple[Version, int]]) -> None:
+        """A state is moved; what it is, is looked at when the move ends."""
+        world = self._world
+        host = world.hosts[effect.island, effect.incarnation]
+        seconds = world.draw(world.plan.transfer_s)
+        fails = world.chance(world.plan.catch_up_failure)
+
+        def moved() -> None:
+            if effect.donor is None:
+                versions = tuple(version for version, _ in outer)
+                self._load(host, CaughtUp(None, versions, max(step for _, step in outer), seconds))
+                return
+            giver = world.hosts[effect.donor]
+            if fails or not giver.alive or giver.silent(world.now) or not giver.process.stepping:
+                self._post(host, CatchUpFailure(effect.donor[0], "the donor went away"))
+                return
+            process = giver.process
+            self._load(host, CaughtUp(effect.donor[0], process.versions, process.step, seconds))
+
+        world.later(seconds, moved)
+
+    def _load(self, host: Host, letter: CaughtUp) -> None:
+        host.process.load(letter.versions, letter.step)
+        self._post(host, letter)
+
+    def _post(self, host: Host, letter: Letter) -> None:
+        if host.alive:
+            host.post([letter])
+            self.carry(host)
+
+    def _arrive(self, host: Host, letter: Letter) -> None:
+        """A letter is through, unless the island died or fell silent while it was under way."""
+        world = self._world
+        host.carrying = False
+        if not host.alive:
+            return
+        if host.silent(world.now):
+            host.outbox.appendleft(letter)
+            return
+        if not isinstance(letter, Offer):
+            self._tell(host, letter)
+        elif host.process.holds(letter):
+            if world.chance(world.plan.corrupt):
+                found = (RefusalReason.CORRUPT, "the checksum does not fit")
+                world.tell(e.ContributionUnusable(world.now, host.contribution_of(letter), *found))
+            else:
+                self._tell(host, letter)
+        self.carry(host)
+
+    def _tell(self, host: Host, letter: Letter) -> None:
+        world = self._world
+        event = host.event_of(letter, world.now)
+        if world.chance(world.plan.duplicate):
+            self.say(event, world.draw(OVERTAKEN_S))
+        if world.chance(world.plan.reorder):
+            self.say(event, world.draw(OVERTAKEN_S))
+        else:
+            world.tell(event)

@@ -1,0 +1,122 @@
+"""What a simulated world is like: speeds, latencies, and which faults strike whom and when.
+
+Everything is data and seeds, so that a failure is reproduced by its plan and nothing else. After ``calm_at`` no random
+fault strikes any more: what must happen in the end can be asked of every plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
+
+Range = tuple[Duration, Duration]
+"""A latency is drawn evenly between the two."""
+
+
+class FaultKind(StrEnum):
+    CRASH = "crash"
+    """The process dies by itself."""
+    KILL = "kill"
+    """An operator kills it; it is placed again."""
+    KILL_AND_KEEP_AWAY = "kill_and_keep_away"
+    READD = "readd"
+    FREEZE = "freeze"
+    """Stopped for ``duration``, then continued: it neither steps nor answers."""
+    CUT = "cut"
+    """Unreachable for ``duration``; it goes on training."""
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at: Instant
+    kind: FaultKind
+    island: IslandId
+    duration: Duration = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorldPlan:
+    """``step_s`` is each island's time per inner step, in the order of the policy; probabilities are per occasion."""
+
+    step_s: tuple[Duration, ...]
+    step_jitter_ratio: float = 0.05
+    tokens_per_step: int = 512
+    adoption: str = "replace"
+    faults: tuple[Fault, ...] = ()
+    calm_at: Instant = float("inf")
+    place_s: Range = (0.05, 0.4)
+    start_s: Range = (0.2, 1.0)
+    transfer_s: Range = (0.05, 0.3)
+    letter_s: Range = (0.0005, 0.003)
+    pull_s: Range = (0.002, 0.02)
+    delivery_s: Range = (0.002, 0.02)
+    merge_s: Range = (0.002, 0.02)
+    evaluate_s: Range = (0.05, 0.1)
+    detect_s: Range = (0.005, 0.02)
+    silence_s: Duration = 1.0
+    report_every_s: Duration = 0.5
+    corrupt: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    catch_up_failure: float = 0.0
+    placement_failure: float = 0.0
+    publication_loss: float = 0.0
+
+
+def sample_policy(
+    islands: int = 4,
+    *,
+    quorum: int = 1,
+    fragment_count: int = 4,
+    interval: int = 12,
+    steps: int = 200,
+    tokens_per_step: int = 512,
+    staleness_max: int = 0,
+    grace_cap_steps: float | None = 1.0,
+    restarts_max: int = 10,
+) -> JobPolicy:
+    """A policy for simulated jobs, with four well-known regions to begin with."""
+    regions = ["us-east", "us-west", "europe", "asia", *(f"region-{n}" for n in range(4, islands))]
+    return JobPolicy(
+        islands=tuple(IslandPlan(IslandId(r), NodeGroupId(r), r, 1) for r in regions[:islands]),
+        fragment_count=fragment_count,
+        sync_interval_steps=interval,
+        overlap_steps=min(2, interval - 1),
+        quorum=quorum,
+        grace_margin=0.8,
+        grace_cap_steps=grace_cap_steps,
+        staleness_max=staleness_max,
+        token_budget=steps * islands * tokens_per_step,
+        evaluation_every_merges=32,
+        suspect_timeout_s=5.0,
+        backoff_first_s=0.2,
+        backoff_max_s=4.0,
+        restarts_max=restarts_max,
+        flush_timeout_s=5.0,
+        moving_average_decay=0.9,
+    )
+
+
+SILENCE_MAX_S = 8.0
+"""Longest freeze or cut of ``random_faults``."""
+
+
+def random_faults(seed: int, policy: JobPolicy, until: Instant, count: int) -> tuple[Fault, ...]:
+    """``count`` faults before ``until``, of every kind but cancelling.
+
+    Whoever is kept away is re-added once the last silence is over: not before, because an island cannot be re-added
+    while the kill that ends its former process has not reached it.
+    """
+    random = Random(seed)
+    kinds = (FaultKind.CRASH, FaultKind.KILL, FaultKind.KILL_AND_KEEP_AWAY, FaultKind.FREEZE, FaultKind.CUT)
+    faults = []
+    for _ in range(count):
+        kind, island = random.choice(kinds), random.choice(policy.islands).island
+        at, duration = random.uniform(0.0, until), random.uniform(0.1, SILENCE_MAX_S)
+        faults.append(Fault(at, kind, island, duration))
+    readds = [Fault(until + SILENCE_MAX_S, FaultKind.READD, plan.island) for plan in policy.islands]
+    return tuple(sorted([*faults, *readds], key=lambda fault: (fault.at, fault.island, fault.kind)))

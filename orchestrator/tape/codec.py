@@ -1,0 +1,113 @@
+"""Frozen dataclasses to plain data and back, exactly, by their type hints alone.
+
+Responsible for: every event, effect and policy having one plain form, so that adding a message needs no line here.
+Refuses to know: what any message means, files, and digests.
+
+Numbers keep the kind they have (an integer in a float's place stays an integer) and floats are written by ``repr``, so
+that decode(encode(x)) == x. Event and effect carry their class name under ``type``; nested values do not need it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Callable, Mapping
+from enum import Enum
+from operator import attrgetter
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from orchestrator.core.effects import Effect
+from orchestrator.core.events import Event
+from orchestrator.errors import DataError
+
+TAGGED: dict[str, type[Any]] = {kind.__name__: kind for kind in (*get_args(Event), *get_args(Effect))}
+"""Every message by name. The two unions share no name."""
+
+_Decode = Callable[[Any], Any]
+_WRITERS: dict[type[Any], tuple[dict[str, str], tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {}
+"""Tag, field names, and all their values at once (the first again at the end: one name alone would give no tuple)."""
+_FIELDS: dict[type[Any], tuple[tuple[str, _Decode | None], ...]] = {}
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON. NaN and infinities are written as Python's json does (a diverged loss must not stop a tape)."""
+    return _ENCODER.encode(value)
+
+
+def decode_tagged(data: Mapping[str, Any]) -> Any:
+    """The event or effect that ``data`` is the plain form of. Raises DataError if this build knows no such message."""
+    name = data.get("type")
+    kind = TAGGED.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise DataError(detail=f"{name!r} is no event or effect of this build; the tape was written by another one.")
+    return decode(kind, data)
+
+
+def decode(kind: type[Any], data: Mapping[str, Any]) -> Any:
+    """An instance of the dataclass ``kind``. Raises DataError naming the field that is missing or wrong."""
+    values = {}
+    for name, convert in _fields_of(kind):
+        if name not in data:
+            raise DataError(detail=f"{kind.__name__} needs the field {name!r}; the record has {sorted(data)}.")
+        value = data[name]
+        try:
+            values[name] = value if convert is None else convert(value)
+        except (TypeError, ValueError, AttributeError) as error:
+            detail = f"{kind.__name__}.{name} cannot be {value!r:.80}: {error}."
+            raise DataError(detail=detail) from error
+    return kind(**values)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """Called by json for what it cannot write itself: our dataclasses."""
+    kind = type(value)
+    writer = _WRITERS.get(kind)
+    if writer is None:
+        names = tuple(name for name, _ in _fields_of(kind))
+        tag = {"type": kind.__name__} if kind.__name__ in TAGGED else {}
+        writer = _WRITERS[kind] = (tag, names, attrgetter(*names, names[0]))
+    tag, names, values = writer
+    return {**tag, **dict(zip(names, values(value), strict=False))}
+
+
+_ENCODER = json.JSONEncoder(default=_plain, separators=(",", ":"), ensure_ascii=False, check_circular=False)
+
+
+def _fields_of(kind: type[Any]) -> tuple[tuple[str, _Decode | None], ...]:
+    known = _FIELDS.get(kind)
+    if known is None:
+        hints = get_type_hints(kind)
+        known = tuple((field.name, _decoder(hints[field.name])) for field in dataclasses.fields(kind))
+        _FIELDS[kind] = known
+    return known
+
+
+def _decoder(hint: Any) -> _Decode | None:
+    """How to make a value of type ``hint`` out of JSON; ``None`` where JSON's own value is already right."""
+    hint = getattr(hint, "__supertype__", hint)  # NewType
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        (inner,) = (choice for choice in get_args(hint) if choice is not type(None))
+        convert = _decoder(inner)
+        return None if convert is None else lambda value: None if value is None else convert(value)
+    if origin is tuple:
+        return _tuple_decoder(get_args(hint))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        nested: type[Any] = hint
+        return lambda value: decode(nested, value)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    return None
+
+
+def _tuple_decoder(arguments: tuple[Any, ...]) -> _Decode:
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        each = _decoder(arguments[0])
+        return tuple if each is None else lambda value: tuple(each(item) for item in value)
+    parts = [_decoder(argument) or _unchanged for argument in arguments]
+    return lambda value: tuple(part(item) for part, item in zip(parts, value, strict=True))
+
+
+def _unchanged(value: Any) -> Any:
+    return value

@@ -1,0 +1,97 @@
+"""The one loop: tell the core, write it down, fold it. Live, simulated and replayed jobs all step through here.
+
+    effects = core.handle(event);  sink.append(record);  for fold in folds: fold.apply(event, effects)
+
+Responsible for: that nothing the core decided is acted on before it is recorded (the caller acts on what ``step``
+returns). Refuses to know: where events come from and who acts. When the core fails, the error carries the recent story.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from orchestrator.core.effects import Effect
+from orchestrator.core.events import Event
+from orchestrator.tape.schema import Digest, Header, Record, Tape, encode_header, encode_record
+
+STORY_LENGTH = 12
+"""Steps told when something breaks: enough to see one round of every fragment of a small job."""
+
+
+class Core(Protocol):
+    """``core.synchroniser.Synchroniser``, as far as the loop is concerned."""
+
+    def handle(self, event: Event) -> tuple[Effect, ...]: ...
+
+
+class Fold(Protocol):
+    """Something that learns from every step and decides nothing."""
+
+    def apply(self, event: Event, effects: tuple[Effect, ...]) -> None: ...
+
+
+class Sink(Protocol):
+    """Where records go. ``append`` returns once the record is kept as well as this sink keeps anything."""
+
+    def append(self, record: Record) -> None: ...
+
+
+class Driver:
+    """Steps one core. ``count`` steps have been taken."""
+
+    def __init__(self, core: Core, folds: Iterable[Fold], sink: Sink) -> None:
+        self.core = core
+        self.folds = tuple(folds)
+        self.sink = sink
+        self.count = 0
+        self._recent: deque[Record] = deque(maxlen=STORY_LENGTH)
+
+    def step(self, event: Event) -> tuple[Effect, ...]:
+        """Decide on one event, record the decision, and return it to be acted on."""
+        try:
+            effects = self.core.handle(event)
+        except Exception as error:
+            error.add_note(f"while deciding on step {self.count + 1}: {event}\nbefore it:\n{tell(self._recent)}")
+            raise
+        self.count += 1
+        record = Record(self.count, event, effects)
+        self._recent.append(record)
+        self.sink.append(record)
+        for fold in self.folds:
+            fold.apply(event, effects)
+        return effects
+
+
+class MemorySink:
+    """Keeps the records; ``tape`` makes them one."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def append(self, record: Record) -> None:
+        self.records.append(record)
+
+    def tape(self, header: Header) -> Tape:
+        return Tape(header, tuple(self.records))
+
+
+class DigestSink:
+    """Keeps only the digest, as a written tape would have it."""
+
+    def __init__(self, header: Header) -> None:
+        self.digest = Digest()
+        self.digest.add(encode_header(header))
+
+    def append(self, record: Record) -> None:
+        self.digest.add(encode_record(record))
+
+
+def tell(records: Iterable[Record]) -> str:
+    """Steps as text for people, one line for the event and one for each effect."""
+    lines = []
+    for record in records:
+        lines.append(f"  {record.n:>6}  {record.event}")
+        lines += [f"          → {effect}" for effect in record.effects]
+    return "\n".join(lines) or "  (nothing)"

@@ -1,0 +1,86 @@
+"""Does this build decide as the recorded one did? Feed a tape's events to a fresh core and compare every effect.
+
+Responsible for: finding the first step at which the two part, and telling its story. Refuses to act on any effect, and
+to go on after a divergence: from there on the recorded events answer requests that were never made. A changed policy is
+for the same reason no question for replay; simulate it instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from orchestrator.core.effects import Effect
+from orchestrator.core.events import Event
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.vocabulary import Epoch
+from orchestrator.tape.driver import STORY_LENGTH, Core, Fold, tell
+from orchestrator.tape.schema import Digest, Header, Record, Tape, encode_header, encode_record
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first step where the builds disagree: what was recorded, what this build decides, what came before."""
+
+    n: int
+    event: Event
+    recorded: tuple[Effect, ...]
+    decided: tuple[Effect, ...]
+    failure: str
+    story: str
+
+    def __str__(self) -> str:
+        decided = [self.failure] if self.failure else [f"    {effect}" for effect in self.decided]
+        return "\n".join(
+            [
+                f"step {self.n}: {self.event}",
+                "  recorded:",
+                *([f"    {effect}" for effect in self.recorded] or ["    (nothing)"]),
+                "  this build decides:",
+                *(decided or ["    (nothing)"]),
+                "  the steps before it:",
+                self.story,
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """``matching`` steps out of ``steps`` agree. ``digest`` is that of a tape written by this build up to there."""
+
+    steps: int
+    matching: int
+    divergence: Divergence | None
+    digest: str
+
+    @property
+    def exact(self) -> bool:
+        return self.divergence is None
+
+
+def fresh_core(header: Header) -> Synchroniser:
+    """The core a tape with this header began with."""
+    return Synchroniser(header.policy, epoch=Epoch(header.epoch))
+
+
+def replay(tape: Tape, folds: Iterable[Fold] = (), core_of: Callable[[Header], Core] = fresh_core) -> Replay:
+    """Replay a tape against this build, up to the first divergence; ``folds`` see every step that agrees."""
+    core, folds = core_of(tape.header), tuple(folds)
+    digest, recent = Digest(), deque[Record](maxlen=STORY_LENGTH)
+    digest.add(encode_header(tape.header))
+    for record in tape.records:
+        decided: tuple[Effect, ...] = ()
+        failure = ""
+        try:
+            decided = core.handle(record.event)
+        except Exception as error:  # a build that fails where the recorded one decided has diverged
+            failure = f"    {type(error).__name__}: {error}"
+        if failure or decided != record.effects:
+            told = Divergence(record.n, record.event, record.effects, decided, failure, tell(recent))
+            return Replay(len(tape.records), record.n - 1, told, digest.hex())
+        recent.append(record)
+        digest.add(encode_record(Record(record.n, record.event, decided)))
+        for fold in folds:
+            fold.apply(record.event, decided)
+    return Replay(len(tape.records), len(tape.records), None, digest.hex())

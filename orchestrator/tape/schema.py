@@ -1,0 +1,135 @@
+"""The lines of a tape: a header, one record per step, a footer with the digest of everything before it.
+
+    {"schema": "atoll-tape/1", "job": …, "epoch": 1, "started_at": …, "policy": {…}}
+    {"n": 1, "event": {"type": …, …}, "effects": [{"type": …, …}, …]}
+    …
+    {"end": 1234, "digest": "…"}
+
+Responsible for: what the lines say and how they are chained. Refuses to know: files (``storage``), and what the records
+mean. The digest is blake2b over header and records as written, newlines included; a tape without a footer was not closed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from orchestrator.core.effects import Effect
+from orchestrator.core.events import Event
+from orchestrator.core.vocabulary import JobPolicy
+from orchestrator.errors import DataError
+from orchestrator.tape.codec import decode, decode_tagged, to_json
+
+SCHEMA = "atoll-tape/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a replay needs to build the same core. ``started_at`` is the job's creation in Unix seconds; 0 if simulated."""
+
+    job: str
+    policy: JobPolicy
+    started_at: float = 0.0
+    epoch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One step: the ``n``-th event (from 1) and what was decided on it."""
+
+    n: int
+    event: Event
+    effects: tuple[Effect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    end: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """A whole tape in memory. ``torn`` says what is wrong with its last line, if anything is."""
+
+    header: Header
+    records: tuple[Record, ...]
+    footer: Footer | None = None
+    torn: str | None = None
+
+
+@dataclass(slots=True)
+class Digest:
+    """The rolling digest over lines."""
+
+    _hash: Any = field(default_factory=lambda: blake2b(digest_size=16))
+
+    def add(self, line: str) -> None:
+        self._hash.update(line.encode())
+        self._hash.update(b"\n")
+
+    def hex(self) -> str:
+        return str(self._hash.hexdigest())
+
+
+def encode_header(header: Header) -> str:
+    return to_json(
+        {
+            "schema": SCHEMA,
+            "job": header.job,
+            "epoch": header.epoch,
+            "started_at": header.started_at,
+            "policy": header.policy,
+        }
+    )
+
+
+def encode_record(record: Record) -> str:
+    return to_json({"n": record.n, "event": record.event, "effects": record.effects})
+
+
+def encode_footer(footer: Footer) -> str:
+    return to_json({"end": footer.end, "digest": footer.digest})
+
+
+def decode_header(line: str) -> Header:
+    """Raises DataError unless the line is the header of a tape this build can read."""
+    data = _parse(line, "the header")
+    if data.get("schema") != SCHEMA:
+        raise DataError(detail=f"this is no tape of schema {SCHEMA!r}: its first line says {data.get('schema')!r}.")
+    try:
+        return Header(
+            job=data["job"],
+            policy=decode(JobPolicy, data["policy"]),
+            started_at=data["started_at"],
+            epoch=data["epoch"],
+        )
+    except KeyError as error:
+        raise DataError(detail=f"the tape's header lacks the field {error}.") from error
+
+
+def decode_line(line: str) -> Record | Footer:
+    """A line after the header. Raises DataError if it is neither a record nor a footer."""
+    data = _parse(line, "a record")
+    if "end" in data:
+        return Footer(end=int(data["end"]), digest=str(data["digest"]))
+    try:
+        return Record(
+            n=int(data["n"]),
+            event=decode_tagged(data["event"]),
+            effects=tuple(decode_tagged(item) for item in data["effects"]),
+        )
+    except KeyError as error:
+        raise DataError(detail=f"the record lacks the field {error}.") from error
+
+
+def _parse(line: str, what: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise DataError(detail=f"{what} is not JSON: {error} in {line[:80]!r}.") from error
+    if not isinstance(data, dict):
+        raise DataError(detail=f"{what} is no JSON object: {line[:80]!r}.")
+    return data

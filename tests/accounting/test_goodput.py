@@ -1,0 +1,136 @@
+"""Every island-second in one class, and the classes add up to the time the island was wanted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import fsum, isclose
+
+import pytest
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+
+from .story import POLICY, Story
+
+
+def _only(seconds, **expected):
+    given = {name: spent for name, spent in seconds.items() if abs(spent) > 1e-9}
+    assert given == pytest.approx(expected)
+
+
+def test_the_first_start_is_starting_and_a_later_one_recovering():
+    story = Story().place(0.0).placed(1.0).ready(3.0).caught_up(4.0).died(4.0)
+    _only(story.seconds(), starting=4.0)
+    story.place(6.0, incarnation=2).placed(7.0, incarnation=2)
+    _only(story.seconds(at=9.0), starting=4.0, down=2.0, recovering=3.0)
+
+
+def test_causes_name_the_phase():
+    story = Story().place(0.0).placed(1.0).ready(3.0).caught_up(4.0)
+    assert story.goodput.summary()["badput_seconds"] == {
+        "starting: compiling": 2.0,
+        "starting: catching up": 1.0,
+        "starting: placing": 1.0,
+    }
+
+
+def test_training_without_stepping_is_stalled():
+    story = Story().train_from(0.0).progress(10.0, tokens=100, stepping=7.0)
+    _only(story.seconds(), in_flight=7.0, stalled=3.0)
+
+
+def test_stepping_is_split_as_its_tokens_are():
+    story = Story().train_from(0.0).progress(10.0, tokens=100, stepping=10.0)
+    c = story.contribution(60, total=100)
+    story.admit(10.0, c).close(10.0, c).merged(10.0, c).adopted(10.0, total=100)
+    _only(story.seconds(), productive=3.0, discarded=2.0, in_flight=5.0)
+    story.finish(10.0)
+    _only(story.seconds(), productive=3.0, discarded=7.0)
+
+
+def test_what_an_island_did_not_report_before_it_died_is_discarded():
+    story = Story().train_from(0.0).progress(10.0, tokens=100, stepping=9.0).died(10.5)
+    _only(story.seconds(), discarded=9.5, stalled=1.0)
+
+
+def test_a_silent_island_is_down_unless_it_turns_out_to_have_stepped():
+    story = Story().train_from(0.0).progress(10.0, tokens=100, stepping=10.0)
+    story.tell(e.ConnectionLost(10.0, "east", 1, False, "no answer"))
+    _only(story.seconds(at=14.0), in_flight=10.0, down=4.0)
+    story.tell(e.ConnectionRestored(14.0, "east", 1)).progress(14.0, tokens=130, stepping=13.0)
+    _only(story.seconds(), in_flight=13.0, down=1.0)
+
+
+def test_a_process_that_was_stopped_in_the_middle_of_a_step_did_not_step():
+    story = Story().train_from(0.0).progress(2.0, tokens=20, stepping=2.0)
+    story.progress(11.0, tokens=30, stepping=11.0, step_s=0.1, gap=8.1, loss=3.0)
+    # 90 steps of 0.1 s would fill the 9 s reported, so nothing was frozen there; in the next report 8 s were
+    _only(story.seconds(), in_flight=11.0)
+    frozen = e.ProgressReported(20.0, "east", 1, 120, 120, 40, 20.0, 0.1, 8.1, 3.0)
+    story.tell(frozen)
+    _only(story.seconds(), in_flight=12.0, stalled=8.0)
+
+
+def test_time_kept_away_by_an_operator_is_not_counted():
+    story = Story().train_from(0.0)
+    asked = e.KillRequested(1.0, "c1", "me", "east", False)
+    story.tell(asked, f.ResolveCommand("c1", True, "yes"), f.KillIsland("east", 1, "killed"))
+    story.tell(e.ConnectionLost(1.0, "east", 1, True, "killed"))
+    _only(story.seconds(at=50.0), discarded=1.0)
+    readd = e.ReaddRequested(60.0, "c2", "me", "east")
+    story.place(60.0, incarnation=2, event=readd)
+    _only(story.seconds(at=61.0), discarded=1.0, recovering=1.0)
+
+
+def test_a_command_that_was_not_accepted_changes_nothing():
+    story = Story().train_from(0.0)
+    story.tell(e.KillRequested(1.0, "c1", "me", "east", False), f.ResolveCommand("c1", False, "no"))
+    story.tell(e.ConnectionLost(2.0, "east", 1, True, "crash"), f.SetTimer("backoff:east", 1, 3.0))
+    _only(story.seconds(at=5.0), down=3.0, discarded=2.0)
+
+
+def test_the_wait_for_the_end_is_stalled_and_named():
+    story = Story().train_from(0.0).progress(5.0, tokens=50, stepping=5.0)
+    story.tell(e.IslandFlushed(5.0, "east", 1)).finish(7.0)
+    assert story.seconds()["stalled"] == 2.0
+    assert story.goodput.summary()["badput_seconds"]["waiting for the job to end"] == 2.0
+
+
+def test_nothing_is_counted_after_the_end():
+    story = Story().train_from(0.0).finish(5.0)
+    before = story.goodput.summary()
+    story.progress(9.0, tokens=50, stepping=5.0)
+    assert story.goodput.summary(at=100.0) == before
+
+
+def test_the_ratio_is_weighted_by_accelerators_and_the_seconds_are_not():
+    wide = replace(POLICY, islands=(replace(POLICY.islands[0], accelerator_count=3), POLICY.islands[1]))
+    story = Story(wide).train_from(0.0).train_from(0.0, "west")
+    story.progress(10.0, tokens=100, stepping=10.0)
+    for fragment in (0, 1):
+        c = story.contribution(100, total=100, fragment=fragment)
+        story.admit(10.0, c).close(10.0, c).merged(10.0, c)
+    summary = story.goodput.summary()
+    assert summary["island_seconds"]["productive"] == 10.0
+    assert summary["island_seconds"]["total"] == 20.0
+    assert summary["goodput_ratio"] == 0.75
+
+
+def test_uptime_is_the_share_of_time_with_a_quorum_training():
+    story = Story().place(0.0).placed(1.0).ready(1.0).caught_up(2.0).died(6.0)
+    assert story.goodput.summary(at=8.0)["uptime_ratio"] == 0.5
+    story.train_from(8.0, incarnation=2)
+    story.tell(e.TimerFired(16.0, "x", 1), f.FlushIsland("east", 2)).finish(40.0)
+    assert story.goodput.summary()["uptime_ratio"] == 0.75
+
+
+def test_badput_and_classes_tell_the_same_sum():
+    story = Story().train_from(0.0).train_from(0.0, "west").progress(10.0, tokens=100, stepping=8.0)
+    c = story.contribution(60, total=100)
+    story.admit(10.0, c).close(10.0, c).merged(10.0, c).adopted(10.0, total=100).died(11.0).finish(20.0)
+    summary = story.goodput.summary()
+    classes = dict(summary["island_seconds"])
+    total = classes.pop("total")
+    assert isclose(fsum(classes.values()), total)
+    assert total == 40.0
+    assert isclose(fsum(summary["badput_seconds"].values()), total - classes["productive"] - classes["in_flight"])

@@ -1,0 +1,267 @@
+"""A control port without a cluster: the real core and the real folds in a small world that runs like clockwork.
+
+A job is only what it was given: its specification, the time it began, and the commands with theirs, in one file under the
+home folder. Asked how it stands, the port works it out from the beginning up to now. So it lives through a SIGKILL of the
+service as a Ray job does, and it takes no process. Islands are never late and lose nothing but what they are told to lose.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import heapq
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from api.control import CommandKind, CommandRecord, NodeGroupRecord, StatusRecord
+from orchestrator.accounting import report
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.config import JobSpec
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.vocabulary import CommandId, Contribution, FragmentId, IslandId, JobPolicy, Version, payload_id
+from orchestrator.errors import InfrastructureError, NotFound
+from orchestrator.tape.driver import Driver, MemorySink
+from orchestrator.tape.schema import Header
+from orchestrator.tape.storage import TapeWriter
+
+GROUPS = [
+    NodeGroupRecord(name=name, region=name, nodes=1, cpus=4.0, cpus_free=3.0, accelerators=0)
+    for name in ("us-east", "us-west", "europe", "asia")
+]
+STEP_S = 0.05
+
+
+def connect(home: Path) -> Clockwork:
+    return Clockwork(home / "clockwork")
+
+
+class Clockwork:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def node_groups(self) -> list[NodeGroupRecord]:
+        self._fail_if("cluster-is-gone")
+        return GROUPS
+
+    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path) -> None:
+        if (self._folder / "no-more-jobs").exists():
+            raise InfrastructureError(detail="No synchroniser could be placed.", remedy="Free some room.")
+        with self._changing(job_id) as record:
+            if not record:
+                dump = spec.model_dump(mode="json")
+                record |= {"spec": dump, "run_dir": str(run_dir), "started_at": time.time(), "commands": []}
+
+    def submit_command(
+        self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
+    ) -> None:
+        with self._changing(job_id) as record:
+            at = time.time() - record["started_at"]
+            if command_id not in [command["id"] for command in record["commands"]]:
+                command = {"at": at, "kind": kind, "id": command_id, "caller": caller, "island": island}
+                record["commands"].append(command | {"restart": restart})
+
+    def status(self, job_id: str) -> StatusRecord:
+        self._fail_if("jobs-are-silent")
+        with self._changing(job_id) as record:
+            if not record:
+                raise NotFound(detail=f"No job {job_id} runs here.")
+            now = time.time() - record["started_at"]
+            world = World(JobSpec.model_validate(record["spec"]), record["commands"], now)
+            status = world.status(job_id, record["started_at"], now)
+            if status["view"]["phase"] == "finished":
+                leave_results(Path(record["run_dir"]), job_id, world, status)
+                record.clear()  # like the actors of a real job, it is gone
+        return status
+
+    def close(self) -> None:
+        pass
+
+    def _fail_if(self, switch: str) -> None:
+        if (self._folder / switch).exists():
+            raise InfrastructureError(detail="The cluster does not answer.", remedy="Start it with `atoll up`.")
+
+    @contextmanager
+    def _changing(self, job_id: str) -> Iterator[dict[str, Any]]:
+        path = self._folder / f"{job_id}.json"
+        with path.open("a+") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            held.seek(0)
+            record = json.loads(held.read() or "{}")
+            yield record
+            held.seek(0)
+            held.truncate()
+            held.write(json.dumps(record))
+
+
+class World:
+    """One job from its beginning up to ``until``: a heap of events, and what the effects add to it."""
+
+    def __init__(self, spec: JobSpec, commands: list[dict[str, Any]], until: float) -> None:
+        self.policy: JobPolicy = spec.policy({group["name"]: group["region"] for group in GROUPS})
+        self.sink, self.goodput, self.statistics = MemorySink(), Goodput(self.policy), Statistics(self.policy)
+        self.core = Synchroniser(self.policy)
+        self.commands: dict[str, CommandRecord] = {}
+        self._tokens_per_step = spec.tokens_per_step
+        self._driver = Driver(self.core, (self.goodput, self.statistics), self.sink)
+        self._heap: list[tuple[float, int, Any]] = []
+        self._count = 0
+        self._lives: dict[str, Life] = {}
+        self._push(e.JobStarted(0.0))
+        self._push(e.OuterStateSeeded(0.02, parameter_count=1000, digest="seed"))
+        for command in commands:
+            self._push(command_event(command))
+            self.commands[command["id"]] = CommandRecord(
+                kind=command["kind"],
+                island=command["island"],
+                caller=command["caller"],
+                at=command["at"],
+                accepted=None,
+                detail="",
+            )
+        while self._heap and self._heap[0][0] <= until:
+            at, _, event = heapq.heappop(self._heap)
+            if isinstance(event, Tick):
+                self._tick(at, event)
+            else:
+                for effect in self._driver.step(event):
+                    self._act(at, effect)
+
+    def status(self, job_id: str, started_at: float, now: float) -> StatusRecord:
+        view = self.core.view(now)
+        return StatusRecord(
+            job_id=job_id,
+            name=job_id,
+            started_at=started_at,
+            at=now,
+            view=asdict(view),
+            goodput=self.goodput.summary(now),
+            statistics=self.statistics.summary(now),
+            loss_curve=[[view.tokens_trained, loss, at] for at, loss in self._losses()],
+            commands=self.commands,
+        )
+
+    def _losses(self) -> list[tuple[float, float]]:
+        return [(r.event.at, r.event.loss) for r in self.sink.records if isinstance(r.event, e.EvaluationCompleted)]
+
+    def _push(self, event: Any) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (event.at, self._count, event))
+
+    def _act(self, at: float, effect: f.Effect) -> None:
+        match effect:
+            case f.SetTimer():
+                self._push(e.TimerFired(max(at, effect.due_at), effect.timer, effect.serial))
+            case f.PlaceIsland():
+                who = (effect.island, effect.incarnation)
+                self._lives[effect.island] = Life(effect.incarnation, self.policy.fragment_count)
+                self._push(e.IslandPlaced(at + 0.05, *who, node="here", pid=1000 + effect.incarnation))
+                self._push(e.IslandReady(at + 0.1, *who, device_count=1, start_seconds=0.05))
+            case f.BeginCatchUp():
+                donor = effect.donor[0] if effect.donor else None
+                versions = tuple(fragment.version for fragment in self.core.view(at).fragments)
+                who = (effect.island, effect.incarnation)
+                self._push(e.IslandCaughtUp(at + 0.02, *who, donor, versions, step=0, transfer_seconds=0.01))
+                self._lives[effect.island].versions = list(versions)
+            case f.StartTraining():
+                self._push(Tick(at + STEP_S, effect.island, effect.incarnation))
+            case f.MergeFragment():
+                self._push(e.MergeCompleted(at + 0.005, effect.fragment, effect.version, "digest", 0.004))
+            case f.PublishFragment():
+                for to in effect.recipients:
+                    self._adopt(at + 0.01, to.island, to.incarnation, effect)
+            case f.KillIsland() | f.StopIsland():
+                if (life := self._lives.get(effect.island)) and life.incarnation == effect.incarnation:
+                    del self._lives[effect.island]
+                    self._push(e.ConnectionLost(at + 0.01, effect.island, effect.incarnation, True, "killed"))
+            case f.FlushIsland():
+                self._lives.pop(effect.island, None)
+                self._push(e.IslandFlushed(at + 0.01, effect.island, effect.incarnation))
+            case f.Evaluate():
+                loss = 5.5 / (1 + effect.global_version / 50)
+                self._push(e.EvaluationCompleted(at + 0.02, effect.global_version, loss))
+            case f.ResolveCommand():
+                outcome = self.commands[effect.command]
+                outcome["accepted"], outcome["detail"] = effect.accepted, effect.detail
+
+    def _adopt(self, at: float, island: IslandId, incarnation: int, published: f.PublishFragment) -> None:
+        life = self._lives.get(island)
+        if life is None or life.incarnation != incarnation:
+            return
+        life.versions[published.fragment] = published.version
+        life.since[published.fragment] = life.steps
+        tokens = life.steps * self._tokens_per_step
+        self._push(
+            e.FragmentAdopted(
+                at, island, incarnation, published.fragment, published.version, life.steps, tokens, kept_tokens=0
+            )
+        )
+
+    def _tick(self, at: float, tick: Tick) -> None:
+        """One inner step; then the progress report, and one fragment is offered in turn."""
+        life = self._lives.get(tick.island)
+        if life is None or life.incarnation != tick.incarnation:
+            return
+        life.steps += 1
+        who, tokens, step = (tick.island, tick.incarnation), life.steps * self._tokens_per_step, life.steps
+        loss = 5.5 / (1 + step / 100)
+        self._step_all(at, e.ProgressReported(at, *who, step, step, tokens, step * STEP_S, STEP_S, STEP_S, loss))
+        fragment = FragmentId(step % self.policy.fragment_count)
+        steps = step - life.since[fragment]
+        if steps:
+            offer = Contribution(
+                payload_id(*who, fragment, step), *who, fragment, step, step, Version(life.versions[fragment]), steps,
+                steps * self._tokens_per_step, tokens,
+            )  # fmt: skip
+            self._step_all(at, e.ContributionArrived(at, offer))
+        self._push(Tick(at + STEP_S, *who))
+
+    def _step_all(self, at: float, event: e.Event) -> None:
+        for effect in self._driver.step(event):
+            self._act(at, effect)
+
+
+class Life:
+    """One incarnation: its steps, and per fragment its version and the step of the last adoption."""
+
+    def __init__(self, incarnation: int, fragment_count: int) -> None:
+        self.incarnation = incarnation
+        self.steps = 0
+        self.versions = [0] * fragment_count
+        self.since = [0] * fragment_count
+
+
+class Tick:
+    """The end of an inner step of one island."""
+
+    def __init__(self, at: float, island: IslandId, incarnation: Any) -> None:
+        self.at, self.island, self.incarnation = at, island, incarnation
+
+
+def command_event(command: dict[str, Any]) -> e.Command:
+    at, name, caller = command["at"], CommandId(command["id"]), command["caller"]
+    match command["kind"]:
+        case "kill":
+            return e.KillRequested(at, name, caller, IslandId(command["island"]), command["restart"])
+        case "readd":
+            return e.ReaddRequested(at, name, caller, IslandId(command["island"]))
+    return e.CancelRequested(at, name, caller)
+
+
+def leave_results(run_dir: Path, job_id: str, world: World, status: StatusRecord) -> None:
+    """What an ended job leaves in its run's folder."""
+    figures = report.build(world.policy, world.goodput, world.statistics, {"job_id": job_id, "loss_unigram": 3.1})
+    (run_dir / "report.json").write_text(json.dumps(figures))
+    (run_dir / "report.html").write_text(f"<!doctype html><title>{job_id}</title>")
+    (run_dir / "status.json").write_text(json.dumps(status))
+    tape = world.sink.tape(Header(job_id, world.policy))
+    with TapeWriter(run_dir / "tape.jsonl", tape.header) as writer:
+        for record in tape.records:
+            writer.append(record)

@@ -1,0 +1,35 @@
+"""Installations for tests: nothing up, up for one test, or up for all tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.installation import Installation
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Iterator[Installation]:
+    """Nothing is up; whatever the test starts is ended."""
+    installation = Installation(tmp_path)
+    yield installation
+    installation.atoll("down")
+    assert not installation.home.running()
+
+
+@pytest.fixture
+def warm(cold: Installation) -> Installation:
+    """The service is up."""
+    cold.up()
+    return cold
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """A service that the tests of one module share; none of them may end it."""
+    installation = Installation(tmp_path_factory.mktemp("service"))
+    installation.up()
+    yield installation
+    installation.atoll("down")

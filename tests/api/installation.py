@@ -1,0 +1,85 @@
+"""An installation of real processes: the command line, and the service under uvicorn on loopback, run by clockwork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from api.client import Client
+from api.home import Home
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CONTROL = "tests.api.clockwork:connect"
+
+
+class Installation:
+    """One home, one runs folder, and the command line as a user types it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = Home(folder / "home")
+        self.runs = folder / "runs"
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "api.cli", *arguments, "--home", str(self.home.path)]
+
+    def atoll(self, *arguments: str, code: int = 0) -> str:
+        """Run a command, check its exit code and that no traceback is shown, and return what it printed."""
+        done = subprocess.run(
+            self.command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment()
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode == code, said
+        assert "Traceback" not in said
+        return done.stdout if "--json" in arguments and code == 0 else said
+
+    def up(self) -> str:
+        return self.atoll("up", "--runs", str(self.runs), "--control", CONTROL)
+
+    def client(self) -> Client:
+        address = self.home.address()
+        assert address is not None
+        return Client(address.url, caller="tester")
+
+    def spec(self, steps: int = 20_000, **changes: Any) -> dict[str, Any]:
+        """A synthetic job of four islands; 20 steps take a second, 20,000 outlast any test."""
+        document: dict[str, Any] = {
+            "name": "trial",
+            "trainer": "learners.synthetic:create",
+            "islands": [{"node_group": name} for name in ("us-east", "us-west", "europe", "asia")],
+            "synchroniser": {"fragments": 4, "interval_steps": 8},
+            "evaluation": {"every_merges": 8},
+            "budget": {"steps": steps},
+        }
+        return document | changes
+
+    def spec_file(self, **changes: Any) -> str:
+        path = self.folder / "job.yaml"
+        path.write_text(yaml.safe_dump(self.spec(**changes)))
+        return str(path)
+
+
+def interruptible() -> None:
+    """For a child before it starts: whoever runs the tests in the background makes it inherit an ignored SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """What ``condition`` answers once that is true; fails after the time."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "this did not become true in time"
+        time.sleep(0.05)
+    return found

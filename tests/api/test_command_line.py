@@ -1,0 +1,152 @@
+"""The command line as a user types it, against a service of real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.api.installation import ROOT, Installation, environment, interruptible, wait_until
+
+
+def test_the_main_path_by_hand(warm: Installation) -> None:
+    assert "already up at http://127.0.0.1:" in warm.up()
+    said = warm.atoll("submit", warm.spec_file())
+    job = said.split()[1].rstrip(":")
+    assert job.startswith("trial-")
+    assert (warm.runs / "latest").resolve() == (warm.runs / job).resolve()
+
+    def training() -> bool:
+        islands = json.loads(warm.atoll("islands", job, "--json"))
+        return [island["state"] for island in islands] == ["training"] * 4
+
+    wait_until(training)
+    assert "20.0" in warm.atoll("islands", job), "the step rate of 0.05 s a step"
+    assert "will be placed again" in warm.atoll("kill", job, "asia")
+    wait_until(lambda: json.loads(warm.atoll("islands", job, "--json"))[3]["incarnation"] == 2)
+
+    assert "until it is re-added" in warm.atoll("kill", "latest", "europe", "--stay-down")
+    wait_until(lambda: "stopped" in warm.atoll("islands", "latest"))
+    assert "refused" in warm.atoll("kill", job, "europe", code=1)
+    assert "being placed again" in warm.atoll("readd", job, "europe")
+
+    assert job in warm.atoll("jobs")
+    assert json.loads(warm.atoll("status", job, "--json"))["state"] == "running"
+    assert "accepted" in warm.atoll("cancel", job)
+    assert "cancelled" in warm.atoll("watch", job, code=1)
+    assert "recovery  " in warm.atoll("report", job)
+    assert json.loads(warm.atoll("report", job, "--json"))["outcome"] == "cancelled"
+    assert "nothing to kill" in warm.atoll("kill", job, "asia", code=1)
+
+
+def test_a_job_that_completes_is_watched_to_its_end(warm: Installation) -> None:
+    said = warm.atoll("submit", warm.spec_file(steps=20), "--watch")
+    assert "completed" in said
+    assert "report.html" in said
+    *_, last = warm.atoll("watch", "latest", "--json").splitlines()
+    job = json.loads(warm.atoll("jobs", "--json"))[0]
+    assert job["state"] == json.loads(last)["state"] == "completed"
+    assert job["tokens_trained"] >= job["token_budget"]
+    assert job["loss"] > 0
+
+
+def test_interrupting_a_watch_leaves_the_job_running(warm: Installation) -> None:
+    job = json.loads(warm.atoll("submit", warm.spec_file(), "--json"))["job"]
+    watching = subprocess.Popen(
+        warm.command("watch", "latest"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=interruptible,
+    )
+    assert watching.stdout is not None
+    assert "tokens" in watching.stdout.readline()
+    watching.send_signal(signal.SIGINT)
+    _, said = watching.communicate(timeout=20)
+    assert watching.returncode == 130
+    assert f"the job goes on; come back with `atoll watch {job}`" in said
+    assert json.loads(warm.atoll("status", job, "--json"))["state"] == "running"
+
+
+def test_every_problem_of_a_specification_is_told_at_once_and_nothing_starts(warm: Installation) -> None:
+    islands = [{"node_group": "mars"}, {"node_group": "asia", "count": 9}]
+    broken = {"islands": islands, "synchroniser": {"fragments": 0}, "budget": {}, "colour": "red"}
+    said = warm.atoll("submit", warm.spec_file(**broken), code=2)
+    for path in ("synchroniser.fragments", "colour", "budget", "islands.0.node_group", "islands.1.cpus"):
+        assert path in said
+    assert "'mars'" in said
+    assert json.loads(warm.atoll("jobs", "--json")) == []
+    assert not warm.runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["status", "nothing-here"], 2, "There is no job 'nothing-here'"),
+        (["status", "latest"], 2, "No job was submitted yet"),
+        (["submit", "no-such-file.yaml"], 2, "cannot be read"),
+        (["kill", "latest"], 2, "Missing argument"),
+        (["report", "latest", "--url", "http://127.0.0.1:1"], 3, "does not answer"),
+        (["jobs", "--url", "not an address"], 3, "does not answer"),
+    ],
+)
+def test_a_users_mistake_has_its_exit_code_and_a_remedy(
+    service: Installation, arguments: list[str], code: int, words: str
+) -> None:
+    assert words in service.atoll(*arguments, code=code)
+
+
+def test_without_a_service_commands_say_how_to_start_one(cold: Installation) -> None:
+    assert "atoll up" in cold.atoll("jobs", code=3)
+    assert "nothing is up" in cold.atoll("down")
+    assert "budget" in cold.atoll("submit", cold.spec_file(budget={}), code=2), "a wrong file is the nearer trouble"
+
+
+def test_the_report_of_a_running_job_is_not_there_yet(warm: Installation) -> None:
+    warm.atoll("submit", warm.spec_file())
+    assert "atoll watch trial-" in warm.atoll("report", "latest", code=1)
+
+
+def test_replay_tells_an_identical_tape_from_a_changed_one(warm: Installation) -> None:
+    warm.atoll("submit", warm.spec_file(steps=10), "--watch")
+    run = warm.runs / "latest"
+    replay = [sys.executable, "-m", "api.cli", "replay"]
+    same = subprocess.run([*replay, str(run)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert same.returncode == 0
+    assert "identical" in same.stdout
+
+    header, *lines = (run / "tape.jsonl").read_text().splitlines()
+    placed = next(n for n, line in enumerate(lines) if '"PlaceIsland"' in line)
+    lines[placed] = lines[placed].replace("the job starts", "the job begins")
+    changed = run / "changed.jsonl"
+    changed.write_text("\n".join([header, *lines[:-1]]) + "\n")
+    other = subprocess.run([*replay, str(changed)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert other.returncode == 1
+    assert "this build decides" in other.stdout
+
+    torn = subprocess.run([*replay, str(run / "spec.yaml")], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert torn.returncode in (1, 2)
+    assert "Traceback" not in torn.stderr
+
+
+def test_the_command_line_starts_light() -> None:
+    code = "import sys, api.cli; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    heavy = {"ray", "jax", "numpy", "fastapi", "sqlalchemy", "httpx", "pydantic", "uvicorn"}
+    assert not heavy & set(loaded.split())
+
+
+def test_compare_hands_every_baseline_on() -> None:
+    known = ["--baseline", "diloco", "--baseline"]
+    command = [sys.executable, "-m", "api.cli", "compare", "no-such-file.yaml", *known]
+    refused = subprocess.run([*command, "sgd"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert "'sgd'" in refused.stderr
+    missing = subprocess.run([*command, "data-parallel"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert missing.returncode != 0
+    assert "no-such-file.yaml" in missing.stderr

@@ -1,0 +1,67 @@
+"""The demo's script in a world of clockwork: it kills an island on its way, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests.api.installation import CONTROL, ROOT, Installation, environment, interruptible
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from api.demo import run_demo
+from api.home import Home
+from api.up import Installation
+home, runs, spec, control = sys.argv[1:]
+wanted = Installation(Home(Path(home)), Path(runs), control=control)
+sys.exit(run_demo(wanted, Path(spec), "asia", Console(), lambda said: print(said, flush=True)))
+"""
+
+
+def start_demo(cold: Installation, steps: int) -> subprocess.Popen[str]:
+    spec = cold.folder / "demo.yaml"
+    spec.write_text(yaml.safe_dump(cold.spec(steps=steps)))
+    command = [sys.executable, "-c", SCRIPT, str(cold.home.path), str(cold.runs), str(spec), CONTROL]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=interruptible,
+    )
+
+
+def test_the_demo_kills_an_island_a_third_in_and_ends_with_its_report(cold: Installation) -> None:
+    demo = start_demo(cold, steps=120)
+    said = demo.communicate(timeout=90)[0]
+    assert demo.returncode == 0, said
+    assert not cold.home.running()
+    report = json.loads((cold.runs / "latest" / "report.json").read_text())
+    assert [recovery["island"] for recovery in report["recoveries"]] == ["asia"]
+    assert report["recoveries"][0]["complete"]
+    assert "killed asia" in said
+    for beginning in ("loss      ", "goodput   ", "recovery  asia was back in"):
+        assert beginning in said
+    assert str(Path(report["job_id"]) / "report.html") in said
+
+
+def test_an_interrupted_demo_ends_what_it_started(cold: Installation) -> None:
+    demo = start_demo(cold, steps=20_000)
+    assert demo.stdout is not None
+    for text in demo.stdout:
+        if "training" in text:
+            break
+    assert cold.home.running()
+    demo.send_signal(signal.SIGINT)
+    said = demo.communicate(timeout=60)[0]
+    assert demo.returncode == 130, said
+    assert not cold.home.running()

@@ -1,0 +1,171 @@
+"""The service is killed and started again while jobs run: nothing it answered for is forgotten."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from api.home import Home
+from api.service import Service, digest_of
+from api.store import JobRow, Store
+from orchestrator.config import parse_job
+from orchestrator.errors import InfrastructureError
+from tests.api.clockwork import connect
+from tests.api.installation import CONTROL, ROOT, Installation, wait_until
+
+
+def kill_service(installation: Installation) -> None:
+    address = installation.home.address()
+    assert address is not None
+    os.kill(address.pid, signal.SIGKILL)
+    wait_until(lambda: not installation.home.running())
+
+
+def test_a_killed_service_comes_back_with_its_jobs_and_commands(warm: Installation) -> None:
+    job = json.loads(warm.atoll("submit", warm.spec_file(), "--json"))
+    with warm.client() as client:
+        command = client.kill(job["job"], "asia", restart=False)
+    address = warm.home.address()
+    kill_service(warm)
+    assert "atoll up" in warm.atoll("jobs", code=3)
+
+    assert "starting the service" in warm.up()
+    with warm.client() as client:
+        assert warm.home.address().url == address.url, "clients that know the address find it again"
+        assert client.job("latest").state == "running"
+        assert client.job(job["job"]).submitted_at == job["submitted_at"]
+        decided = wait_until(lambda: (c := client.command(job["job"], command.command)).state != "pending" and c)
+        assert decided.state == "accepted"
+        assert decided.caller == "tester"
+        wait_until(lambda: client.job(job["job"]).islands[3].state == "stopped")
+
+
+def test_a_watch_outlives_a_restart_of_the_service(warm: Installation) -> None:
+    warm.atoll("submit", warm.spec_file(steps=120))
+    watching = subprocess.Popen(warm.command("watch", "latest"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert watching.stdout is not None
+    watching.stdout.readline()
+    kill_service(warm)
+    warm.up()
+    rest = watching.communicate(timeout=40)[0]
+    assert watching.returncode == 0, rest
+    assert "completed" in rest
+
+
+def test_an_ended_job_is_known_after_its_run_folder_is_gone(warm: Installation) -> None:
+    job = json.loads(warm.atoll("submit", warm.spec_file(steps=10), "--json"))["job"]
+    with warm.client() as client:
+        ended = wait_until(lambda: (j := client.job(job)).state == "completed" and j)
+        for file in (warm.runs / job).iterdir():
+            file.unlink()
+        kill_service(warm)
+        warm.up()
+    with warm.client() as client:
+        assert client.job(job).tokens_trained == ended.tokens_trained
+        assert client.jobs()[0].state == "completed"
+
+
+def test_a_job_whose_cluster_was_taken_down_is_failed_and_says_so(warm: Installation) -> None:
+    job = json.loads(warm.atoll("submit", warm.spec_file(), "--json"))["job"]
+    warm.atoll("down")
+    (warm.home.path / "clockwork" / f"{job}.json").unlink()
+    warm.up()
+    with warm.client() as client:
+        found = client.job(job)
+    assert found.state == "failed"
+    assert "nothing of it runs any more" in found.reason
+
+
+def test_a_job_whose_start_was_cut_short_is_settled_at_the_next_start(cold: Installation) -> None:
+    cold.home.path.mkdir()
+    store = Store(f"sqlite:///{cold.home.path / 'service.sqlite'}")
+    for job in ("lost-aaaaa", "kept-bbbbb"):
+        spec = cold.spec()
+        run_dir = cold.runs / job
+        row = JobRow(
+            job=job, name=job, spec=spec, run_dir=str(run_dir), caller="me", submitted_at=1.0, state="starting"
+        )
+        store.add_job(row)
+    store.close()
+    connect(cold.home.path).start_job("kept-bbbbb", parse_job(cold.spec()), cold.runs / "kept-bbbbb")
+    cold.up()
+    with cold.client() as client:
+        assert client.job("kept-bbbbb").state == "running"
+        lost = client.job("lost-aaaaa")
+    assert lost.state == "failed"
+    assert "ended while it was starting" in lost.reason
+
+
+def test_a_job_that_ended_while_no_service_was_up_keeps_its_idempotency_key(cold: Installation) -> None:
+    store, control, spec = being_started(cold, "ended-aaaaa"), connect(cold.home.path), cold.spec(steps=10)
+    (cold.runs / "ended-aaaaa").mkdir(parents=True)
+    control.start_job("ended-aaaaa", parse_job(spec), cold.runs / "ended-aaaaa")
+    wait_until(lambda: control.status("ended-aaaaa")["view"]["phase"] == "finished")
+
+    service = Service(control, store, cold.runs)
+    service.resume()
+    again = service.submit(spec, "me", "key")
+    assert (again.job, again.state) == ("ended-aaaaa", "completed")
+    assert len(service.jobs()) == 1
+    store.close()
+
+
+def test_a_job_whose_start_was_cut_short_is_settled_once_the_cluster_answers(cold: Installation) -> None:
+    store, control, spec = being_started(cold, "lost-aaaaa"), connect(cold.home.path), cold.spec(steps=10)
+    silent = cold.home.path / "clockwork" / "jobs-are-silent"
+    silent.touch()
+    service = Service(control, store, cold.runs)
+    service.resume()
+    assert [(job.state, "had right now" in job.reason) for job in service.jobs()] == [("starting", True)]
+    with pytest.raises(InfrastructureError):
+        service.submit(spec, "me", "key")
+
+    silent.unlink()
+    again = service.submit(spec, "me", "key")
+    assert again.job != "lost-aaaaa", "nothing of the first attempt ever ran"
+    assert [job.state for job in service.jobs()] == ["running", "failed"]
+    store.close()
+
+
+def being_started(installation: Installation, job: str) -> Store:
+    """What a service leaves that is killed while it starts a job of ten steps."""
+    installation.home.path.mkdir()
+    store, spec = Store(f"sqlite:///{installation.home.path / 'service.sqlite'}"), installation.spec(steps=10)
+    values = {"spec": parse_job(spec).model_dump(mode="json"), "run_dir": str(installation.runs / job)}
+    values |= {"idempotency_key": "key", "request_digest": digest_of(spec), "state": "starting"}
+    store.add_job(JobRow(job=job, name=job, caller="me", submitted_at=1.0, **values))
+    return store
+
+
+def test_a_home_has_one_service_and_stale_addresses_are_seen_through(warm: Installation) -> None:
+    second = [sys.executable, "-m", "api.serve", "--home", str(warm.home.path), "--control", CONTROL]
+    refused = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert "runs already" in refused.stderr
+
+    kill_service(warm)
+    stale = warm.home.address()
+    assert stale is not None, "a killed process cannot tidy up"
+    (warm.home.path / "service.json").write_text(json.dumps({"url": stale.url, "pid": os.getpid(), "runs": "runs"}))
+    assert "nothing is up" in warm.atoll("down"), "this very process must not be taken for the service"
+    assert Home(warm.home.path).address() is None
+
+
+def test_the_service_refuses_to_listen_beyond_this_machine(cold: Installation) -> None:
+    command = [sys.executable, "-m", "api.serve", "--home", str(cold.home.path), "--control", CONTROL]
+    for host in ("0.0.0.0", "192.0.2.1", "example.org"):
+        refused = subprocess.run([*command, "--host", host], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert "loopback" in refused.stderr
+    assert not cold.home.path.exists()
+
+
+def test_a_service_that_cannot_start_says_why_and_leaves_nothing(cold: Installation) -> None:
+    said = cold.atoll("up", "--control", "no.such.module:connect", code=1)
+    assert "no.such.module" in said
+    assert not cold.home.running()

@@ -1,0 +1,58 @@
+"""``make bench``: the core's events per second, the merge arithmetic, and what synchronising costs an inner step.
+
+python -m tests.bench [core] [merge] [overhead]        all three without arguments
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.vocabulary import IslandPlan
+from orchestrator.merge import benchmark
+from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.world import World
+from tests.bench import overhead
+from tests.core.story import policy
+
+EVENTS_PER_SECOND_GOAL = 50_000
+
+
+def core() -> None:
+    """Record a simulated job of eight islands, then hand its events to a fresh core, nothing else."""
+    names = "abcdefgh"
+    wanted = policy(names, fragment_count=24, sync_interval_steps=24, quorum=1, token_budget=8 * 2000 * 100)
+    assert all(isinstance(plan, IslandPlan) for plan in wanted.islands)
+    world = World(
+        wanted, WorldPlan(step_s=tuple(1.0 + 0.01 * i for i in range(len(names)))), seed=0, checked=False
+    ).run()
+    events = [record.event for record in world.sink.records]
+    best = 0.0
+    for _ in range(5):
+        fresh = Synchroniser(wanted)
+        began = perf_counter()
+        for event in events:
+            fresh.handle(event)
+        best = max(best, len(events) / (perf_counter() - began))
+    verdict = "met" if best >= EVENTS_PER_SECOND_GOAL else "MISSED"
+    print(f"core       {best:>12,.0f} events/s   ({len(events):,} events; goal {EVENTS_PER_SECOND_GOAL:,}: {verdict})")
+
+
+def merge() -> None:
+    for case in benchmark.cases():
+        seconds = min(_timed(case.run) for _ in range(5))
+        print(f"{case.name:<44} {seconds * 1000:8.1f} ms   {case.payload_bytes / seconds / 1e9:6.2f} GB/s")
+
+
+def _timed(run: object) -> float:
+    began = perf_counter()
+    run()  # type: ignore[operator]
+    return perf_counter() - began
+
+
+PARTS = {"core": core, "merge": merge, "overhead": overhead.main}
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()

@@ -1,0 +1,71 @@
+"""What synchronising costs an inner step: the same four islands with it and without it, in turn, on one cluster.
+
+`micro` with P = 24 and H = 24, so one fragment is offered, merged and adopted at every step. "Without" has an interval
+longer than the job, so nothing is offered before the end. Real processes, real Ray, real merges; four islands share this
+machine, so what the synchroniser's side uses of the cores counts against it too.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from orchestrator.config import JobSpec, parse_job
+from orchestrator.runtime import embedded
+from orchestrator.runtime.control_port import connect
+from orchestrator.runtime.groups import DEFAULT_GROUPS
+
+STEPS, ROUNDS, RATIO_GOAL = 30, 2, 1.05
+WITHOUT_INTERVAL = 10_000
+JOB_TIMEOUT_S = 600
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        home = Path(folder) / "home"
+        embedded.up(home, DEFAULT_GROUPS)
+        try:
+            control = connect(home)
+            seconds: dict[bool, list[float]] = {True: [], False: []}
+            for turn in range(ROUNDS):
+                for synchronised in (True, False):
+                    run_dir = Path(folder) / f"{turn}-{'with' if synchronised else 'without'}"
+                    seconds[synchronised].append(_step_seconds(control, _spec(synchronised), run_dir))
+            control.close()
+        finally:
+            embedded.down(home)
+    with_it, without = (statistics.median(seconds[key]) for key in (True, False))
+    ratio = with_it / without
+    verdict = "met" if ratio <= RATIO_GOAL else "MISSED"
+    print(f"overhead   step with synchronisation {with_it:.3f} s, without {without:.3f} s: ratio {ratio:.3f} ", end="")
+    print(f"(goal {RATIO_GOAL}: {verdict}; rounds {seconds})")
+
+
+def _spec(synchronised: bool) -> JobSpec:
+    return parse_job(
+        {
+            "name": "bench",
+            "model": {"preset": "micro", "compute_dtype": "float32"},
+            "training": {"batch_size": 4},
+            "synchroniser": {"fragments": 24, "interval_steps": 24 if synchronised else WITHOUT_INTERVAL},
+            "islands": [{"node_group": group.name} for group in DEFAULT_GROUPS],
+            "budget": {"steps": STEPS},
+            "evaluation": {"every_merges": 0, "sequences": 4},
+        }
+    )
+
+
+def _step_seconds(control: object, spec: JobSpec, run_dir: Path) -> float:
+    """The median step time of the whole job, from its own report."""
+    job = run_dir.name
+    control.start_job(job, spec, run_dir)  # type: ignore[attr-defined]
+    report = run_dir / "report.json"
+    deadline = time.monotonic() + JOB_TIMEOUT_S
+    while not report.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{run_dir} has no report after {JOB_TIMEOUT_S} s; see its tape and crash.txt")
+        time.sleep(0.5)
+    return float(json.loads(report.read_text())["step_time_median_s"])

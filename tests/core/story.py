@@ -1,0 +1,135 @@
+"""A short language for telling the core what happened, for tests: every event is checked against the invariants."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from orchestrator.core import events, invariants
+from orchestrator.core.effects import BeginCatchUp, Effect, MergeFragment, PlaceIsland
+from orchestrator.core.schedule import next_due
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.view import IslandView
+from orchestrator.core.vocabulary import Contribution, IslandPlan, JobPolicy, payload_id
+
+E = TypeVar("E")
+
+POLICY: dict[str, Any] = {
+    "fragment_count": 2,
+    "sync_interval_steps": 4,
+    "overlap_steps": 2,
+    "quorum": 1,
+    "grace_margin": 0.5,
+    "grace_cap_steps": 1.0,
+    "staleness_max": 0,
+    "token_budget": 1_000_000,
+    "evaluation_every_merges": 0,
+    "suspect_timeout_s": 30.0,
+    "backoff_first_s": 1.0,
+    "backoff_max_s": 8.0,
+    "restarts_max": 3,
+    "flush_timeout_s": 10.0,
+    "moving_average_decay": 0.9,
+}
+
+
+def policy(islands: str = "abc", **changed: Any) -> JobPolicy:
+    plans = tuple(IslandPlan(name, f"group-{name}", f"region-{name}", 1) for name in islands)
+    return JobPolicy(islands=plans, **{**POLICY, **changed})
+
+
+class Story:
+    """A job whose islands are named by one letter each. ``now`` moves only when told."""
+
+    def __init__(self, islands: str = "abc", **changed: Any) -> None:
+        self.core = Synchroniser(policy(islands, **changed))
+        self.now = 0.0
+        self.tokens: dict[tuple[str, int], int] = {}
+        self.offers: dict[tuple[str, int], int] = {}
+        self.happen(events.JobStarted)
+        self.happen(events.OuterStateSeeded, 1000, "digest")
+
+    def happen(self, kind: type, *facts: Any) -> tuple[Effect, ...]:
+        effects = self.core.handle(kind(self.now, *facts))
+        invariants.check(self.core.state)
+        return effects
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def incarnation(self, island: str) -> int:
+        return self.island(island).incarnation
+
+    def island(self, name: str) -> IslandView:
+        return next(view for view in self.core.view(self.now).islands if view.island == name)
+
+    def starts(self, *islands: str) -> None:
+        """Placed, ready, caught up with everything there is, and one second of training reported at 1 s a step."""
+        for name in islands:
+            self.is_ready(name)
+            versions = tuple(f.version for f in self.core.view(self.now).fragments)
+            self.happen(events.IslandCaughtUp, name, self.incarnation(name), None, versions, 0, 0.1)
+            self.trains(name, tokens=100)
+
+    def is_ready(self, name: str) -> BeginCatchUp | None:
+        self.happen(events.IslandPlaced, name, self.incarnation(name), "node", 1000)
+        effects = self.happen(events.IslandReady, name, self.incarnation(name), 1, 0.5)
+        return the(BeginCatchUp, effects) if effects else None
+
+    def trains(self, name: str, tokens: int, steps: int = 1) -> tuple[Effect, ...]:
+        key = (name, self.incarnation(name))
+        self.tokens[key] = self.tokens.get(key, 0) + tokens
+        total = self.tokens[key]
+        return self.happen(events.ProgressReported, *key, total // 100, total // 100, total, 1.0, 1.0, 1.0, 5.0)
+
+    def contribution(self, name: str, fragment: int = 0, base: int | None = None, **facts: Any) -> Contribution:
+        incarnation = facts.pop("incarnation", self.incarnation(name))
+        number = facts.pop("offer", None)
+        if number is None:
+            number = self.offers[(name, fragment)] = self.offers.get((name, fragment), 0) + 1
+        version = self.core.view(self.now).fragments[fragment].version if base is None else base
+        steps, tokens = facts.pop("steps", 1), facts.pop("tokens", 100)
+        name_of_payload = payload_id(name, incarnation, fragment, number)
+        current = self.core.state.rounds[fragment]
+        shape = (self.core.state.policy.fragment_count, self.core.state.policy.sync_interval_steps)
+        step = facts.pop("step", next_due(fragment, current.step, *shape))
+        assert not facts
+        return Contribution(
+            name_of_payload, name, incarnation, fragment, number, step, version, steps, tokens, tokens_total=tokens
+        )
+
+    def offers_fragment(
+        self, name: str, fragment: int = 0, base: int | None = None, **facts: Any
+    ) -> tuple[Effect, ...]:
+        return self.happen(events.ContributionArrived, self.contribution(name, fragment, base, **facts))
+
+    def merges(self, fragment: int, version: int) -> tuple[Effect, ...]:
+        return self.happen(events.MergeCompleted, fragment, version, "digest", 0.01)
+
+    def dies(self, name: str) -> tuple[Effect, ...]:
+        return self.happen(events.ConnectionLost, name, self.incarnation(name), True, "process died")
+
+    def falls_silent(self, name: str) -> tuple[Effect, ...]:
+        return self.happen(events.ConnectionLost, name, self.incarnation(name), False, "no answer")
+
+    def timer(self, effect: Any) -> tuple[Effect, ...]:
+        self.now = max(self.now, effect.due_at)
+        return self.happen(events.TimerFired, effect.timer, effect.serial)
+
+
+def all_of(kind: type[E], effects: tuple[Effect, ...]) -> list[E]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def the(kind: type[E], effects: tuple[Effect, ...]) -> E:
+    """The one effect of this kind."""
+    found = all_of(kind, effects)
+    assert len(found) == 1, f"expected one {kind.__name__} in {effects}"
+    return found[0]
+
+
+def inputs(merge: MergeFragment) -> dict[str, float]:
+    return {i.island: i.weight for i in merge.inputs}
+
+
+def placements(effects: tuple[Effect, ...]) -> list[tuple[str, int]]:
+    return [(e.island, e.incarnation) for e in all_of(PlaceIsland, effects)]

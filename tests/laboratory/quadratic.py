@@ -1,0 +1,84 @@
+"""A trainer whose inner step is a few lines of NumPy: noisy gradient descent towards an island's own target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from learners.contract import Arrays, StepResult
+
+SHAPES = {"embed": (6,), "a": (4, 3), "b": (5,), "c": (2, 2), "d": (7,)}
+LR = np.float32(0.1)
+TOKENS = 32
+
+
+def initial() -> Arrays:
+    random = np.random.default_rng(0)
+    return {name: random.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def gradient(name: str, value: np.ndarray, shard: int, batch: int) -> np.ndarray:
+    """Of half the squared distance to the shard's target, with noise that depends on shard and batch alone."""
+    target = np.random.default_rng([1, shard, len(name), *map(ord, name)]).standard_normal(value.shape)
+    noise = np.random.default_rng([2, shard, batch, *map(ord, name)]).standard_normal(value.shape)
+    return (value - target + 0.3 * noise).astype(np.float32)
+
+
+class Copy:
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def arrays(self) -> Arrays:
+        return self._arrays
+
+
+class QuadraticTrainer:
+    """A ``learners.contract.Trainer``."""
+
+    def __init__(self, spec: Mapping[str, Any], shard_index: int, shard_count: int) -> None:
+        self.parameters = initial()
+        self._shard = shard_index
+        self._cursor = 0
+
+    device_count = 1
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(SHAPES)
+
+    def initial_parameters(self) -> Arrays:
+        return initial()
+
+    def warm_up(self) -> None:
+        """There is nothing to compile."""
+
+    def step(self, logical_step: int) -> StepResult:
+        for name, value in self.parameters.items():
+            self.parameters[name] = value - LR * gradient(name, value, self._shard, self._cursor)
+        self._cursor += 1
+        return StepResult(TOKENS, 1.0)
+
+    def snapshot(self, names: Iterable[str]) -> Copy:
+        return Copy({name: self.parameters[name].copy() for name in names})
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.parameters.update({name: array.copy() for name, array in arrays.items()})
+
+    def export_state(self) -> Copy:
+        return self.snapshot(SHAPES)
+
+    def import_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self.load(state)
+
+    def cursor(self) -> int:
+        return self._cursor
+
+    def seek(self, cursor: int) -> None:
+        self._cursor = cursor
+
+    def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
+        return float(sum(np.abs(array).sum() for array in arrays.values()))
+
+    def unigram_loss(self) -> float:
+        return 1.0

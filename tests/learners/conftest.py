@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.config import parse_job
+
+
+def job(**sections: Any) -> dict[str, Any]:
+    """A complete job specification as plain data: two small islands, changed by whole sections."""
+    document = {
+        "islands": [{"node_group": "here", "count": 2}],
+        "budget": {"steps": 100},
+        "model": {"compute_dtype": "float32"},
+        "data": {"sequence_length": 32},
+        "training": {"batch_size": 4, "inner_optimizer": {"warmup_steps": 5}},
+        "evaluation": {"sequences": 24},
+        "synthetic": {"parameters": 1_000, "step_s": 0.001},
+    }
+    return parse_job(document | sections).model_dump(mode="json")
+
+
+@pytest.fixture(scope="session")
+def make_job() -> Callable[..., dict[str, Any]]:
+    return job
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_programs_stay_here(tmp_path_factory: pytest.TempPathFactory) -> None:
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))

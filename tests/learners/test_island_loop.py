@@ -1,0 +1,368 @@
+"""The loop with the synthetic trainer, one step at a time: a test says how many steps may be taken, and looks after."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from learners import jax_trainer, synthetic
+from learners.loop import IslandLoop, LoopPlan
+from learners.outbox import Outbox
+from orchestrator.core.messages import Adopted, Broken, Flushed, Offer, Progress
+from orchestrator.errors import InfrastructureError, InternalError
+
+TOKENS = 4 * 32
+
+
+class SteppedTrainer(synthetic.SyntheticTrainer):
+    """A synthetic trainer that takes a step only when told, so that a boundary is a moment one can look at."""
+
+    def __init__(self, spec, shard_index: int = 0) -> None:
+        super().__init__(spec, shard_index)
+        self.permits, self.at_gate = threading.Semaphore(0), threading.Semaphore(0)
+        self.fails = False
+
+    def step(self, logical_step):
+        self.at_gate.release()
+        self.permits.acquire()
+        if self.fails:
+            raise FloatingPointError("the loss is not a number")
+        return super().step(logical_step)
+
+
+class Island:
+    """A loop, its trainer and its outbox, driven from outside."""
+
+    def __init__(self, spec, adoption: str = "replace", interval: int = 4, fragments: int = 2) -> None:
+        self.trainer_spec = spec
+        self.trainer = SteppedTrainer(spec)
+        names = sorted(self.trainer.tensor_shapes())
+        self.fragments = tuple(tuple(names[index::fragments]) for index in range(fragments))
+        plan = LoopPlan(self.fragments, interval, adoption, mix_alpha=0.25, report_every_s=0.0)
+        self.outbox = Outbox()
+        self.loop = IslandLoop(self.trainer, plan, self.outbox)
+
+    def start(self, step: int = 0, versions: tuple[int, ...] | None = None) -> Island:
+        versions = versions or (0,) * len(self.fragments)
+        self.loop.load(self.trainer.initial_parameters(), versions, step, cursor=0)
+        self.loop.start()
+        assert self.trainer.at_gate.acquire(timeout=10)
+        return self
+
+    def steps(self, count: int) -> list:
+        """Take so many steps and return the letters written up to the boundary after the last."""
+        for _ in range(count):
+            self.trainer.permits.release()
+            assert self.trainer.at_gate.acquire(timeout=10)
+        return self.outbox.take(0)
+
+    def published(self, fragment: int, value: float) -> dict[str, np.ndarray]:
+        shapes = self.trainer.tensor_shapes()
+        return {name: np.full(shapes[name], value, np.float32) for name in self.fragments[fragment]}
+
+    def own(self, fragment: int) -> dict[str, np.ndarray]:
+        return self.trainer.snapshot(self.fragments[fragment]).arrays()
+
+    def letters_until(self, last: type) -> list:
+        letters: list = []
+        while not any(isinstance(letter, last) for letter in letters):
+            got = self.outbox.take(10)
+            assert got, f"no {last.__name__} came; so far: {letters}"
+            letters += got
+        return letters
+
+
+@pytest.fixture
+def new_island(make_job) -> Iterator:
+    islands: list[Island] = []
+
+    def make(**options) -> Island:
+        islands.append(Island(make_job(), **options))
+        return islands[-1]
+
+    yield make
+    for island in islands:
+        for _ in range(100):
+            island.trainer.permits.release()
+        island.loop.stop()
+
+
+def offers(letters: list) -> list[Offer]:
+    return [letter for letter in letters if isinstance(letter, Offer)]
+
+
+def test_fragments_are_offered_when_due_with_what_was_trained_since_adoption(new_island):
+    island = new_island().start()  # H = 4, P = 2: fragment 0 at 4, 8, …; fragment 1 at 2, 6, …
+    assert offers(island.steps(1)) == []
+    assert offers(island.steps(1)) == [Offer(1, 1, 2, 0, 2, 2 * TOKENS, 2 * TOKENS)]
+    assert offers(island.steps(2)) == [Offer(0, 2, 4, 0, 4, 4 * TOKENS, 4 * TOKENS)]
+    assert offers(island.steps(2)) == [Offer(1, 3, 6, 0, 6, 6 * TOKENS, 6 * TOKENS)]
+
+
+def test_an_offers_bytes_are_those_of_its_step_however_late_they_are_taken(new_island):
+    island = new_island().start()
+    island.steps(2)
+    expected = {name: array.copy() for name, array in island.own(1).items()}
+    island.steps(1)
+    taken = island.loop.take(1, 1)
+    assert taken is not None
+    assert all(np.array_equal(taken[name], expected[name]) for name in expected)
+    assert not np.array_equal(taken[island.fragments[1][0]], island.own(1)[island.fragments[1][0]])
+
+
+def test_an_offer_is_held_until_it_is_released_or_replaced(new_island):
+    island = new_island().start()
+    island.steps(2)
+    assert island.loop.take(1, 1) is not None
+    assert island.loop.take(1, 1) is not None
+    island.steps(4)
+    assert island.loop.take(1, 1) is None
+    assert island.loop.take(1, 3) is not None
+    island.loop.release(1, 1)  # too late for the old one, nothing to do with the new one
+    assert island.loop.take(1, 3) is not None
+    island.loop.release(1, 3)
+    assert island.loop.take(1, 3) is None
+
+
+def test_progress_precedes_every_offer_and_adoption_so_that_totals_are_current(new_island):
+    island = new_island().start()
+    letters = island.steps(2)
+    island.loop.deliver(0, 1, 2, island.published(0, 0.5))
+    letters += island.steps(1)
+    for index, letter in enumerate(letters):
+        if isinstance(letter, Offer | Adopted):
+            latest = [earlier for earlier in letters[:index] if isinstance(earlier, Progress)][-1]
+            assert latest.tokens_total == letter.tokens_total
+    assert [letter.steps_total for letter in letters if isinstance(letter, Progress)] == [
+        2,
+        3,
+    ]  # one for both of the first
+
+
+def test_replacing_takes_the_published_value_and_keeps_no_work(new_island):
+    island = new_island().start()
+    island.steps(3)  # fragment 1 was offered at 2
+    island.loop.deliver(1, 1, 2, island.published(1, 0.5))
+    island.trainer.permits.release()
+    (adopted,) = [letter for letter in island.letters_until(Adopted) if isinstance(letter, Adopted)]
+    assert adopted == Adopted(1, 1, 4, 4 * TOKENS, kept_tokens=0)
+    assert island.trainer.at_gate.acquire(timeout=10)
+    assert all((array == 0.5).all() for array in island.own(1).values())
+    assert offers(island.steps(2)) == [Offer(1, 3, 6, 1, 2, 2 * TOKENS, 6 * TOKENS)]
+
+
+def alone(spec, steps: int) -> dict[str, np.ndarray]:
+    """What the same trainer holds after so many steps that nobody disturbs."""
+    witness = synthetic.create(spec, 0, 1)
+    for step in range(steps):
+        witness.step(step)
+    return witness.snapshot(witness.tensor_shapes()).arrays()
+
+
+@pytest.mark.parametrize("adoption", ["mix", "rebase"])
+def test_mixing_and_rebasing_keep_the_work_since_the_offer(new_island, make_job, adoption):
+    island = new_island(adoption=adoption).start()
+    island.steps(3)  # fragment 1 was offered at 2
+    island.loop.deliver(1, 1, 2, island.published(1, 0.5), merged_offer=1)
+    letters = island.steps(1)
+    assert Adopted(1, 1, 4, 4 * TOKENS, kept_tokens=2 * TOKENS) in letters
+    own, sent = alone(make_job(), 4), alone(make_job(), 2)
+    for name, array in island.own(1).items():
+        expected = 0.25 * own[name] + 0.75 * 0.5 if adoption == "mix" else 0.5 + (own[name] - sent[name])
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
+    # the kept work is offered again with what follows, on the adopted base
+    assert offers(island.steps(2)) == [Offer(1, 3, 6, 1, 4, 4 * TOKENS, 6 * TOKENS)]
+
+
+def test_rebasing_on_a_version_that_left_out_ones_offer_keeps_all_work_since_the_last_adoption(new_island, make_job):
+    island = new_island(adoption="rebase").start()
+    island.steps(3)  # fragment 1 was offered at 2, but did not get into version 1
+    island.loop.deliver(1, 1, 2, island.published(1, 0.5), merged_offer=0)
+    assert Adopted(1, 1, 4, 4 * TOKENS, kept_tokens=4 * TOKENS) in island.steps(1)
+    own, first = alone(make_job(), 4), alone(make_job(), 0)
+    for name, array in island.own(1).items():
+        np.testing.assert_allclose(array, 0.5 + (own[name] - first[name]), rtol=1e-5, atol=1e-6)
+    # and again, on the adopted base: 0.5 is taken off, not the first value
+    island.loop.deliver(1, 2, 2, island.published(1, 0.75), merged_offer=0)
+    assert Adopted(1, 2, 5, 5 * TOKENS, kept_tokens=5 * TOKENS) in island.steps(1)
+
+
+def test_rebasing_when_the_base_is_a_peers_and_unknown_takes_the_published_value(new_island):
+    donor = synthetic.create(new_island().trainer_spec, 1, 2)
+    island = new_island(adoption="rebase")
+    island.loop.load_peer({"trainer": donor.export_state().arrays(), "versions": (0, 0), "step": 0}, cursor=0)
+    island.loop.start()
+    assert island.trainer.at_gate.acquire(timeout=10)
+    island.loop.deliver(0, 1, 1, island.published(0, 0.5))
+    assert Adopted(0, 1, 1, TOKENS, 0) in island.steps(1)
+    assert all((array == 0.5).all() for array in island.own(0).values())
+
+
+def test_only_the_newest_of_several_published_versions_is_adopted_and_older_ones_never(new_island):
+    island = new_island().start(versions=(3, 3))
+    for version in (5, 7, 6):
+        island.loop.deliver(0, version, 1, island.published(0, version))
+    island.loop.deliver(1, 3, 1, island.published(1, 0.5))
+    adopted = [letter for letter in island.steps(1) if isinstance(letter, Adopted)]
+    assert adopted == [Adopted(0, 7, 1, TOKENS, 0)]
+
+
+def test_a_fragment_from_further_on_raises_the_logical_clock_and_what_it_passes_is_offered(new_island):
+    island = new_island(interval=12, fragments=4).start()  # due at 12, 3, 6, 9
+    island.steps(1)
+    island.loop.deliver(0, 1, 7, island.published(0, 0.5))
+    letters = island.steps(1)
+    assert [(o.fragment, o.step, o.step_count) for o in offers(letters)] == [(1, 7, 2), (2, 7, 2)]
+    assert [(o.fragment, o.step) for o in offers(island.steps(2))] == [(3, 9)]
+
+
+def test_mail_that_waits_before_the_first_step_is_adopted_before_it(new_island):
+    island = new_island()
+    island.loop.deliver(0, 4, 30, island.published(0, 0.5))
+    island.start(step=20)
+    assert island.outbox.take(0) == [Adopted(0, 4, 30, 0, 0)]
+
+
+def test_flushing_offers_all_uncovered_work_then_says_so_and_steps_no_more(new_island):
+    island = new_island(fragments=3, interval=6).start()  # due at 6, 2, 4
+    island.steps(3)
+    island.loop.flush()
+    island.trainer.permits.release()
+    letters = island.letters_until(Flushed)
+    # fragment 2 came due at 4 by itself, or was swept up by the flush: either way each fragment is offered once
+    assert sorted((o.fragment, o.token_count) for o in offers(letters)) == [(p, 4 * TOKENS) for p in range(3)]
+    assert isinstance(letters[-1], Flushed)
+    assert all(island.loop.take(o.fragment, o.offer) is not None for o in offers(letters))
+    assert not island.trainer.at_gate.acquire(blocking=False)
+
+
+def test_an_offer_that_covers_everything_is_not_repeated_by_a_flush(new_island):
+    island = new_island().start()
+    island.loop.flush()
+    island.trainer.permits.release()
+    first = offers(island.letters_until(Flushed))
+    assert [o.fragment for o in first] == [0, 1]
+
+
+def test_an_island_without_a_state_is_flushed_at_once(new_island):
+    island = new_island()
+    island.loop.flush()
+    assert island.outbox.take(0) == [Flushed()]
+
+
+def test_counters_obey_conservation_under_every_adoption_rule(new_island):
+    """Per fragment: tokens trained = covered by the last offer of each base + overwritten + still unoffered."""
+    for adoption, kept_expected in (("replace", 0), ("mix", TOKENS), ("rebase", TOKENS)):
+        island = new_island(adoption=adoption).start()
+        letters = island.steps(4)
+        for version in (1, 2, 3):
+            merged = [letter.offer for letter in letters if isinstance(letter, Offer) and letter.fragment == 0][-1]
+            island.loop.deliver(0, version, 0, island.published(0, 0.1 * version), merged_offer=merged)
+            letters += island.steps(4)
+        mine = [letter for letter in letters if getattr(letter, "fragment", None) == 0]
+        trained, kept, covered, overwritten = 0, 0, 0, 0
+        for letter in mine:
+            if isinstance(letter, Offer):
+                assert letter.token_count == letter.tokens_total - trained + kept
+                covered = letter.token_count
+            else:
+                overwritten += letter.tokens_total - trained + kept - covered - letter.kept_tokens
+                trained, kept, covered = letter.tokens_total, letter.kept_tokens, 0
+                assert letter.kept_tokens == kept_expected
+        assert overwritten == (3 * TOKENS if adoption == "replace" else 0)
+
+
+def test_a_donors_state_is_of_one_boundary_and_costs_it_no_more_than_that(new_island, make_job):
+    donor = new_island().start(step=10, versions=(2, 3))
+    donor.steps(2)
+    got: list = []
+    asker = threading.Thread(target=lambda: got.append(donor.loop.export_state(timeout_s=10)))
+    asker.start()
+    while asker.is_alive():  # the state comes with some next boundary
+        donor.steps(1)
+        asker.join(0.01)
+    (state,) = got
+    assert state["versions"] == (2, 3)
+    taken_after = state["step"] - 10
+    assert 2 <= taken_after <= 2 + donor.trainer.cursor()
+    expected = alone(make_job(), taken_after)
+    assert all(np.array_equal(state["trainer"][name], expected[name]) for name in expected)
+
+    peer = new_island()
+    peer.loop.load_peer(state, cursor=40)
+    peer.loop.start()
+    assert peer.trainer.at_gate.acquire(timeout=10)
+    assert peer.trainer.cursor() == 40
+    (first, *_) = offers(peer.steps(4))
+    assert first.base_version in (2, 3)
+    assert first.tokens_total == first.token_count <= 4 * TOKENS
+
+
+def test_an_island_that_does_not_train_gives_no_state(new_island):
+    waiting = new_island()
+    with pytest.raises(InfrastructureError, match="does not train"):
+        waiting.loop.export_state(1)
+    slow = new_island().start()
+    with pytest.raises(InfrastructureError, match=r"within 0\.01 s"):
+        slow.loop.export_state(0.01)
+    slow.loop.flush()
+    slow.trainer.permits.release()
+    slow.letters_until(Flushed)
+    slow.loop.stop()
+    with pytest.raises(InfrastructureError, match="does not train"):
+        slow.loop.export_state(1)
+
+
+def test_misuse_by_the_service_fails_loudly(new_island):
+    island = new_island()
+    with pytest.raises(InternalError, match="before it held a state"):
+        island.loop.start()
+    with pytest.raises(InternalError, match="3 versions came for 2 fragments"):
+        island.loop.load(island.trainer.initial_parameters(), (0, 0, 0), 0, 0)
+    island.start()
+    with pytest.raises(InternalError, match="while it trains"):
+        island.loop.load(island.trainer.initial_parameters(), (0, 0), 0, 0)
+
+
+def test_a_failing_trainer_is_reported_as_broken(new_island):
+    island = new_island().start()
+    island.trainer.fails = True
+    island.trainer.permits.release()
+    assert island.letters_until(Broken)[-1] == Broken("FloatingPointError: the loss is not a number")
+
+
+def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_job):
+    trainer = jax_trainer.create(make_job(), 0, 2)
+    trainer.warm_up()
+    names = sorted(trainer.tensor_shapes())
+    fragments = (tuple(names[0::2]), tuple(names[1::2]))
+    outbox = Outbox()
+    loop = IslandLoop(trainer, LoopPlan(fragments, 4, "rebase", report_every_s=0.0), outbox)
+    loop.load(trainer.initial_parameters(), (0, 0), 0, 0)
+    loop.start()
+    give_up_at, letters = monotonic() + 60, []
+    versions = [0, 0]
+    while sum(versions) < 4 and monotonic() < give_up_at:
+        for letter in outbox.take(5):
+            letters.append(letter)
+            if isinstance(letter, Offer) and (arrays := loop.take(letter.fragment, letter.offer)) is not None:
+                loop.release(letter.fragment, letter.offer)
+                versions[letter.fragment] += 1
+                loop.deliver(letter.fragment, versions[letter.fragment], letter.step, arrays)
+    state = loop.export_state(10)
+    loop.flush()
+    while not letters or not isinstance(letters[-1], Flushed):
+        letters += (got := outbox.take(10))
+        assert got
+    loop.stop()
+    assert not [letter for letter in letters if isinstance(letter, Broken)]
+    assert [letter.version for letter in letters if isinstance(letter, Adopted) and letter.fragment == 0][:2] == [1, 2]
+    assert state["step"] > 4
+    progress = [letter for letter in letters if isinstance(letter, Progress)][-1]
+    assert progress.loss < np.log(256)
+    assert progress.tokens_total == progress.steps_total * TOKENS
+    assert progress.gap_max_seconds >= 0 < progress.step_seconds_median

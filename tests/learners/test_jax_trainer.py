@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learners import compilation_cache, jax_trainer
+from orchestrator.errors import DataError
+
+
+@pytest.fixture
+def new_trainer(make_job):
+    def make(shard_index: int = 0, **sections) -> jax_trainer.JaxTrainer:
+        trainer = jax_trainer.create(make_job(**sections), shard_index, 2)
+        trainer.warm_up()
+        return trainer
+
+    return make
+
+
+def parameters(trainer: jax_trainer.JaxTrainer) -> dict[str, np.ndarray]:
+    return trainer.snapshot(trainer.tensor_shapes()).arrays()
+
+
+def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_the_loss_falls_below_the_unigram_models_within_60_steps(new_trainer):
+    trainer = new_trainer(training={"batch_size": 8, "inner_optimizer": {"warmup_steps": 5, "lr": 4e-3}})
+    before = trainer.evaluate(trainer.initial_parameters())
+    results = [trainer.step(step) for step in range(60)]
+    after = trainer.evaluate(parameters(trainer))
+    assert before == pytest.approx(np.log(256), abs=1e-4)
+    assert after < trainer.unigram_loss() < before
+    assert {result.token_count for result in results} == {8 * 32}
+
+
+def test_two_trainers_of_one_seed_stay_bit_identical_and_shards_differ(new_trainer):
+    first, twin, sibling = new_trainer(), new_trainer(), new_trainer(shard_index=1)
+    assert equal(parameters(first), parameters(sibling))
+    losses = [[trainer.step(step).loss for step in range(3)] for trainer in (first, twin, sibling)]
+    assert losses[0] == losses[1] != losses[2]
+    assert equal(parameters(first), parameters(twin))
+
+
+def test_warming_up_trains_nothing(new_trainer):
+    trainer = new_trainer()
+    assert equal(parameters(trainer), trainer.initial_parameters())
+    assert trainer.cursor() == 0
+
+
+def test_a_snapshot_keeps_its_values_while_later_steps_donate_their_inputs(new_trainer):
+    trainer, witness = new_trainer(), new_trainer()
+    snapshots, expected = [], []
+    for step in range(4):
+        trainer.step(step)
+        witness.step(step)
+        snapshots.append(trainer.snapshot(["embed", "blocks.1.attention.query"]))
+        expected.append({name: array.copy() for name, array in snapshots[-1].arrays().items()} if step % 2 else None)
+        if expected[-1] is None:
+            expected[-1] = {name: parameters(witness)[name].copy() for name in ("embed", "blocks.1.attention.query")}
+    assert all(equal(snapshot.arrays(), want) for snapshot, want in zip(snapshots, expected, strict=True))
+
+
+def test_steps_update_in_place_even_while_snapshots_and_exports_are_read(new_trainer):
+    """If a view of the parameters escaped, donation would silently stop: the old buffers would stay alive."""
+    trainer = new_trainer()
+    held = [trainer.snapshot(trainer.tensor_shapes()), trainer.export_state()]
+    for item in held:
+        item.arrays()
+    trainer.step(0)
+    sizes = sum(array.nbytes for array in jax.live_arrays())
+    held.append(trainer.snapshot(["embed"]))
+    for step in range(1, 4):
+        trainer.step(step)
+    grown = sum(array.nbytes for array in jax.live_arrays()) - sizes
+    assert grown <= 2 * 256 * 128 * 4
+
+
+def test_a_peer_that_imports_a_state_continues_exactly_as_its_donor(new_trainer):
+    donor, peer = new_trainer(), new_trainer()
+    for step in range(3):
+        donor.step(step)
+    state = donor.export_state()
+    ahead = [donor.step(step).loss for step in range(3, 6)]
+    peer.import_state(state.arrays())
+    peer.seek(3)
+    assert [peer.step(step).loss for step in range(3, 6)] == ahead
+    assert equal(parameters(peer), parameters(donor))
+
+
+def test_importing_leaves_the_own_data_position_alone(new_trainer):
+    donor, peer = new_trainer(), new_trainer()
+    donor.step(0)
+    peer.import_state(donor.export_state().arrays())
+    assert (donor.cursor(), peer.cursor()) == (1, 0)
+
+
+def test_seeking_back_repeats_the_batch(new_trainer):
+    trainer = new_trainer()
+    start = trainer.export_state().arrays()
+    losses = [trainer.step(step).loss for step in range(3)]
+    trainer.import_state(start)
+    trainer.seek(0)
+    assert [trainer.step(step).loss for step in range(3)] == losses
+
+
+def test_loading_replaces_the_named_tensors_only_and_never_touches_the_callers_memory(new_trainer):
+    trainer = new_trainer()
+    trainer.step(0)
+    before = parameters(trainer)
+    mine = np.full((256, 128), 0.25, np.float32)
+    trainer.load({"embed": mine})
+    assert equal(parameters(trainer), before | {"embed": mine})
+    trainer.step(1)
+    assert (mine == 0.25).all()
+    mine[:] = 7
+    assert not (parameters(trainer)["embed"] == 7).any()
+
+
+def test_what_does_not_fit_is_refused_with_the_shapes(new_trainer):
+    trainer = new_trainer()
+    with pytest.raises(DataError, match=r"\(2, 2\).*\(256, 128\)"):
+        trainer.load({"embed": np.zeros((2, 2), np.float32)})
+    with pytest.raises(DataError, match="does not fit"):
+        trainer.import_state({"embed": np.zeros((2, 2), np.float32)})
+
+
+def test_a_donated_array_could_not_have_been_snapshotted_without_a_copy():
+    """The fact behind ``DeviceCopy``, checked so that we notice should JAX change."""
+    original = jnp.arange(1024.0)
+    update = jax.jit(lambda x: x + 1, donate_argnums=0)
+    update(original)
+    assert original.is_deleted()
+
+
+def test_several_devices_share_a_batch_and_learn_the_same(make_job, new_trainer):
+    """Two virtual devices in a process of their own against one: equal but for the order of float32 sums."""
+    script = (
+        "import json, sys\n"
+        "from learners import jax_trainer\n"
+        "for spec in json.load(sys.stdin):\n"
+        "    trainer = jax_trainer.create(spec, 0, 2)\n"
+        "    trainer.warm_up()\n"
+        "    print(trainer.device_count, *(trainer.step(step).loss for step in range(3)))\n"
+    )
+    divisible, not_divisible = make_job(), make_job(training={"batch_size": 3})
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps([divisible, not_divisible]),
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shared, replicated = ([float(word) for word in line.split()] for line in ran.stdout.splitlines())
+    alone = new_trainer()
+    assert shared == pytest.approx([2, *(alone.step(step).loss for step in range(3))], rel=1e-4)
+    assert replicated[0] == 2
+    assert np.isfinite(replicated).all()
+
+
+def test_a_cache_left_by_a_process_killed_while_writing_is_emptied():
+    folder = compilation_cache.directory()
+    with compilation_cache.exclusive():
+        jax.jit(lambda x: x * 3 + 1)(jnp.ones(3)).block_until_ready()
+    entries = set(folder.glob("*-cache"))
+    assert entries
+    (folder / "being-written").touch()
+    with compilation_cache.exclusive():
+        assert not set(folder.glob("*-cache"))
+    assert not (folder / "being-written").exists()
+
+
+def test_a_stopped_process_that_holds_the_cache_delays_others_only_so_long(monkeypatch):
+    monkeypatch.setattr(compilation_cache, "LOCK_WAIT_MAX_S", 0.1)
+    with compilation_cache.exclusive():
+        holder = (Path(compilation_cache.directory()) / "lock").open("w")
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with compilation_cache.exclusive():
+            assert float(jax.jit(lambda x: x * 5)(2.0)) == 10

@@ -1,0 +1,212 @@
+"""The synchroniser's parameters through many merges: right, repeatable, and never changed under a reader."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import plain_model
+import pytest
+
+from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.errors import InternalError
+from orchestrator.merge import wire
+from orchestrator.merge.benchmark import cases
+from orchestrator.merge.outer_gradient import SCRATCH_BYTES, Averaging, average
+from orchestrator.merge.outer_optimizer import Nesterov, Sgd
+from orchestrator.merge.outer_state import OuterState, outer_step
+
+NESTEROV = Nesterov(lr=0.7, decay=0.9)
+SHAPES = {"embed": (5, 4), "layer/kernel": (4, 6), "layer/scale": (), "norm": (3,)}
+FRAGMENTS = (("embed", "norm"), ("layer/kernel", "layer/scale"))
+
+
+def tensors(seed, names=SHAPES):
+    generator = np.random.default_rng(seed)
+    return {name: np.array(generator.standard_normal(SHAPES[name]), np.float32) for name in names}
+
+
+def contributions(seed, fragment, count=3):
+    weights = np.random.default_rng(seed).dirichlet(np.ones(count))
+    return [(tensors([seed, island], FRAGMENTS[fragment]), float(weights[island])) for island in range(count)]
+
+
+def state(averaging="radial", optimizer=NESTEROV):
+    return OuterState(tensors(0), FRAGMENTS, averaging, optimizer)
+
+
+def merged_often(outer, fragments_in_order):
+    for seed, fragment in enumerate(fragments_in_order):
+        outer.merge(FragmentId(fragment), Version(outer.version(fragment) + 1), contributions(seed, fragment))
+    return outer
+
+
+def test_many_merges_follow_the_formulas_tensor_by_tensor():
+    outer = state()
+    exact = {name: array.ravel().tolist() for name, array in tensors(0).items()}
+    momentum = {name: [0.0] * len(values) for name, values in exact.items()}
+    order = [0, 1, 1, 0, 1, 0, 0, 1] * 3
+    merged_often(outer, order)
+    for seed, fragment in enumerate(order):
+        inputs = contributions(seed, fragment)
+        weights = [weight for _, weight in inputs]
+        for name in FRAGMENTS[fragment]:
+            replicas = [arrays[name].ravel().tolist() for arrays, _ in inputs]
+            deltas = [[a - b for a, b in zip(exact[name], replica, strict=True)] for replica in replicas]
+            merge = plain_model.mean if name == "embed" else plain_model.radial
+            if plain_model.norm(plain_model.mean_direction(deltas, weights)) < 1e-2:
+                merge = plain_model.mean
+            gradient = merge(deltas, weights)
+            exact[name], momentum[name] = plain_model.nesterov(exact[name], gradient, momentum[name], 0.7, 0.9)
+    for name, array in outer.parameters().items():
+        assert array.shape == SHAPES[name]
+        np.testing.assert_allclose(array.ravel(), exact[name], rtol=1e-3, atol=1e-4)
+    assert outer.versions == (12, 12)
+
+
+@pytest.mark.parametrize("averaging", Averaging)
+@pytest.mark.parametrize("offset", [-1, 0, 1, 12345])
+def test_a_tensor_of_many_blocks_takes_the_step_of_the_whole(averaging, offset):
+    generator = np.random.default_rng(5)
+    size = SCRATCH_BYTES // (4 * 3) + offset
+    anchor, momentum = generator.standard_normal((2, size), dtype=np.float32)
+    replicas = [anchor - 0.01 * generator.standard_normal(size, dtype=np.float32) for _ in range(3)]
+    weights = [0.5, 0.3, 0.2]
+    found = outer_step(anchor, momentum, replicas, weights, averaging, NESTEROV)
+    gradient = average([anchor - replica for replica in replicas], weights, averaging)
+    for ours, whole in zip(found, NESTEROV.step(anchor, gradient, momentum), strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_plain_mean_with_sgd_at_rate_one_is_the_islands_weighted_average():
+    outer = state("mean", Sgd(lr=1.0))
+    inputs = contributions(7, 1)
+    outer.merge(FragmentId(1), Version(1), inputs)
+    for name, array in outer.fragment(FragmentId(1)).items():
+        expected = sum(weight * arrays[name].astype(np.float64) for arrays, weight in inputs)
+        np.testing.assert_allclose(array, expected, atol=1e-6)
+
+
+def test_asking_again_for_a_version_changes_nothing_and_gives_the_same_digest():
+    outer = state()
+    first = outer.merge(FragmentId(0), Version(1), contributions(1, 0))
+    before = outer.state(FragmentId(0))
+    assert outer.merge(FragmentId(0), Version(1), contributions(2, 0)) == first
+    assert outer.state(FragmentId(0)) is before
+    assert first == wire.digest(outer.fragment(FragmentId(0)))
+
+
+@pytest.mark.parametrize("version", [0, 1, 4])
+def test_a_version_that_is_not_the_next_is_our_bug(version):
+    outer = merged_often(state(), [0, 0])
+    with pytest.raises(InternalError, match=f"version 2, asked to go to {version}"):
+        outer.merge(FragmentId(0), Version(version), contributions(1, 0))
+
+
+def test_the_same_merges_give_the_same_bits():
+    order = [0, 1, 1, 0]
+    assert [merged_often(state(), order).state(p).digest for p in (0, 1)] == [
+        merged_often(state(), order).state(p).digest for p in (0, 1)
+    ]
+
+
+def test_momentum_and_version_belong_to_one_fragment_alone():
+    """Merges of the other fragment in between change nothing: the fragment lands on the same bits."""
+    alone, mixed = state(), state()
+    for version in range(1, 5):
+        alone.merge(FragmentId(0), Version(version), contributions(version, 0))
+        mixed.merge(FragmentId(1), Version(version), contributions(100 + version, 1))
+        mixed.merge(FragmentId(0), Version(version), contributions(version, 0))
+    assert mixed.state(FragmentId(0)).digest == alone.state(FragmentId(0)).digest
+    assert alone.versions == (4, 0)
+    assert alone.state(FragmentId(1)).digest == state().state(FragmentId(1)).digest
+
+
+def test_arrays_handed_out_or_taken_in_are_never_changed():
+    given_parameters = tensors(0)
+    outer = OuterState(given_parameters, FRAGMENTS, "radial", NESTEROV)
+    handed_out = [outer.parameters(), outer.fragment(FragmentId(0)), dict(outer.state(FragmentId(0)).momentum)]
+    copies = [{name: array.copy() for name, array in arrays.items()} for arrays in handed_out]
+    inputs = contributions(1, 0)
+    inputs_before = [wire.digest(arrays) for arrays, _ in inputs]
+    outer.merge(FragmentId(0), Version(1), inputs)
+    outer.merge(FragmentId(0), Version(2), contributions(2, 0))
+    assert [wire.digest(arrays) for arrays, _ in inputs] == inputs_before
+    for arrays, before in zip(handed_out, copies, strict=True):
+        assert wire.digest(arrays) == wire.digest(before)
+
+    later = outer.state(FragmentId(0)).digest
+    for array in given_parameters.values():
+        array[...] = 9.0  # the caller's own, which the state must not depend on
+    for arrays, _ in inputs:
+        for array in arrays.values():
+            array[...] = 9.0
+    assert wire.digest(outer.fragment(FragmentId(0))) == later
+    untouched = tensors(0)
+    assert wire.digest(outer.fragment(FragmentId(1))) == wire.digest({name: untouched[name] for name in FRAGMENTS[1]})
+
+
+def test_nobody_can_write_to_what_was_handed_out():
+    outer = merged_often(state(), [0])
+    for fragment in (FragmentId(0), FragmentId(1)):
+        for array in (*outer.fragment(fragment).values(), *outer.state(fragment).momentum.values()):
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 0
+
+
+def test_decoded_payloads_can_be_merged_as_they_are():
+    sent, direct = state(), state()
+    inputs = contributions(1, 1)
+    travelled = [(wire.decode(wire.encode(arrays)), weight) for arrays, weight in inputs]
+    assert sent.merge(FragmentId(1), Version(1), travelled) == direct.merge(FragmentId(1), Version(1), inputs)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [],
+        [(tensors(1, FRAGMENTS[0]), 0.5)],
+        [(tensors(1, FRAGMENTS[0]), 1.5), (tensors(2, FRAGMENTS[0]), -0.5)],
+        [(tensors(1, FRAGMENTS[0]), float("nan"))],
+        [(tensors(1, FRAGMENTS[1]), 1.0)],
+        [({**tensors(1, FRAGMENTS[0]), "norm": np.ones(4, np.float32)}, 1.0)],
+        [({"embed": tensors(1)["embed"]}, 1.0)],
+    ],
+    ids=["none", "not-normalised", "negative", "nan", "other-fragment", "other-shape", "part"],
+)
+def test_a_merge_the_core_could_never_ask_for_fails_loudly_and_changes_nothing(inputs):
+    outer = state()
+    with pytest.raises(InternalError, match="fragment 0"):
+        outer.merge(FragmentId(0), Version(1), inputs)
+    assert outer.versions == (0, 0)
+    assert outer.state(FragmentId(0)).digest == state().state(FragmentId(0)).digest
+
+
+@pytest.mark.parametrize("fragments", [FRAGMENTS[:1], (*FRAGMENTS, ("norm",)), (*FRAGMENTS, ("other",))])
+def test_a_map_that_does_not_cover_the_parameters_once_is_our_bug(fragments):
+    with pytest.raises(InternalError, match="same tensors"):
+        OuterState(tensors(0), fragments, "radial", NESTEROV)
+
+
+def test_a_reader_sees_version_and_parameters_that_belong_together_while_fragments_merge_in_two_threads():
+    outer = state()
+    order = range(1, 200)
+
+    def merge(fragment):
+        return [outer.merge(fragment, Version(version), contributions(version, fragment)) for version in order]
+
+    with ThreadPoolExecutor(2) as threads:
+        pending = [threads.submit(merge, FragmentId(p)) for p in (0, 1)]
+        seen = []
+        while not all(merge.done() for merge in pending):
+            for fragment in (0, 1):
+                now = outer.state(FragmentId(fragment))
+                assert wire.digest(now.parameters) == now.digest
+                seen.append((fragment, now.version, now.digest))
+    digests = [["", *future.result()] for future in pending]
+    assert seen
+    assert all(digest == digests[fragment][version] for fragment, version, digest in seen if version)
+    assert outer.versions == (199, 199)
+
+
+def test_the_benchmarks_cases_run_and_each_does_something():
+    names = [case.name for case in cases(island_count=2, parameter_count=1000) if case.run() or case.name == "check"]
+    assert len(names) == 8

@@ -1,0 +1,43 @@
+"""Strategies: whole simulated jobs with faults. One integer seed and a few settings name each of them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from orchestrator.simulation.plan import SILENCE_MAX_S, WorldPlan, random_faults, sample_policy
+
+FAULTS_UNTIL = 6.0
+CALM_AT = FAULTS_UNTIL + SILENCE_MAX_S
+
+
+@st.composite
+def jobs(draw, calm=False):
+    """(policy, plan, seed). With ``calm``, faults end at CALM_AT and the budget lasts well beyond."""
+    count = draw(st.integers(1, 5), label="islands")
+    adoption = draw(st.sampled_from(["replace", "rebase"]), label="adoption")
+    policy = sample_policy(
+        count,
+        quorum=draw(st.integers(1, count), label="quorum"),
+        fragment_count=draw(st.integers(1, 6), label="fragments"),
+        interval=draw(st.integers(3, 16), label="interval"),
+        steps=600 if calm else draw(st.integers(20, 150), label="steps"),
+        # an island that keeps its work at an adoption may not have an older offer of it merged later
+        staleness_max=draw(st.integers(0, 2), label="staleness") if adoption == "replace" else 0,
+        grace_cap_steps=draw(st.sampled_from([None, 1.0, 3.0]), label="grace cap"),
+        restarts_max=1000,
+    )
+    seed = draw(st.integers(0, 2**16), label="seed")
+    probability = st.sampled_from([0.0, 0.0, 0.1, 0.3])
+    plan = WorldPlan(
+        step_s=tuple(draw(st.sampled_from([0.05, 0.05, 0.07, 0.12])) for _ in range(count)),
+        adoption=adoption,
+        faults=random_faults(seed, policy, FAULTS_UNTIL, draw(st.integers(0, 10), label="faults")),
+        calm_at=CALM_AT,
+        corrupt=draw(probability),
+        duplicate=draw(probability),
+        reorder=draw(probability),
+        catch_up_failure=draw(probability),
+        placement_failure=draw(probability),
+        publication_loss=draw(probability),
+    )
+    return policy, plan, seed

@@ -1,0 +1,54 @@
+"""One embedded Ray cluster for all tests of this folder."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config import parse_job
+from orchestrator.runtime import embedded
+from orchestrator.runtime.control_port import RayControlPort, connect
+from orchestrator.runtime.groups import DEFAULT_GROUPS
+from tests.ray.jobs import Job
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("home")
+    embedded.up(folder, DEFAULT_GROUPS)
+    yield folder
+    embedded.down(folder)
+
+
+@pytest.fixture(scope="session")
+def port(home: Path) -> Iterator[RayControlPort]:
+    connected = connect(home)
+    yield connected
+    connected.close()
+
+
+@pytest.fixture
+def start(port: RayControlPort, tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Job]]:
+    """Starts jobs; those still running at the test's end are cancelled, so that the next test finds the fleet free."""
+    started: list[Job] = []
+
+    def start_one(document: dict[str, Any]) -> Job:
+        job_id = f"job-{uuid.uuid4().hex[:8]}"
+        port.start_job(job_id, parse_job(document), tmp_path / job_id)
+        started.append(Job(port, job_id, tmp_path / job_id))
+        return started[-1]
+
+    yield start_one
+    for job in started:
+        if not (job.run_dir / "status.json").exists():
+            job.command("cancel")
+        job.wait_until((job.run_dir / "status.json").exists, "the end")
+    deadline = time.monotonic() + 20
+    while any(group["cpus_free"] < group["cpus"] for group in port.node_groups()):
+        assert time.monotonic() < deadline, f"islands outlive their jobs: {port.node_groups()}"
+        time.sleep(0.1)

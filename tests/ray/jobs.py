@@ -1,0 +1,112 @@
+"""Jobs of synthetic islands, and how a test watches one: through the control port and the job's tape."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.core import events
+from orchestrator.errors import NotFound
+from orchestrator.runtime.control_port import RayControlPort
+from orchestrator.runtime.groups import DEFAULT_GROUPS
+from orchestrator.tape.storage import read_tape
+
+STEP_S = 0.05
+GAP_MAX_S = STEP_S + 0.2
+GROUPS = tuple(group.name for group in DEFAULT_GROUPS)
+
+
+class Job:
+    """A running job, watched through the control port."""
+
+    def __init__(self, port: RayControlPort, job_id: str, run_dir: Path) -> None:
+        self.port, self.id, self.run_dir = port, job_id, run_dir
+        self.last: dict[str, Any] = {}
+
+    def status(self) -> dict[str, Any]:
+        """Live while it runs, else from its folder."""
+        try:
+            self.last = self.port.status(self.id)
+        except NotFound:
+            self.last = json.loads((self.run_dir / "status.json").read_text())
+        return self.last
+
+    def island(self, name: str) -> dict[str, Any]:
+        return next(island for island in self.status()["view"]["islands"] if island["island"] == name)
+
+    def wait_until(self, situation: Callable[[], Any], what: str, timeout_s: float = 120.0) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (seen := situation()):
+            assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s; job: {self.last['view']}"
+            time.sleep(0.02)
+        return seen
+
+    def wait_for_state(self, island: str, *states: str, incarnation: int = 1) -> dict[str, Any]:
+        def there() -> dict[str, Any] | None:
+            seen = self.island(island)
+            return seen if seen["state"] in states and seen["incarnation"] >= incarnation else None
+
+        return self.wait_until(there, f"{island} in {'/'.join(states)}")
+
+    def wait_for_merge(self, island: str, incarnation: int) -> dict[str, Any]:
+        """Until this incarnation's work has reached a merge."""
+
+        def merged() -> dict[str, Any] | None:
+            seen = self.island(island)
+            since = self.at_of(events.IslandPlaced, island, incarnation)
+            done = since is not None and seen["last_merge_at"] is not None and seen["last_merge_at"] > since
+            return seen if done and seen["incarnation"] >= incarnation else None
+
+        return self.wait_until(merged, f"a merge with incarnation {incarnation} of {island}")
+
+    def wait_for_end(self) -> dict[str, Any]:
+        self.wait_until((self.run_dir / "status.json").exists, "the end")
+        assert not (self.run_dir / "crash.txt").exists(), (self.run_dir / "crash.txt").read_text()
+        self.last = json.loads((self.run_dir / "status.json").read_text())
+        return self.last
+
+    def events(self, kind: type[Any], island: str) -> list[Any]:
+        records = read_tape(self.run_dir / "tape.jsonl").records
+        return [r.event for r in records if isinstance(r.event, kind) and r.event.island == island]
+
+    def at_of(self, kind: type[Any], island: str, incarnation: int) -> float | None:
+        return next((e.at for e in self.events(kind, island) if e.incarnation == incarnation), None)
+
+    def gap_max_s(self, island: str, since: float) -> float:
+        """The longest time between two steps of ``island``, by its own clock, in what it reported after ``since``."""
+        return max(e.gap_max_seconds for e in self.events(events.ProgressReported, island) if e.at > since)
+
+    def command(self, kind: str, island: str | None = None, restart: bool = True) -> str:
+        name = uuid.uuid4().hex
+        self.port.submit_command(self.id, kind, name, "test", island, restart)
+        return name
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def synthetic(steps: int, groups: tuple[str, ...] = GROUPS, **sections: Any) -> dict[str, Any]:
+    """A job document: one synthetic island a group, steps of STEP_S."""
+    return {
+        "name": "test",
+        "trainer": "learners.synthetic:create",
+        "islands": [{"node_group": group} for group in groups],
+        "budget": {"steps": steps},
+        **sections,
+        # a wide grace window: an island that is a few steps behind on a busy machine still reaches its round
+        "synchroniser": {
+            "fragments": 4,
+            "interval_steps": 16,
+            "overlap_steps": 12,
+            "grace_cap_steps": 8.0,
+            **sections.get("synchroniser", {}),
+        },
+        "synthetic": {"step_s": STEP_S, **sections.get("synthetic", {})},
+    }

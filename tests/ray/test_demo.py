@@ -1,0 +1,59 @@
+"""`atoll demo`, whole: command line, REST, Ray, JAX islands on real text, a SIGKILL, the report, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+STEPS = 130
+
+
+@pytest.mark.timeout(600)
+def test_the_demo_survives_its_kill_and_learns(tmp_path: Path) -> None:
+    document = yaml.safe_load((ROOT / "deploy/configs/demo.yaml").read_text())
+    document["budget"] = {"steps": STEPS}
+    spec = tmp_path / "short.yaml"
+    spec.write_text(yaml.safe_dump(document))
+    home, runs = tmp_path / "home", tmp_path / "runs"
+    command = [sys.executable, "-m", "api.cli", "demo", "--spec", str(spec), "--home", str(home), "--runs", str(runs)]
+    demo = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+
+    report = json.loads((runs / "latest" / "report.json").read_text())
+    assert report["outcome"] == "completed"
+    assert report["loss_final"] < report["loss_unigram"] - 0.2
+    recovery = report["recovery_s"]
+    assert recovery["island"] == "asia"
+    parts = ("detect", "place", "start", "connect", "transfer", "first_merge")
+    assert sum(recovery[part] for part in parts) == pytest.approx(recovery["total"], rel=1e-6)
+    assert report["survivors"] == ["us-east", "us-west", "europe"]
+    assert report["survivor_gap_max_s"] < recovery["total"] / 2  # nobody waited for the dead
+    seconds = report["island_seconds"]
+    assert sum(s for name, s in seconds.items() if name != "total") == pytest.approx(seconds["total"], rel=1e-6)
+    assert report["tokens_trained"] == report["tokens_merged"] + report["tokens_discarded"]
+
+    page = (runs / "latest" / "report.html").read_text()
+    assert page.count("<svg") >= 4
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # self-contained
+    assert (runs / "latest" / "merged.safetensors").stat().st_size > 4 * 800_000
+    replay = [sys.executable, "-m", "api.cli", "replay", str(runs / "latest" / "tape.jsonl")]
+    assert subprocess.run(replay, cwd=ROOT).returncode == 0
+    assert _processes_of(tmp_path) == []
+
+
+def _processes_of(folder: Path) -> list[str]:
+    """Command lines of processes that work for an installation in this folder, ours excepted."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if str(folder) in line and process.pid != os.getpid():
+            found.append(line)
+    return found

@@ -1,0 +1,125 @@
+"""Whole jobs on real processes: to the end, cancelled, impossible, two at once, and without their control plane."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from orchestrator.core import events
+from orchestrator.runtime import records
+from orchestrator.runtime.control_port import RayControlPort
+from orchestrator.tape.replay import replay
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import Job, gone, synthetic
+
+pytestmark = pytest.mark.ray
+Start = Callable[[dict[str, Any]], Job]
+
+
+def test_a_job_runs_to_its_budget_and_leaves_report_parameters_and_a_tape_that_replays(start: Start) -> None:
+    job = start(synthetic(steps=60))
+    status = job.wait_for_end()
+    assert status["view"]["outcome"] == "completed"
+    report = json.loads((job.run_dir / "report.json").read_text())
+    assert report["tokens_trained"] >= status["view"]["token_budget"]
+    assert report["tokens_trained"] == pytest.approx(report["tokens_merged"] + report["tokens_discarded"], abs=2)
+    assert report["loss_final"] < status["loss_curve"][0][1] or len(status["loss_curve"]) == 1
+    assert report["recovery_s"] is None
+    parameters = load_file(job.run_dir / "merged.safetensors")
+    assert sum(array.size for array in parameters.values()) == report["parameter_count"]
+    assert "<svg" in (job.run_dir / "report.html").read_text()
+    tape = read_tape(job.run_dir / "tape.jsonl")
+    assert tape.footer is not None
+    assert replay(tape).divergence is None
+
+
+def test_a_page_that_cannot_be_made_says_so_beside_the_figures(tmp_path: Path) -> None:
+    records.write_report(tmp_path, {"no": "report"})
+    assert json.loads((tmp_path / "report.json").read_text()) == {"no": "report"}
+    assert "could not be made (" in (tmp_path / "report.html").read_text()
+
+
+def test_a_cancelled_job_ends_at_once_and_its_processes_with_it(start: Start) -> None:
+    job = start(synthetic(steps=100_000))
+    pid = job.wait_for_state("asia", "training")["pid"]
+    command = job.command("cancel")
+    status = job.wait_for_end()
+    assert status["view"]["outcome"] == "cancelled"
+    assert status["commands"][command]["accepted"] is True
+    job.wait_until(lambda: gone(pid), "the island's process ending")
+
+
+@pytest.mark.parametrize(
+    ("island", "told"),
+    [
+        ({"node_group": "mars"}, ["'mars'", "europe", "change islands.node_group"]),
+        ({"node_group": "asia", "cpus": 64}, ["asked for 64 CPU", "4 CPU in all", "ask for less"]),
+    ],
+)
+def test_a_job_that_cannot_be_placed_says_what_it_asked_what_there_is_and_what_to_do(
+    start: Start, island: dict[str, Any], told: list[str]
+) -> None:
+    job = start(synthetic(steps=10, recovery={"restarts_max": 0}) | {"islands": [island]})
+    status = job.wait_for_end()
+    assert status["view"]["outcome"] == "failed"
+    assert all(words in status["view"]["reason"] for words in told), status["view"]["reason"]
+
+
+def test_an_island_without_room_waits_with_a_reason_and_comes_when_there_is_room(start: Start) -> None:
+    large = [{"node_group": "asia", "cpus": 3}]
+    first = start(synthetic(steps=100_000) | {"islands": large})
+    first.wait_for_state("asia", "training")
+    second = start(synthetic(steps=20) | {"islands": large})
+    failure = second.wait_until(lambda: second.events(events.PlacementFailed, "asia"), "a refusal")[0]
+    assert "asked for 3 CPU" in failure.reason
+    assert "1 of 4 CPU free" in failure.reason
+    first.command("cancel")
+    assert second.wait_for_end()["view"]["outcome"] == "completed"
+
+
+def test_two_jobs_at_once_do_not_disturb_each_other(start: Start) -> None:
+    calm = start(synthetic(steps=120, groups=("us-east", "asia")))
+    stormy = start(synthetic(steps=120, groups=("us-east", "asia")))
+    calm.wait_for_state("asia", "training")
+    stormy.wait_for_state("asia", "training")
+    stormy.command("kill", "asia")
+    assert stormy.wait_for_end()["view"]["outcome"] == "completed"
+    status = calm.wait_for_end()
+    assert status["view"]["outcome"] == "completed"
+    assert [island["restarts"] for island in status["view"]["islands"]] == [0, 0]
+    assert not calm.events(events.ConnectionLost, "asia")
+
+
+def test_a_job_outlives_the_process_that_started_it(home: Path, port: RayControlPort, tmp_path: Path) -> None:
+    program = """
+import json, signal, sys
+from pathlib import Path
+from orchestrator.config import parse_job
+from orchestrator.runtime import records
+from orchestrator.runtime.control_port import connect
+port = connect(Path(sys.argv[1]))
+port.start_job("orphan", parse_job(json.loads(sys.argv[3])), Path(sys.argv[2]))
+print("started", flush=True)
+signal.pause()
+"""
+    document = json.dumps(synthetic(steps=60, groups=("us-east",)))
+    starter = subprocess.Popen(
+        [sys.executable, "-c", program, str(home), str(tmp_path), document], stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    with starter.stdout:
+        assert starter.stdout.readline() == "started\n"
+        os.kill(starter.pid, signal.SIGKILL)
+        starter.wait(10)
+    job = Job(port, "orphan", tmp_path)
+    job.wait_for_state("us-east", "training")
+    assert job.wait_for_end()["view"]["outcome"] == "completed"

@@ -1,0 +1,139 @@
+"""The whole service on Ray, by hand: command line, REST, a SIGKILL of the service, of an island, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from api.home import Home
+from orchestrator.runtime import processes
+from orchestrator.runtime.clusterfile import ClusterFile
+from tests.ray.jobs import STEP_S, synthetic
+
+ROOT = Path(__file__).parent.parent.parent
+STEPS = round(14 / STEP_S)
+
+
+class Hands:
+    """A user of one installation, at the command line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.runs, self.home = folder, folder / "runs", Home(folder / "home")
+
+    def atoll(self, *arguments: str, code: int = 0) -> str:
+        """What the command printed. Its exit code is checked, and that no traceback is shown."""
+        line = [sys.executable, "-m", "api.cli", *arguments, "--home", str(self.home.path)]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        said = done.stdout + done.stderr
+        assert done.returncode == code, said
+        assert "Traceback" not in said
+        return done.stdout if "--json" in arguments and code == 0 else said
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.atoll(*arguments, "--json"))
+
+    def up(self) -> str:
+        return self.atoll("up", "--runs", str(self.runs))
+
+    def file(self, name: str, document: dict[str, Any]) -> str:
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return str(path)
+
+    def tape_bytes(self, job: str) -> int:
+        path = self.runs / job / "tape.jsonl"
+        return path.stat().st_size if path.exists() else 0
+
+    def island(self, job: str, name: str) -> dict[str, Any]:
+        return next(island for island in self.json("islands", job) if island["island"] == name)
+
+
+@pytest.fixture
+def hands(tmp_path: Path) -> Iterator[Hands]:
+    installation = Hands(tmp_path)
+    yield installation
+    installation.atoll("down")
+
+
+@pytest.mark.timeout(240)
+def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
+    hands.up()
+    cluster = ClusterFile.find(hands.home.path)
+    assert cluster is not None
+
+    wrong = hands.file("wrong", synthetic(0, groups=("us-east", "moon"), name="not a name"))
+    said = hands.atoll("submit", wrong, code=2)
+    assert all(path in said for path in ("name:", "budget.steps:", "islands.1.node_group:")), said
+    assert hands.json("jobs") == []
+    assert not hands.runs.exists() or not list(hands.runs.iterdir())
+
+    job = hands.json("submit", hands.file("job", synthetic(STEPS)))["job"]
+    other = hands.json("submit", hands.file("other", synthetic(100_000, groups=("us-east",), name="other")))["job"]
+    until(lambda: hands.island(job, "asia")["state"] == "training", "asia trains")
+
+    address = hands.home.address()
+    assert address is not None
+    os.kill(address.pid, signal.SIGKILL)
+    until(lambda: not hands.home.running(), "the service is gone")
+    hands.atoll("status", job, code=3)
+    written = hands.tape_bytes(job)
+    until(lambda: hands.tape_bytes(job) > written, "the tape grows while no service is up")
+
+    assert "starting the service" in hands.up()
+    kept = ClusterFile.find(hands.home.path)
+    assert kept is not None
+    assert kept.id == cluster.id, "the cluster is the one that was up"
+    assert {found["job"]: found["state"] for found in hands.json("jobs")} == {job: "running", other: "running"}
+
+    before = hands.island(job, "asia")
+    killed = hands.json("kill", job, "asia", "--stay-down")
+    assert killed["state"] == "accepted"
+    until(lambda: not alive(before["pid"]), "asia's process is gone")
+    until(lambda: hands.island(job, "asia")["state"] == "stopped", "asia stays down")
+    readded = hands.json("readd", job, "asia")
+    assert (readded["state"], readded["island"]) == ("accepted", "asia")
+    assert hands.json("cancel", other)["state"] == "accepted"
+
+    assert "completed" in hands.atoll("watch", job)
+    assert hands.json("status", other)["state"] == "cancelled"
+    report = hands.json("report", job)
+    assert report["outcome"] == "completed"
+    assert report["tokens_trained"] >= hands.json("status", job)["token_budget"]
+    asia = hands.island(job, "asia")
+    assert asia["incarnation"] == before["incarnation"] + 1
+    assert "identical" in subprocess.run(
+        [sys.executable, "-m", "api.cli", "replay", str(hands.runs / job)], cwd=ROOT, capture_output=True, text=True
+    ).stdout  # fmt: skip
+
+    hands.atoll("down")
+    assert processes.marked(cluster.id) == []
+    assert not Path(cluster.temp_dir).exists()
+    assert processes_naming(hands.folder) == []
+
+
+def until(situation: Callable[[], Any], what: str, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not situation():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.1)
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def processes_naming(folder: Path) -> list[str]:
+    """Command lines of live processes that work in this folder."""
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if str(folder) in line]

@@ -1,0 +1,112 @@
+"""The page is whole, self-contained and safe, for a full job, an empty one and one that still runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from orchestrator.accounting.report import build
+from orchestrator.report.html import render
+from orchestrator.report.svg import Scale
+from orchestrator.report.words import count, seconds
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
+from orchestrator.simulation.world import World
+
+VOID = {"meta", "br", "hr", "img", "link"}
+
+
+class _Nesting(HTMLParser):
+    """Notes every element that is closed out of order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.wrong, self.seen = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+def _report(until=float("inf"), name="a demo", **extra):
+    policy = sample_policy(4, steps=150)
+    plan = WorldPlan((0.05,) * 4, faults=(Fault(3.0, FaultKind.KILL, "asia"),))
+    world = World(policy, plan, seed=2).run(until)
+    return build(policy, world.goodput, world.statistics, {"name": name, "loss_unigram": 3.2, **extra})
+
+
+@pytest.fixture(scope="module")
+def report():
+    return _report()
+
+
+def test_every_element_is_closed_and_every_picture_is_a_picture(report):
+    page = render(report)
+    parser = _Nesting()
+    parser.feed(page)
+    assert (parser.wrong, parser.open) == ([], [])
+    pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(pictures) == 4
+    for picture in pictures:
+        assert len(list(ElementTree.fromstring(picture).iter())) > 10
+
+
+def test_nothing_is_loaded_from_anywhere(report):
+    page = render(report)
+    assert not re.search(r"<script|<link|<img|@import|url\(|src=|href=", page)
+    assert set(re.findall(r"https?://[^\"]*", page)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_the_headline_says_loss_goodput_and_recovery(report):
+    page = render(report)
+    assert f"{report['loss_final']:.3f}" in page
+    assert f"{100 * report['goodput_ratio']:.1f} %" in page
+    assert "Recovery of asia" in page
+    assert "first merge" in page
+
+
+def test_every_colour_has_a_light_and_a_dark_value(report):
+    page = render(report)
+    used = set(re.findall(r"var\(--([a-z0-9_-]+)\)", page))
+    light, dark = (
+        set(re.findall(r"--([a-z0-9_-]+):", block)) for block in re.findall(r":root\{(.*?)\}", page, re.DOTALL)
+    )
+    assert used <= light
+    assert light == dark
+
+
+def test_it_survives_being_json_in_between(report):
+    assert render(json.loads(json.dumps(report))) == render(report)
+
+
+def test_names_are_escaped():
+    page = render(_report(name="<script>alert(1)</script>"))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize("until", [0.0, 0.2, 2.0, 3.5])
+def test_a_job_that_has_only_begun_has_a_page_too(until):
+    parser = _Nesting()
+    parser.feed(render(_report(until)))
+    assert (parser.wrong, parser.open) == ([], [])
+
+
+def test_ticks_are_round_and_inside():
+    assert Scale(0.0, 37.0, 0, 1).ticks() == [0.0, 10.0, 20.0, 30.0]
+    assert Scale(1.3, 5.5, 0, 1).ticks(6) == [2.0, 3.0, 4.0, 5.0]
+    assert Scale(2.0, 2.0, 0, 1).ticks() == [2.0]
+
+
+def test_numbers_read_well():
+    assert [count(n) for n in (None, 0, 999, 1234, 1_234_567)] == ["–", "0", "999", "1.23 k", "1.23 M"]
+    told = [seconds(s) for s in (None, 0.0123, 1.5, 42.0, 300.0, 9000.0)]
+    assert told == ["–", "12 ms", "1.50 s", "42.0 s", "5.0 min", "2.5 h"]

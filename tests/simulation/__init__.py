@@ -1,0 +1,1 @@
+"""The simulated world itself: its determinism, its faults, and that its checkers bite."""

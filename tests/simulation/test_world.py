@@ -1,0 +1,156 @@
+"""The simulated world is deterministic, its faults do what they say, and its checkers bite."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.messages import Adopted
+from orchestrator.core.vocabulary import FragmentId, IslandId, JobOutcome, ReleaseReason, Version
+from orchestrator.errors import InternalError
+from orchestrator.simulation.island import SimulatedIsland
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
+from orchestrator.simulation.world import World
+
+EVEN = WorldPlan(step_s=(0.05,) * 4)
+ASIA = IslandId("asia")
+
+
+def _told(world, kind, island=None):
+    events = [record.event for record in world.sink.records if isinstance(record.event, kind)]
+    return [event for event in events if island is None or event.island == island]
+
+
+def _asked(world, kind):
+    return [x for record in world.sink.records for x in record.effects if isinstance(x, kind)]
+
+
+def _run(*faults, steps=200, **changes):
+    plan = WorldPlan(step_s=(0.05,) * 4, faults=faults, **changes)
+    return World(sample_policy(4, steps=steps), plan, seed=3).run()
+
+
+def test_the_same_seed_gives_the_same_job_and_another_one_another():
+    def digest(seed):
+        return World(sample_policy(4, steps=80), EVEN, seed).run().tape.records
+
+    assert digest(1) == digest(1)
+    assert digest(1) != digest(2)
+
+
+def test_an_undisturbed_job_completes_and_merges_every_fragment():
+    world = _run()
+    assert world.finished.outcome is JobOutcome.COMPLETED
+    assert min(world.statistics.summary()["merges_per_fragment"]) >= 10
+    assert not world.held
+
+
+def test_a_killed_island_comes_back_from_a_peer_and_contributes():
+    world = _run(Fault(4.0, FaultKind.KILL, ASIA))
+    recovery = world.statistics.summary()["recovery_s"]
+    assert recovery["island"] == ASIA
+    assert 0.5 < recovery["total"] < 5.0
+    assert _told(world, e.IslandCaughtUp, ASIA)[-1].donor is not None
+    assert "asia" not in world.statistics.summary()["survivors"]
+
+
+def test_survivors_do_not_notice():
+    world = _run(Fault(4.0, FaultKind.KILL, ASIA), Fault(5.0, FaultKind.FREEZE, IslandId("europe"), 3.0))
+    assert world.statistics.summary()["survivor_gap_max_s"] <= 0.05 * 1.05 + 1e-9
+
+
+def test_a_frozen_island_is_suspected_and_goes_on_as_the_same_incarnation():
+    world = _run(Fault(4.0, FaultKind.FREEZE, ASIA, 3.0))
+    assert len(_told(world, e.ConnectionLost, ASIA)) == len(_told(world, e.ConnectionRestored, ASIA)) == 1
+    assert {placed.incarnation for placed in _told(world, e.IslandPlaced, ASIA)} == {1}
+    assert max(report.gap_max_seconds for report in _told(world, e.ProgressReported, ASIA)) > 2.9
+
+
+def test_a_cut_island_trains_on_and_tells_so_afterwards():
+    world = _run(Fault(4.0, FaultKind.CUT, ASIA, 3.0))
+    reports = _told(world, e.ProgressReported, ASIA)
+    assert not [report for report in reports if 4.0 < report.at < 7.0]
+    assert max(report.gap_max_seconds for report in reports) < 0.06
+    heard_again = next(report for report in reports if report.at > 7.0)
+    before = [report for report in reports if report.at < 4.0][-1]
+    assert heard_again.steps_total > before.steps_total
+
+
+def test_an_island_that_is_cut_off_for_too_long_is_replaced_and_fenced():
+    world = _run(Fault(4.0, FaultKind.CUT, ASIA, 15.0), steps=500)
+    assert {placed.incarnation for placed in _told(world, e.IslandPlaced, ASIA)} == {1, 2}
+    stops = [stop for stop in _asked(world, f.StopIsland) if (stop.island, stop.incarnation) == (ASIA, 1)]
+    assert stops
+    assert not world.hosts[ASIA, 1].alive
+
+
+def test_a_cancelled_job_ends_at_once():
+    world = _run(Fault(4.0, FaultKind.CANCEL, ASIA))
+    assert world.finished.outcome is JobOutcome.CANCELLED
+    assert world.goodput.finished_at == 4.0
+
+
+def test_an_island_that_is_kept_away_waits_for_the_operator():
+    world = _run(Fault(3.0, FaultKind.KILL_AND_KEEP_AWAY, ASIA), Fault(7.0, FaultKind.READD, ASIA))
+    placed = [event.at for event in _told(world, e.IslandPlaced, ASIA)]
+    assert placed[0] < 3.0 < 7.0 < placed[1]
+
+
+def test_corrupt_payloads_are_refused_and_never_merged():
+    world = _run(corrupt=0.3)
+    assert world.statistics.summary()["refusals"]["corrupt"] > 5
+    merged = {item.payload for merge in _asked(world, f.MergeFragment) for item in merge.inputs}
+    assert not merged & {event.contribution.payload for event in _told(world, e.ContributionUnusable)}
+
+
+def test_a_donor_that_goes_away_is_replaced_by_another_source():
+    world = _run(Fault(4.0, FaultKind.KILL, ASIA), catch_up_failure=0.9, calm_at=8.0)
+    assert _told(world, e.CatchUpFailed, ASIA)
+    assert world.statistics.summary()["recovery_s"]["island"] == ASIA
+
+
+def test_a_placement_that_fails_is_tried_again():
+    world = _run(placement_failure=0.5, calm_at=3.0, steps=400)
+    assert _told(world, e.PlacementFailed)
+    assert min(world.statistics.summary()["merges_per_island"].values()) > 0
+
+
+def test_merging_bytes_that_are_not_held_is_noticed():
+    world = World(sample_policy(4, steps=80), EVEN, seed=1)
+    world.held = _Forgetful()
+    with pytest.raises(InternalError, match="not held"):
+        world.run()
+
+
+def test_releasing_bytes_twice_is_noticed():
+    world = World(sample_policy(4, steps=80), EVEN, seed=1)
+    core = world.core
+
+    class Twice:
+        state = core.state
+
+        def handle(self, event):
+            effects = core.handle(event)
+            again = [x for x in effects if isinstance(x, f.ReleasePayload) and x.reason is ReleaseReason.MERGED]
+            return (*effects, *again)
+
+    world._driver.core = Twice()
+    with pytest.raises(InternalError, match="released, but is not held"):
+        world.run()
+
+
+class _Forgetful(set):
+    def add(self, item):
+        pass
+
+
+@pytest.mark.parametrize(("adoption", "kept"), [("replace", 0), ("rebase", 100)])
+def test_an_island_keeps_what_its_adoption_says(adoption, kept):
+    island = SimulatedIsland(ASIA, 1, sample_policy(1, fragment_count=1, interval=4), 100, adoption)
+    letters = [island.end_step(0.1, 0.1) for _ in range(4)]
+    offer = letters[-1][-1]
+    assert (offer.step_count, offer.token_count, offer.step) == (4, 400, 4)
+    island.deliver(FragmentId(0), Version(1), 9, merged_offer=1)
+    (adopted,) = [letter for letter in island.end_step(0.1, 0.1) if isinstance(letter, Adopted)]
+    assert (adopted.version, adopted.step, adopted.tokens_total, adopted.kept_tokens) == (1, 9, 500, kept)

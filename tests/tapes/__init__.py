@@ -1,0 +1,1 @@
+"""The record: its lines, its files, and deciding the same again."""

@@ -1,0 +1,98 @@
+"""Every message survives being written down, whatever values it carries."""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.core import effects as f
+from orchestrator.core.effects import Effect
+from orchestrator.core.events import Event, ProgressReported
+from orchestrator.core.vocabulary import JobPolicy
+from orchestrator.errors import DataError
+from orchestrator.simulation.plan import sample_policy
+from orchestrator.tape.codec import decode, decode_tagged, to_json
+from orchestrator.tape.schema import (
+    Footer,
+    Header,
+    Record,
+    decode_header,
+    decode_line,
+    encode_footer,
+    encode_header,
+    encode_record,
+)
+
+_VALUES = {float: st.floats(allow_nan=False), str: st.text(max_size=12)}
+
+
+def _any(kind: type) -> st.SearchStrategy:
+    for plain, strategy in _VALUES.items():
+        st.register_type_strategy(plain, strategy)
+    return st.from_type(kind)
+
+
+events = st.one_of(*[_any(kind) for kind in get_args(Event)])
+effects = st.one_of(*[_any(kind) for kind in get_args(Effect)])
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(n=st.integers(1), event=events, decided=st.lists(effects, max_size=4))
+def test_a_record_comes_back_equal(n, event, decided):
+    record = Record(n, event, tuple(decided))
+    line = encode_record(record)
+    assert "\n" not in line
+    back = decode_line(line)
+    assert back == record
+    assert encode_record(back) == line
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(policy=_any(JobPolicy), started_at=st.floats(0, 2e9), epoch=st.integers(1, 9))
+def test_a_header_comes_back_equal(policy, started_at, epoch):
+    header = Header("a job", policy, started_at, epoch)
+    assert decode_header(encode_header(header)) == header
+
+
+def test_an_optional_field_and_a_nested_record_keep_their_types():
+    effect = f.BeginCatchUp("asia", 2, ("europe", 1), 40, "why")
+    assert decode_tagged(json.loads(to_json(effect))) == effect
+    without = f.BeginCatchUp("asia", 2, None, 40, "why")
+    assert decode_tagged(json.loads(to_json(without))) == without
+
+
+def test_a_diverged_loss_does_not_stop_the_tape():
+    event = ProgressReported(1.0, "asia", 1, 1, 1, 1, 1.0, 1.0, 1.0, float("nan"))
+    line = encode_record(Record(1, event, ()))
+    assert encode_record(decode_line(line)) == line
+
+
+def test_footers_are_told_from_records():
+    assert decode_line(encode_footer(Footer(7, "ab"))) == Footer(7, "ab")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"type": "NoSuchThing"}, "no event or effect of this build"),
+        ({"type": "JobStarted"}, "needs the field 'at'"),
+        (
+            {"type": "FinishJob", "outcome": "vanished", "reason": ""},
+            "FinishJob.outcome cannot be 'vanished'",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_message_is_named(data, said):
+    with pytest.raises(DataError, match=said):
+        decode_tagged(data)
+
+
+def test_a_policy_of_another_build_is_refused_by_name():
+    plain = json.loads(to_json(sample_policy()))
+    del plain["quorum"]
+    with pytest.raises(DataError, match="JobPolicy needs the field 'quorum'"):
+        decode(JobPolicy, plain)

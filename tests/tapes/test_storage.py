@@ -1,0 +1,119 @@
+"""Tapes on disk: what was written comes back; a torn end is told from a damaged middle."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.core.events import JobStarted, TimerFired
+from orchestrator.errors import DataError
+from orchestrator.simulation.plan import WorldPlan, sample_policy
+from orchestrator.simulation.world import World
+from orchestrator.tape.driver import Driver
+from orchestrator.tape.schema import Header, Record
+from orchestrator.tape.storage import TapeWriter, read_tape
+
+HEADER = Header("a job", sample_policy(2), 1.7e9)
+RECORDS = tuple(Record(n, JobStarted(0.0) if n == 1 else TimerFired(n / 3, "grace:0", n), ()) for n in range(1, 6))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "tape.jsonl"
+
+
+def _write(path, close=True):
+    writer = TapeWriter(path, HEADER)
+    for record in RECORDS:
+        writer.append(record)
+    if close:
+        writer.close()
+    return writer
+
+
+def test_a_sealed_tape_comes_back_whole(path):
+    _write(path)
+    tape = read_tape(path)
+    assert (tape.header, tape.records, tape.torn) == (HEADER, RECORDS, None)
+    assert tape.footer.end == len(RECORDS)
+
+
+def test_a_tape_can_be_read_while_it_is_written(path):
+    writer = _write(path, close=False)
+    tape = read_tape(path)
+    assert (tape.records, tape.footer, tape.torn) == (RECORDS, None, None)
+    writer.close()
+
+
+def test_a_line_that_breaks_off_is_left_out_and_reported(path):
+    _write(path, close=False).close()
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[:4]) + whole[4][:20])
+    tape = read_tape(path)
+    assert tape.records == RECORDS[:3]
+    assert "breaks off after 20" in tape.torn
+
+
+def test_a_last_line_of_rubbish_is_left_out_and_reported(path):
+    _write(path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:-2], "\x00\x00\x00"]) + "\n")
+    tape = read_tape(path)
+    assert tape.records == RECORDS[:-1]
+    assert "is damaged" in tape.torn
+
+
+def test_damage_in_the_middle_is_an_error_that_names_the_line(path):
+    _write(path)
+    lines = path.read_text().splitlines()
+    lines[2] = lines[2][:-9]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"line 3 .* is damaged"):
+        read_tape(path)
+
+
+def test_a_lost_line_is_noticed(path):
+    _write(path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:2] + lines[3:]) + "\n")
+    with pytest.raises(DataError, match="is step 3, not 2"):
+        read_tape(path)
+
+
+def test_a_changed_record_breaks_the_seal(path):
+    _write(path)
+    path.write_text(path.read_text().replace('"serial":3', '"serial":4'))
+    with pytest.raises(DataError, match="changed after it was sealed"):
+        read_tape(path)
+
+
+def test_two_writers_of_one_file_are_noticed(path):
+    _write(path)
+    path.write_text(path.read_text() + path.read_text().splitlines()[1] + "\n")
+    with pytest.raises(DataError, match="goes on after its footer"):
+        read_tape(path)
+
+
+def test_a_tape_is_never_overwritten(path):
+    _write(path)
+    with pytest.raises(FileExistsError):
+        TapeWriter(path, HEADER)
+
+
+def test_other_files_are_no_tapes(tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"schema": "something/1"}\n')
+    with pytest.raises(DataError, match="no tape of schema"):
+        read_tape(other)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_tape(tmp_path / "missing")
+
+
+def test_the_driver_writes_before_anybody_can_act(path):
+    """What ``step`` returned is in the file by then, also if the process dies while acting on it."""
+    policy = sample_policy(2)
+    world = World(policy, WorldPlan(step_s=(0.05, 0.05)), seed=1)
+    writer = TapeWriter(path, Header("a job", policy))
+    driver = Driver(world.core, (), writer)
+    effects = driver.step(JobStarted(0.0))
+    assert read_tape(path).records == (Record(1, JobStarted(0.0), effects),)
+    writer.close()

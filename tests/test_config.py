@@ -1,0 +1,78 @@
+"""A job specification: every problem at once, each with its remedy; what the core is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from orchestrator.config import parse_job, read_job_document
+from orchestrator.errors import ConfigurationError, InvalidJobSpec
+
+SMALLEST = {"islands": [{"node_group": "us-east"}], "budget": {"steps": 10}}
+CONFIGS = sorted((Path(__file__).parent.parent / "deploy/configs").glob("*.yaml"))
+
+
+def problems(document: dict) -> dict[str, str]:
+    with pytest.raises(InvalidJobSpec) as caught:
+        parse_job(document)
+    return {problem.path: str(problem) for problem in caught.value.problems}
+
+
+def test_every_problem_is_told_at_once_with_its_remedy() -> None:
+    found = problems(
+        {
+            "nmae": "x",
+            "islands": [{"node_group": "a"}, {"node_group": "a"}],
+            "synchroniser": {"quorum": 5},
+            "training": {"batch_size": 0},
+            "budget": {},
+            "data": {"source": "files"},
+        }
+    )
+    assert set(found) == {"nmae", "training.batch_size", "budget", "islands", "synchroniser.quorum", "data.files"}
+    assert "spelling" in found["nmae"]
+    assert "at most 2" in found["synchroniser.quorum"]
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "path"),
+    [
+        ("synchroniser", {"overlap_steps": 24}, "synchroniser.overlap_steps"),
+        ("synchroniser", {"staleness_max": 1, "adoption": "rebase"}, "synchroniser.staleness_max"),
+        ("islands", [{"node_group": "a", "accelerators": 2}], "islands.0.accelerators"),
+        ("budget", {"steps": 1, "tokens": 1}, "budget"),
+        ("islands", [{"node_group": "a", "count": 2}, {"node_group": "b", "name": "a-0"}], "islands"),
+        ("name", "Not A Name", "name"),
+    ],
+)
+def test_rules_between_fields(section: str, value: object, path: str) -> None:
+    assert path in problems({**SMALLEST, section: value})
+
+
+def test_a_budget_in_steps_is_one_in_tokens() -> None:
+    spec = parse_job({**SMALLEST, "islands": [{"node_group": "a", "count": 3}]})
+    assert spec.token_budget == 10 * 3 * spec.tokens_per_step
+    assert spec.horizon_steps == 10
+    assert [plan.island for plan in spec.policy().islands] == ["a-0", "a-1", "a-2"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_the_shipped_configurations_are_valid(path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    if "node_groups" not in document:
+        parse_job(document.get("job", document))
+
+
+def test_text_files_are_relative_to_the_specification(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text(yaml.safe_dump({**SMALLEST, "data": {"source": "files", "files": ["a.txt", "/b.txt"]}}))
+    assert read_job_document(spec)["data"]["files"] == [str(tmp_path.resolve() / "a.txt"), "/b.txt"]
+
+
+def test_a_file_that_is_no_mapping_is_refused_without_a_traceback(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("- a list")
+    with pytest.raises(ConfigurationError, match=r"demo\.yaml"):
+        read_job_document(spec)

@@ -1,0 +1,196 @@
+"""The architecture as tests: imports only go down, pure packages stay pure, files stay readable.
+
+The table is the one of ARCHITECTURE.md. A row names what a package may import besides itself and the standard library; pure
+packages may import only the standard-library modules listed in ``PURE_STDLIB``.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("orchestrator", "learners", "api")
+LINES_MAX = 300
+
+PURE_STDLIB = frozenset(
+    [
+        "__future__",
+        "abc",
+        "bisect",
+        "collections",
+        "contextlib",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+        "heapq",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "random",
+        "re",
+        "struct",
+        "types",
+        "typing",
+        "zlib",
+    ]
+)
+CORE = "orchestrator.core"
+FOLDS = "orchestrator.accounting"
+
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "orchestrator.errors": frozenset(),
+    "orchestrator.core": frozenset({"orchestrator.errors"}),
+    "orchestrator.sections": frozenset({"pydantic"}),
+    "orchestrator.config": frozenset({CORE, "orchestrator.sections", "orchestrator.errors", "pydantic", "yaml"}),
+    "orchestrator.merge": frozenset({CORE, "orchestrator.errors", "numpy", "ml_dtypes"}),
+    "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
+    "orchestrator.tape": frozenset({CORE, FOLDS, "orchestrator.errors", "pydantic"}),
+    "orchestrator.simulation": frozenset({CORE, FOLDS, "orchestrator.tape", "orchestrator.errors"}),
+    "orchestrator.report": frozenset({FOLDS, CORE, "orchestrator.errors"}),
+    "orchestrator.runtime": frozenset({"orchestrator", "ray", "numpy", "psutil", "safetensors", "yaml", "pydantic"}),
+    "orchestrator.laboratory": frozenset({"orchestrator", "learners", "numpy", "yaml", "rich", "pydantic"}),
+    "learners": frozenset(
+        {
+            "orchestrator.core.vocabulary",
+            "orchestrator.core.messages",
+            "orchestrator.core.schedule",
+            "orchestrator.merge.wire",
+            "orchestrator.merge.fragment_map",
+            "orchestrator.errors",
+            "jax",
+            "numpy",
+            "optax",
+            "grain",
+            "pyarrow",
+            "ml_dtypes",
+        }
+    ),
+    "learners.island": frozenset({"learners", CORE, "orchestrator.merge", "orchestrator.errors", "ray", "numpy"}),
+    "learners.evaluator": frozenset({"learners", CORE, "orchestrator.merge", "orchestrator.errors", "ray", "numpy"}),
+    "api": frozenset(
+        {
+            "orchestrator.core.view",
+            "orchestrator.core.vocabulary",
+            "orchestrator.config",
+            "orchestrator.sections",
+            "orchestrator.errors",
+            "orchestrator.report",
+            "orchestrator.tape",
+            "fastapi",
+            "starlette",
+            "uvicorn",
+            "pydantic",
+            "sqlalchemy",
+            "httpx",
+            "typer",
+            "click",
+            "rich",
+            "yaml",
+            "psutil",
+            "prometheus_client",
+        }
+    ),
+}
+PURE = (
+    "orchestrator.core",
+    "orchestrator.errors",
+    "orchestrator.accounting",
+    "orchestrator.tape",
+    "orchestrator.simulation",
+)
+EXEMPT_FROM_PURITY = frozenset({"orchestrator.tape.storage"})
+"""The one place of a pure package that touches a disk."""
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found.append((name, path))
+    return found
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names this file imports, ``from a import b`` as ``a.b`` when that is a module of ours."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide which way they go"
+            base = node.module or ""
+            for alias in node.names:
+                inner = ROOT.joinpath(*base.split("."), alias.name)
+                ours = inner.with_suffix(".py").exists() or inner.is_dir()
+                yield f"{base}.{alias.name}" if ours and base else base
+
+
+def covers(allowed: str, name: str) -> bool:
+    return name == allowed or name.startswith(allowed + ".")
+
+
+def row_for(module: str) -> str:
+    """The longest row that the module falls under."""
+    return max((row for row in MAY_IMPORT if covers(row, module)), key=len, default="")
+
+
+MODULES = modules()
+
+
+@pytest.mark.parametrize(("module", "path"), MODULES, ids=[name for name, _ in MODULES])
+def test_imports_only_go_down(module: str, path: Path) -> None:
+    row = row_for(module)
+    if module in PACKAGES and not row:
+        row = module
+    for name in imports(path):
+        if name.split(".")[0] in sys.stdlib_module_names:
+            pure = any(covers(p, module) for p in PURE) and module not in EXEMPT_FROM_PURITY
+            assert not pure or name.split(".")[0] in PURE_STDLIB, f"{module} is pure and may not import {name}"
+            continue
+        allowed = MAY_IMPORT.get(row, frozenset())
+        own = row if row not in ("learners.island", "learners.evaluator") else "learners"
+        assert covers(own, name) or any(covers(a, name) for a in allowed), f"{module} may not import {name}"
+
+
+@pytest.mark.parametrize(("module", "path"), MODULES, ids=[name for name, _ in MODULES])
+def test_every_module_is_short_and_says_what_it_is_for(module: str, path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= LINES_MAX, f"{module} has outgrown its room; look for the second noun in it"
+    assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{module} does not say what it is responsible for"
+
+
+def test_the_core_imports_with_nothing_installed() -> None:
+    code = "import orchestrator.core.synchroniser, orchestrator.core.invariants, orchestrator.core.messages"
+    subprocess.run(
+        [sys.executable, "-S", "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"], check=True
+    )
+
+
+def test_the_command_line_starts_without_ray_or_jax() -> None:
+    code = "import api.cli, sys; assert not {'ray', 'jax', 'matplotlib', 'pandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_synthetic_island_needs_no_jax() -> None:
+    code = "import learners.synthetic, learners.loop, sys; assert not {'jax', 'ray'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_top_level_folders_are_the_architecture() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    folders = {name.split("/")[0] for name in tracked if "/" in name}
+    assert folders <= {"orchestrator", "learners", "api", "deploy", "dashboards", "tests", ".ci"}
+
+
+def test_the_lock_file_names_no_host() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "://" not in lock
+    assert lock.count("--hash=sha256:") > 100
