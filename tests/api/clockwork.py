@@ -165,11 +165,13 @@ class World:
                 self._push(e.IslandPlaced(at + 0.05, *who, node="here", pid=1000 + effect.incarnation))
                 self._push(e.IslandReady(at + 0.1, *who, device_count=1, start_seconds=0.05))
             case f.BeginCatchUp():
+                if (life := self._lives.get(effect.island)) is None or life.incarnation != effect.incarnation:
+                    return  # it was killed an instant ago: nobody is there to be told
                 donor = effect.donor[0] if effect.donor else None
                 versions = tuple(fragment.version for fragment in self.core.view(at).fragments)
                 who = (effect.island, effect.incarnation)
                 self._push(e.IslandCaughtUp(at + 0.02, *who, donor, versions, step=0, transfer_seconds=0.01))
-                self._lives[effect.island].versions = list(versions)
+                life.versions = list(versions)
             case f.StartTraining():
                 self._push(Tick(at + STEP_S, effect.island, effect.incarnation))
             case f.MergeFragment():
