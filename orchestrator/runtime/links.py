@@ -39,7 +39,7 @@ RETRY_S = 0.2
 
 Post = Callable[[Callable[[Instant], events.Event]], None]
 Outgoing = tuple[Version, int, int, Any]
-"""Version, step, merged offer, and a reference to the bytes."""
+"""Version, step, merged offer, and the bytes or a reference to them."""
 Failed = Callable[[BaseException], None]
 Shapes = Callable[[FragmentId], dict[str, tuple[int, ...]]]
 
@@ -73,7 +73,7 @@ class Link:
             threading.Thread(target=self._guarded, args=(work, failed), name=name, daemon=True).start()
 
     def publish(self, fragment: FragmentId, version: Version, step: int, merged_offer: int, payload: Any) -> None:
-        """Send this version on when the batch before it has arrived. ``payload`` is a reference to its bytes."""
+        """Send this version on when the batch before it has arrived. ``payload`` is its bytes, or a reference to them."""
         with self._outgoing_changed:
             self._outgoing[fragment] = (version, step, merged_offer, payload)
             self._outgoing_changed.notify()

@@ -9,14 +9,17 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from orchestrator.config import parse_job
 from orchestrator.core import events
-from orchestrator.runtime import cluster
+from orchestrator.runtime import cluster, processes
+from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.names import controller_name, synchroniser_name
 from tests.ray.jobs import GAP_MAX_S, GROUPS, Job, gone, synthetic
@@ -73,6 +76,43 @@ def test_an_island_that_stays_silent_is_replaced_and_its_process_ended(start: St
     assert back["pid"] != stopped["pid"]
     with pytest.raises(ProcessLookupError):
         os.kill(stopped["pid"], 0)
+
+
+def test_an_island_killed_while_it_is_suspect_is_placed_again(start: Start) -> None:
+    job = start(synthetic(steps=ENDLESS, groups=("us-east", "asia")))
+    stopped = job.wait_for_merge("asia", 1)["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    job.wait_for_state("asia", "suspect")
+    os.kill(stopped, signal.SIGKILL)
+    job.wait_for_merge("asia", 2)
+    lost = job.events(events.ConnectionLost, "asia")
+    assert [event.dead for event in lost] == [False, True]
+
+
+def test_an_island_killed_while_it_is_placed_is_placed_again(start: Start, home: Path) -> None:
+    """Its process is stopped as soon as there is one, so it cannot have said that it was placed."""
+    job = start(synthetic(steps=ENDLESS, groups=("asia",)))
+    killed = 0
+    while True:
+        pid = job.wait_until(lambda: island_process(home), "a process for asia")
+        os.kill(pid, signal.SIGSTOP)
+        placing = job.island("asia")["state"] == "placing" and not job.events(events.IslandPlaced, "asia")
+        os.kill(pid, signal.SIGKILL)
+        killed += 1
+        job.wait_until(lambda pid=pid: gone(pid), "its end")
+        if placing:
+            break
+        assert killed < 5, "the process was always too quick to be caught"
+    job.wait_for_merge("asia", killed + 1)
+
+
+def island_process(home: Path) -> int | None:
+    """The process of the only island of this cluster, if there is one that was not ended."""
+    for process in processes.marked(ClusterFile.find(home).id):
+        with suppress(psutil.NoSuchProcess):
+            if " ".join(process.cmdline()).startswith("ray::Island"):
+                return process.pid
+    return None
 
 
 def test_an_island_killed_while_it_starts_is_placed_again(start: Start) -> None:
