@@ -13,6 +13,7 @@ from typing import Any
 from api.control import StatusRecord
 from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, LossPoint
 from api.store import CommandRow, JobRow
+from orchestrator.plain import finite
 
 GONE = (
     "nothing of it runs any more and it left no final state: its cluster was taken down, or the machine restarted. "
@@ -27,7 +28,7 @@ def job_of(
     view: Mapping[str, Any] = record["view"] if record else {}
     islands = [island_of(island) for island in view.get("islands", ())] or island_plans
     curve = [
-        LossPoint(tokens=int(t), loss=_finite(v), after_s=at) for t, v, at in (record["loss_curve"] if record else ())
+        LossPoint(tokens=int(t), loss=finite(v), after_s=at) for t, v, at in (record["loss_curve"] if record else ())
     ]
     losses = [i.loss for i in islands if i.loss is not None and i.state == "training"]
     goodput = finite(record["goodput"]) if record else {}
@@ -91,7 +92,7 @@ def island_of(view: Mapping[str, Any]) -> Island:
         steps_total=view["steps_total"],
         tokens_total=view["tokens_total"],
         steps_per_second=1.0 / step_seconds if step_seconds and str(view["state"]) == "training" else None,
-        loss=_finite(view["loss"]),
+        loss=finite(view["loss"]),
         last_merge_after_s=view["last_merge_at"],
         restarts=view["restarts"],
     )
@@ -122,16 +123,3 @@ def command_of(row: CommandRow) -> Command:
         state=state,
         detail=row.detail,
     )
-
-
-def finite(value: Any) -> Any:
-    """The same plain data with what JSON cannot say (NaN, infinities) as null, tuples as lists, keys as strings."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return _finite(value) if isinstance(value, float) else value
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -47,13 +47,14 @@ FOLDS = "orchestrator.accounting"
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.errors": frozenset(),
+    "orchestrator.plain": frozenset(),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.sections": frozenset({"pydantic"}),
     "orchestrator.config": frozenset({CORE, "orchestrator.sections", "orchestrator.errors", "pydantic", "yaml"}),
     "orchestrator.merge": frozenset({CORE, "orchestrator.errors", "numpy", "ml_dtypes"}),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.tape": frozenset({CORE, FOLDS, "orchestrator.errors", "pydantic"}),
-    "orchestrator.simulation": frozenset({CORE, FOLDS, "orchestrator.tape", "orchestrator.errors"}),
+    "orchestrator.simulation": frozenset({CORE, FOLDS, "orchestrator.tape", "orchestrator.errors", "orchestrator.plain"}),
     "orchestrator.report": frozenset({FOLDS, CORE, "orchestrator.errors"}),
     "orchestrator.runtime": frozenset({"orchestrator", "ray", "numpy", "psutil", "safetensors", "yaml", "pydantic"}),
     "orchestrator.laboratory": frozenset({"orchestrator", "learners", "numpy", "yaml", "rich", "pydantic"}),
@@ -82,6 +83,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.config",
             "orchestrator.sections",
             "orchestrator.errors",
+            "orchestrator.plain",
             "orchestrator.report",
             "orchestrator.tape",
             "fastapi",
@@ -102,6 +104,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 PURE = (
     "orchestrator.core",
     "orchestrator.errors",
+    "orchestrator.plain",
     "orchestrator.accounting",
     "orchestrator.tape",
     "orchestrator.simulation",

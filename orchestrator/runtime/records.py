@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from orchestrator.errors import first_line
+from orchestrator.plain import finite
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +55,7 @@ def write_status(run_dir: Path, status: dict[str, Any]) -> None:
 
 def to_json(document: Any) -> str:
     """JSON for everybody: what is not a number (a loss before the first step) becomes null."""
-    return json.dumps(_finite(document), indent=1, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+    return json.dumps(finite(document), indent=1, allow_nan=False) + "\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -13,9 +13,10 @@ from api.control import NodeGroupRecord
 from api.fleet import fleet_problems, sections_of
 from api.store import AlreadyKnown, CommandRow, JobRow, Store
 from api.summary import lines_that_matter
-from api.translate import finite, job_of
+from api.translate import job_of
 from api.watch import line, render
 from orchestrator.config import parse_job
+from orchestrator.plain import finite
 from orchestrator.sections import IslandsSection
 from tests.api.clockwork import GROUPS, World
 from tests.api.installation import Installation
