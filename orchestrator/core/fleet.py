@@ -15,6 +15,9 @@ from orchestrator.core.events import ProgressReported
 from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandState, JobPolicy
 
+DOUBLINGS_MAX = 60
+"""Beyond it every back-off has long been capped, and a power of two would in the end not fit into a float."""
+
 Step = tuple[Island, tuple[Effect, ...]]
 
 
@@ -60,7 +63,8 @@ def lose(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_ser
 
 def backoff(island: Island, failures: int, policy: JobPolicy) -> Duration:
     """Seconds to wait before the next life: doubled each time, capped, spread by up to a quarter."""
-    wait: Duration = min(policy.backoff_first_s * 2.0 ** (failures - 1), policy.backoff_max_s)
+    doublings = min(failures - 1, DOUBLINGS_MAX)
+    wait: Duration = min(policy.backoff_first_s * 2.0**doublings, policy.backoff_max_s)
     jitter = crc32(f"{island.id}.{island.incarnation}".encode()) / 0xFFFFFFFF
     return wait * (1.0 + 0.25 * jitter)
 

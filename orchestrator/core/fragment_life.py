@@ -26,11 +26,12 @@ from orchestrator.core.effects import (
 from orchestrator.core.events import ContributionArrived, ContributionUnusable, FragmentAdopted, MergeCompleted
 from orchestrator.core.fragment_round import Close, FragmentRound, Wait
 from orchestrator.core.grace import grace_window
-from orchestrator.core.membership import Island
+from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.schedule import next_due
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import (
     CloseReason,
+    Contribution,
     FragmentId,
     Instant,
     JobPhase,
@@ -56,10 +57,8 @@ def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Ef
             effects.append(ReleasePayload(c.payload, ReleaseReason.REFUSED))
         if refusal[0] is RefusalReason.FENCED:
             effects.append(StopIsland(c.island, c.incarnation, refusal[1]))
-        overdue = c.base_version < current.version and c.step > current.step + state.policy.overlap_steps
-        if refusal[0] is RefusalReason.STALE_BASE or (overdue and refusal[0] in _BEHIND):
-            assert island is not None
-            effects.append(_publication(current, (island,)))  # the last one must have been lost
+        if island is not None and _misses_a_publication(state, island, current, c, refusal[0]):
+            effects.append(_publication(current, (island,)))
         return effects
     assert island is not None
     superseded = current.offered.get(c.island)
@@ -73,7 +72,7 @@ def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Ef
 def contribution_unusable(state: JobState, event: ContributionUnusable) -> list[Effect]:
     c = event.contribution
     island = state.islands.get(c.island)
-    if island is not None and island.incarnation == c.incarnation:
+    if island is not None and island.incarnation == c.incarnation and island.state in WITH_PROCESS:
         flag = f"sent an unusable contribution to fragment {c.fragment}: {event.detail}"
         state.islands[c.island] = replace(island, reason=flag)
         if (
@@ -169,12 +168,32 @@ def grace_timer(fragment: FragmentId) -> str:
     return f"grace:{fragment}"
 
 
+def _misses_a_publication(
+    state: JobState, island: Island, current: FragmentRound, c: Contribution, reason: RefusalReason
+) -> bool:
+    """Whether the present version must have been lost on its way to an island that still builds on an older one.
+
+    It has τ steps to arrive: by the logical clock since the merge, or by the island's own since its first offer refused for
+    this version. An island that lags far behind, as one does that was placed again while the others waited for a quorum,
+    would else have to train all those steps in vain before the first clock says anything.
+    """
+    if reason is RefusalReason.STALE_BASE:
+        return True
+    if reason not in _BEHIND or c.base_version >= current.version:
+        return False
+    version, since = island.behind.get(c.fragment, (None, 0))
+    if version != current.version:
+        version, since = current.version, c.step
+        state.islands[island.id] = replace(island, behind={**island.behind, c.fragment: (version, since)})
+    return c.step > min(current.step, since) + state.policy.overlap_steps
+
+
 def _close(state: JobState, fragment: FragmentId, now: Instant, why: Close) -> list[Effect]:
     merging = fragment_round.begin_merge(state.rounds[fragment], now)
     state.rounds[fragment] = merging
     inputs = weigh(merging.offered.values())
     version = Version(merging.version + 1)
-    return [MergeFragment(state.epoch, fragment, version, merging.step, inputs, why.reason, why.detail)]
+    return [MergeFragment(state.epoch, fragment, version, merging.merge_step, inputs, why.reason, why.detail)]
 
 
 def _due_step(state: JobState, current: FragmentRound) -> int:

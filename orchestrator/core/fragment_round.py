@@ -37,7 +37,7 @@ from orchestrator.core.vocabulary import (
 
 @dataclass(frozen=True, slots=True)
 class FragmentRound:
-    """Fragment ``fragment`` stands at ``version``; the open round, if it closes, makes ``version + 1``."""
+    """Fragment ``fragment`` stands at ``version``, made at ``step``; the open round, if it closes, makes ``version + 1``."""
 
     fragment: FragmentId
     version: Version = Version(0)
@@ -48,6 +48,11 @@ class FragmentRound:
     quorum_at: Instant = 0.0
     closed_at: Instant | None = None
     timer_serial: int = 0
+
+    @property
+    def merge_step(self) -> int:
+        """The logical step of a merge of what is offered: the highest among the contributions."""
+        return max([self.step, *(c.step for c in self.offered.values())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +108,9 @@ def begin_grace(before: FragmentRound, now: Instant, timer_serial: int) -> Fragm
 
 
 def begin_merge(before: FragmentRound, now: Instant) -> FragmentRound:
-    """Fix the inputs. ``step`` becomes the highest logical step among them."""
+    """Fix the inputs. ``step`` stays with the version it belongs to, which may be published again meanwhile."""
     quorum_at = before.quorum_at if before.phase is RoundPhase.GRACE else now
-    step = max(before.step, *(c.step for c in before.offered.values()))
-    return replace(before, phase=RoundPhase.MERGING, quorum_at=quorum_at, closed_at=now, step=step)
+    return replace(before, phase=RoundPhase.MERGING, quorum_at=quorum_at, closed_at=now)
 
 
 def finish_merge(before: FragmentRound) -> FragmentRound:
@@ -114,6 +118,6 @@ def finish_merge(before: FragmentRound) -> FragmentRound:
     return FragmentRound(
         fragment=before.fragment,
         version=Version(before.version + 1),
-        step=before.step,
+        step=before.merge_step,
         closed_at=before.closed_at,
     )

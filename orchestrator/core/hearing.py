@@ -7,7 +7,7 @@ somebody holds its bytes, so it has a function of its own; a broken island is he
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from typing import Any
 
 from orchestrator.core import events, messages
 from orchestrator.core.vocabulary import Contribution, Incarnation, Instant, IslandId, payload_id
@@ -36,7 +36,7 @@ def event_of(letter: Heard, at: Instant, island: IslandId, incarnation: Incarnat
     """The event that this letter tells of."""
     if isinstance(letter, messages.Broken):
         return events.ConnectionLost(at, island, incarnation, True, f"its own code failed: {letter.detail}")
-    return _EVENTS[type(letter)](at, island, incarnation, **asdict(letter))
+    return _EVENTS[type(letter)](at, island, incarnation, **_facts(letter))
 
 
 def contribution_of(offer: messages.Offer, island: IslandId, incarnation: Incarnation) -> Contribution:
@@ -45,5 +45,10 @@ def contribution_of(offer: messages.Offer, island: IslandId, incarnation: Incarn
         payload=payload_id(island, incarnation, offer.fragment, offer.offer),
         island=island,
         incarnation=incarnation,
-        **asdict(offer),
+        **_facts(offer),
     )
+
+
+def _facts(letter: messages.Letter) -> dict[str, Any]:
+    """The letter's fields by name. ``asdict`` would copy them deeply, which costs six times as much."""
+    return {name: getattr(letter, name) for name in letter.__slots__}

@@ -50,7 +50,8 @@ class Island:
     ``step`` is the logical step that its state was taken at, ``*_before`` the totals of its earlier incarnations. What it
     has trained since is in its latest report (``JobState.reports``), which changes too often to be kept here. ``doomed``
     says why the process is to be killed, once an operator asked for it. ``failures`` counts lives in a row that ended
-    without a contribution. ``last_offer``, ``merged_into`` and ``merged_offer`` are per fragment and of this incarnation.
+    without a contribution. ``last_offer``, ``merged_into`` and ``merged_offer`` are per fragment and of this incarnation;
+    so is ``behind``: a version that it lacked when an offer was first refused for that, and that offer's step.
     """
 
     plan: IslandPlan
@@ -75,6 +76,7 @@ class Island:
     last_offer: dict[FragmentId, int] = field(default_factory=dict)
     merged_into: dict[FragmentId, Version] = field(default_factory=dict)
     merged_offer: dict[FragmentId, int] = field(default_factory=dict)
+    behind: dict[FragmentId, tuple[Version, int]] = field(default_factory=dict)
 
     @property
     def id(self) -> IslandId:

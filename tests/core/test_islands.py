@@ -102,6 +102,14 @@ def test_a_dead_island_is_placed_again_after_a_back_off_that_doubles() -> None:
         assert base <= wait <= 1.25 * base
 
 
+def test_a_node_group_that_stays_full_for_days_is_tried_for_days() -> None:
+    story = Story("ab", backoff_first_s=1.0, backoff_max_s=3.0, restarts_max=5000)
+    for life in range(1, 1101):
+        timer = the(SetTimer, story.happen(events.PlacementFailed, "b", life, "no free cpu"))
+        assert timer.due_at - story.now <= 1.25 * 3.0
+        assert placements(story.timer(timer)) == [("b", life + 1)]
+
+
 def test_a_contribution_ends_the_row_of_failures() -> None:
     story = Story("ab", restarts_max=1)
     story.starts("a", "b")

@@ -15,7 +15,13 @@ from orchestrator.core.effects import (
     SetTimer,
     StopIsland,
 )
-from orchestrator.core.events import ContributionArrived, ContributionUnusable, FragmentAdopted, IslandFlushed
+from orchestrator.core.events import (
+    ContributionArrived,
+    ContributionUnusable,
+    FragmentAdopted,
+    IslandCaughtUp,
+    IslandFlushed,
+)
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason
 from tests.core.story import Story, all_of, inputs, the
 
@@ -122,6 +128,33 @@ def test_a_merge_releases_its_payloads_and_publishes_to_all_that_train() -> None
     assert story.merges(0, 1) == ()  # an answer told twice
 
 
+def test_a_version_that_is_published_again_while_the_next_is_merged_keeps_its_step() -> None:
+    story = Story("abc")
+    story.starts("a", "b")
+    story.is_ready("c")
+    for step in (4, 8):
+        story.offers_fragment("a", step=step)
+        merge = the(MergeFragment, story.offers_fragment("b", step=step))
+        if step == 4:
+            story.merges(0, 1)
+    assert (merge.version, merge.step) == (2, 8)
+    missed = the(PublishFragment, story.happen(IslandCaughtUp, "c", 1, None, (0, 0), 0, 0.1))
+    assert (missed.version, missed.step) == (1, 4)
+
+
+def test_an_island_far_behind_is_sent_a_lost_publication_again_after_its_own_steps() -> None:
+    story = Story("ab", quorum=2)
+    story.starts("a", "b")
+    story.offers_fragment("a", step=200)  # it waited long for b, which begins anew
+    story.offers_fragment("b", step=4)
+    story.merges(0, 1)
+    first = story.offers_fragment("b", base=0, step=8)
+    assert the(RefuseContribution, first).reason is RefusalReason.ALREADY_MERGED
+    assert not all_of(PublishFragment, first)  # it may be on its way
+    again = the(PublishFragment, story.offers_fragment("b", base=0, step=12))
+    assert (again.version, again.recipients) == (1, (Recipient("b", 1, 1),))
+
+
 def refused(story: Story, name: str, **facts: object) -> RefusalReason:
     effects = story.offers_fragment(name, **facts)  # type: ignore[arg-type]
     assert not all_of(AdmitContribution, effects)
@@ -202,6 +235,16 @@ def test_an_unusable_contribution_is_refused_and_flags_its_island() -> None:
     assert the(RefuseContribution, effects).reason is RefusalReason.NON_FINITE
     assert "NaN" in story.island("b").reason
     assert the(KillIsland, effects).island == "b"  # what has diverged is healed by a peer's state only
+
+
+def test_what_a_lost_island_sent_is_refused_and_changes_nothing_about_it() -> None:
+    story = Story("ab")
+    story.starts("a", "b")
+    bad = story.contribution("b")
+    story.dies("b")
+    (refusal,) = story.happen(ContributionUnusable, bad, RefusalReason.NON_FINITE, "embed holds a NaN")
+    assert isinstance(refusal, RefuseContribution)
+    assert "placing again" in story.island("b").reason
 
 
 def test_when_the_job_ends_a_grace_window_that_is_open_waits_for_everyone() -> None:
