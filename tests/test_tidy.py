@@ -53,8 +53,22 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.config": frozenset({CORE, "orchestrator.sections", "orchestrator.errors", "pydantic", "yaml"}),
     "orchestrator.merge": frozenset({CORE, "orchestrator.errors", "numpy", "ml_dtypes"}),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
-    "orchestrator.tape": frozenset({CORE, FOLDS, "orchestrator.errors", "pydantic"}),
-    "orchestrator.simulation": frozenset({CORE, FOLDS, "orchestrator.tape", "orchestrator.errors", "orchestrator.plain"}),
+    "orchestrator.elastic": frozenset({CORE}),
+    "orchestrator.tape": frozenset({CORE, FOLDS, "orchestrator.elastic", "orchestrator.errors", "pydantic"}),
+    "orchestrator.simulation": frozenset(
+        {
+            CORE,
+            FOLDS,
+            "orchestrator.elastic",
+            "orchestrator.tape",
+            "orchestrator.errors",
+            "orchestrator.plain",
+            "orchestrator.sections",
+            "pydantic",
+            "pydantic_core",
+            "yaml",
+        }
+    ),
     "orchestrator.report": frozenset({FOLDS, CORE, "orchestrator.errors"}),
     "orchestrator.runtime": frozenset({"orchestrator", "ray", "numpy", "psutil", "safetensors", "yaml", "pydantic"}),
     "orchestrator.laboratory": frozenset({"orchestrator", "learners", "numpy", "yaml", "rich", "pydantic"}),
@@ -85,6 +99,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.errors",
             "orchestrator.plain",
             "orchestrator.report",
+            "orchestrator.simulation",
             "orchestrator.tape",
             "fastapi",
             "starlette",
@@ -106,11 +121,12 @@ PURE = (
     "orchestrator.errors",
     "orchestrator.plain",
     "orchestrator.accounting",
+    "orchestrator.elastic",
     "orchestrator.tape",
     "orchestrator.simulation",
 )
-EXEMPT_FROM_PURITY = frozenset({"orchestrator.tape.storage"})
-"""The one place of a pure package that touches a disk."""
+EXEMPT_FROM_PURITY = frozenset({"orchestrator.tape.storage", "orchestrator.simulation.swarm"})
+"""The one place of a pure package that touches a disk, and a command that reads its arguments."""
 
 
 def modules() -> list[tuple[str, Path]]:

@@ -19,10 +19,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
+from orchestrator.elastic.messages import FleetEffect, FleetEvent
 from orchestrator.errors import DataError
 
-TAGGED: dict[str, type[Any]] = {kind.__name__: kind for kind in (*get_args(Event), *get_args(Effect))}
-"""Every message by name. The two unions share no name."""
+TAGGED: dict[str, type[Any]] = {
+    kind.__name__: kind for union in (Event, Effect, FleetEvent, FleetEffect) for kind in get_args(union)
+}
+"""Every message by name, of jobs and of fleets. The unions share no name."""
 
 _Decode = Callable[[Any], Any]
 _WRITERS: dict[type[Any], tuple[dict[str, str], tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {}

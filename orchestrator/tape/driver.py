@@ -14,7 +14,7 @@ from typing import Protocol
 
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
-from orchestrator.tape.schema import Digest, Header, Record, Tape, encode_header, encode_record
+from orchestrator.tape.schema import Digest, FleetHeader, Header, Record, Tape, encode_header, encode_record
 
 STORY_LENGTH = 12
 """Steps told when something breaks: enough to see one round of every fragment of a small job."""
@@ -80,7 +80,7 @@ class MemorySink:
 class DigestSink:
     """Keeps only the digest, as a written tape would have it."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header | FleetHeader) -> None:
         self.digest = Digest()
         self.digest.add(encode_header(header))
 

@@ -10,13 +10,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch
-from orchestrator.tape.driver import STORY_LENGTH, Core, Fold, tell
-from orchestrator.tape.schema import Digest, Header, Record, Tape, encode_header, encode_record
+from orchestrator.elastic.jobs import ElasticJobs
+from orchestrator.elastic.messages import FleetEffect, FleetEvent
+from orchestrator.tape.driver import STORY_LENGTH, Fold, tell
+from orchestrator.tape.schema import Digest, FleetHeader, Header, Record, Tape, encode_header, encode_record
+
+
+class Decider(Protocol):
+    """A job's core or a fleet's: whichever the header asks for understands the messages of its own tape."""
+
+    def handle(self, event: Any) -> tuple[Any, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +33,9 @@ class Divergence:
     """The first step where the builds disagree: what was recorded, what this build decides, what came before."""
 
     n: int
-    event: Event
-    recorded: tuple[Effect, ...]
-    decided: tuple[Effect, ...]
+    event: Event | FleetEvent
+    recorded: tuple[Effect | FleetEffect, ...]
+    decided: tuple[Effect | FleetEffect, ...]
     failure: str
     story: str
 
@@ -59,21 +68,26 @@ class Replay:
         return self.divergence is None
 
 
-def fresh_core(header: Header) -> Synchroniser:
+def fresh_core(header: Header | FleetHeader) -> Decider:
     """The core a tape with this header began with."""
+    if isinstance(header, FleetHeader):
+        return ElasticJobs(header.policy)
     return Synchroniser(header.policy, epoch=Epoch(header.epoch))
 
 
-def replay(tape: Tape, folds: Iterable[Fold] = (), core_of: Callable[[Header], Core] = fresh_core) -> Replay:
+def replay(
+    tape: Tape, folds: Iterable[Fold] = (), core_of: Callable[[Header | FleetHeader], Decider] = fresh_core
+) -> Replay:
     """Replay a tape against this build, up to the first divergence; ``folds`` see every step that agrees."""
     core, folds = core_of(tape.header), tuple(folds)
     digest, recent = Digest(), deque[Record](maxlen=STORY_LENGTH)
     digest.add(encode_header(tape.header))
     for record in tape.records:
-        decided: tuple[Effect, ...] = ()
+        event: Any = record.event
+        decided: tuple[Any, ...] = ()
         failure = ""
         try:
-            decided = core.handle(record.event)
+            decided = core.handle(event)
         except Exception as error:  # a build that fails where the recorded one decided has diverged
             failure = f"    {type(error).__name__}: {error}"
         if failure or decided != record.effects:
@@ -82,5 +96,5 @@ def replay(tape: Tape, folds: Iterable[Fold] = (), core_of: Callable[[Header], C
         recent.append(record)
         digest.add(encode_record(Record(record.n, record.event, decided)))
         for fold in folds:
-            fold.apply(record.event, decided)
+            fold.apply(event, decided)
     return Replay(len(tape.records), len(tape.records), None, digest.hex())

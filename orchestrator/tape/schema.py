@@ -5,6 +5,9 @@
     …
     {"end": 1234, "digest": "…"}
 
+A *fleet tape* (simulated failures of slices, ``orchestrator/elastic``) has the same lines; its header says "fleet": true,
+its policy is an ``ElasticPolicy``, and it holds the plan and the seed that made it.
+
 Responsible for: what the lines say and how they are chained. Refuses to know: files (``storage``), and what the records
 mean. The digest is blake2b over header and records as written, newlines included; a tape without a footer was not closed.
 """
@@ -12,6 +15,7 @@ mean. The digest is blake2b over header and records as written, newlines include
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -19,6 +23,7 @@ from typing import Any
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
 from orchestrator.core.vocabulary import JobPolicy
+from orchestrator.elastic.messages import ElasticPolicy, FleetEffect, FleetEvent
 from orchestrator.errors import DataError
 from orchestrator.tape.codec import decode, decode_tagged, to_json
 
@@ -36,12 +41,22 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetHeader:
+    """The same for a fleet. ``plan`` (plain data) and ``seed`` made it: for people and for simulating it again."""
+
+    job: str
+    policy: ElasticPolicy
+    plan: Mapping[str, Any]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """One step: the ``n``-th event (from 1) and what was decided on it."""
+    """One step: the ``n``-th event (from 1) and what was decided on it. A tape holds a job's or a fleet's, never both."""
 
     n: int
-    event: Event
-    effects: tuple[Effect, ...]
+    event: Event | FleetEvent
+    effects: tuple[Effect | FleetEffect, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +69,7 @@ class Footer:
 class Tape:
     """A whole tape in memory. ``torn`` says what is wrong with its last line, if anything is."""
 
-    header: Header
+    header: Header | FleetHeader
     records: tuple[Record, ...]
     footer: Footer | None = None
     torn: str | None = None
@@ -70,11 +85,18 @@ class Digest:
         self._hash.update(line.encode())
         self._hash.update(b"\n")
 
+    def add_all(self, lines: bytes) -> None:
+        """Whole lines at once, each with its newline."""
+        self._hash.update(lines)
+
     def hex(self) -> str:
         return str(self._hash.hexdigest())
 
 
-def encode_header(header: Header) -> str:
+def encode_header(header: Header | FleetHeader) -> str:
+    if isinstance(header, FleetHeader):
+        about = {"schema": SCHEMA, "fleet": True, "job": header.job, "seed": header.seed}
+        return to_json({**about, "plan": header.plan, "policy": header.policy})
     return to_json(
         {
             "schema": SCHEMA,
@@ -94,12 +116,14 @@ def encode_footer(footer: Footer) -> str:
     return to_json({"end": footer.end, "digest": footer.digest})
 
 
-def decode_header(line: str) -> Header:
+def decode_header(line: str) -> Header | FleetHeader:
     """Raises DataError unless the line is the header of a tape this build can read."""
     data = _parse(line, "the header")
     if data.get("schema") != SCHEMA:
         raise DataError(detail=f"this is no tape of schema {SCHEMA!r}: its first line says {data.get('schema')!r}.")
     try:
+        if data.get("fleet"):
+            return FleetHeader(data["job"], decode(ElasticPolicy, data["policy"]), data["plan"], data["seed"])
         return Header(
             job=data["job"],
             policy=decode(JobPolicy, data["policy"]),

@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.errors import DataError
 from orchestrator.tape.schema import (
     Digest,
+    FleetHeader,
     Footer,
     Header,
     Record,
@@ -26,7 +27,7 @@ from orchestrator.tape.schema import (
 class TapeWriter:
     """Writes one new tape; a ``Sink``. Close it to seal it with its digest. Not for several threads at once."""
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: Header | FleetHeader) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._digest = Digest()
@@ -37,6 +38,18 @@ class TapeWriter:
     def append(self, record: Record) -> None:
         self._write(encode_record(record))
         self._count = record.n
+
+    def append_lines(self, lines: bytes, count: int) -> None:
+        """Records already encoded, each with its newline; ``count`` is the number of the last one. Flushed once."""
+        self._file.buffer.write(lines)  # every write before this one was flushed
+        self._file.flush()
+        self._digest.add_all(lines)
+        self._count = count
+
+    @property
+    def digest(self) -> str:
+        """What the footer would say now."""
+        return self._digest.hex()
 
     def close(self) -> None:
         """Seal the tape. Safe to call twice."""

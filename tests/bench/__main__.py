@@ -1,6 +1,6 @@
-"""``make bench``: the core's events per second, the merge arithmetic, and what synchronising costs an inner step.
+"""``make bench``: events per second of core and fleet model, the merge arithmetic, what synchronising costs a step.
 
-python -m tests.bench [core] [merge] [overhead]        all three without arguments
+python -m tests.bench [core] [fleet] [merge] [overhead]        all without arguments
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from orchestrator.core.vocabulary import IslandPlan
 from orchestrator.merge import benchmark
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
-from tests.bench import overhead
+from tests.bench import fleet, overhead
 from tests.core.story import policy
 
 EVENTS_PER_SECOND_GOAL = 50_000
@@ -51,7 +51,7 @@ def _timed(run: object) -> float:
     return perf_counter() - began
 
 
-PARTS = {"core": core, "merge": merge, "overhead": overhead.main}
+PARTS = {"core": core, "fleet": fleet.main, "merge": merge, "overhead": overhead.main}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:

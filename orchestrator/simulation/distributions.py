@@ -1,0 +1,213 @@
+"""How long something takes, when it does not always take the same: distributions of durations, from plain data.
+
+    parse("30min"), parse({"exponential": "30min"}), parse({"uniform": ["1min", "5min"]}),
+    parse({"lognormal": {"median": "30min", "sigma": 0.8}}), parse({"samples": [18, 22.5, "1min"]})
+
+Responsible for: units, seeded draws and means. Refuses to know: what the duration is of. All draws come from the
+``random.Random`` that is passed in.
+
+Results of logarithm and exponential are cut to whole microseconds: mathematical libraries may differ in the last bit, and
+the digest of a tape must not differ between machines because of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from orchestrator.core.vocabulary import Duration
+from orchestrator.errors import ConfigurationError
+
+UNITS: Mapping[str, Duration] = {
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "w": 7 * 86400.0,
+    "y": 365.25 * 86400.0,
+}
+"""In seconds. A year is the Julian one, 365.25 days."""
+
+_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-z]*)\s*")
+_FORMS = (
+    "a duration, {exponential: 30min}, {uniform: [1min, 5min]}, {lognormal: {median: 30min, sigma: 0.8}} "
+    "or {samples: [18, 22]}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Always the same."""
+
+    seconds: Duration
+
+    @property
+    def mean(self) -> Duration:
+        return self.seconds
+
+    def draw(self, random: Random) -> Duration:
+        return self.seconds
+
+    def plain(self) -> Any:
+        return self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Memoryless: what has not happened yet is as far away as ever."""
+
+    mean: Duration
+
+    def draw(self, random: Random) -> Duration:
+        return int(-math.log(1.0 - random.random()) * self.mean * 1e6) / 1e6
+
+    def plain(self) -> Any:
+        return {"exponential": self.mean}
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Anything from ``low`` to ``high``, all equally likely."""
+
+    low: Duration
+    high: Duration
+
+    @property
+    def mean(self) -> Duration:
+        return (self.low + self.high) / 2.0
+
+    def draw(self, random: Random) -> Duration:
+        return self.low + (self.high - self.low) * random.random()
+
+    def plain(self) -> Any:
+        return {"uniform": [self.low, self.high]}
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """The logarithm is normal: exp(N(ln median, sigma²)). Repairs by people look like this: mostly soon, some very late."""
+
+    median: Duration
+    sigma: float
+
+    @property
+    def mean(self) -> Duration:
+        return self.median * math.exp(self.sigma**2 / 2.0)
+
+    def draw(self, random: Random) -> Duration:
+        """Box and Muller's cosine half, so that the number of draws is always two."""
+        radius = math.sqrt(-2.0 * math.log(1.0 - random.random()))
+        normal = radius * math.cos(2.0 * math.pi * random.random())
+        return int(self.median * math.exp(self.sigma * normal) * 1e6) / 1e6
+
+    def plain(self) -> Any:
+        return {"lognormal": {"median": self.median, "sigma": self.sigma}}
+
+
+@dataclass(frozen=True, slots=True)
+class Empirical:
+    """One of the durations that were seen, all equally likely."""
+
+    samples: tuple[Duration, ...]
+
+    @property
+    def mean(self) -> Duration:
+        return math.fsum(self.samples) / len(self.samples)
+
+    def draw(self, random: Random) -> Duration:
+        return self.samples[int(random.random() * len(self.samples))]
+
+    def plain(self) -> Any:
+        return {"samples": list(self.samples)}
+
+
+Distribution = Constant | Exponential | Uniform | LogNormal | Empirical
+"""Each has ``draw(random)``, ``mean``, and ``plain()``, which ``parse`` reads back."""
+
+
+def duration(value: Any) -> Duration:
+    """Seconds out of a number, or a number with a unit. Raises ConfigurationError with the remedy."""
+    if isinstance(value, str):
+        matched = _DURATION.fullmatch(value)
+        if matched is None or (matched[2] or "s") not in UNITS:
+            raise ConfigurationError(
+                detail=f"{value!r} is no duration. Write a number and one of the units {', '.join(UNITS)}: 90s, 30min, 1y."
+            )
+        seconds = float(matched[1]) * UNITS[matched[2] or "s"]
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    else:
+        raise ConfigurationError(
+            detail=f"{value!r} is no duration. Write seconds, or a number with a unit: 90s, 30min, 1y."
+        )
+    if not (math.isfinite(seconds) and seconds >= 0.0):
+        raise ConfigurationError(
+            detail=f"{value!r} is no duration: it must be finite and not negative. Write 0 or more."
+        )
+    return seconds
+
+
+def parse(value: Any) -> Distribution:
+    """The distribution that plain data describes. Raises ConfigurationError, which says what was read and what to write."""
+    if isinstance(value, Constant | Exponential | Uniform | LogNormal | Empirical):
+        return value
+    if not isinstance(value, Mapping):
+        return Constant(duration(value))
+    if len(value) != 1:
+        raise ConfigurationError(detail=f"{dict(value)!r} names {len(value)} distributions. Write one: {_FORMS}.")
+    ((kind, given),) = value.items()
+    match kind:
+        case "constant":
+            return Constant(duration(given))
+        case "exponential":
+            return Exponential(_positive(kind, given))
+        case "uniform":
+            return _uniform(given)
+        case "lognormal":
+            return _lognormal(given)
+        case "samples":
+            return _empirical(given)
+    raise ConfigurationError(detail=f"{kind!r} is no distribution. Write {_FORMS}.")
+
+
+def _positive(kind: str, value: Any) -> Duration:
+    seconds = duration(value)
+    if seconds == 0.0:
+        raise ConfigurationError(detail=f"{kind}: {value!r} must be more than 0. Write 0 alone for what takes no time.")
+    return seconds
+
+
+def _uniform(given: Any) -> Uniform:
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+        raise ConfigurationError(
+            detail=f"uniform: {given!r} is no range. Write two durations: {{uniform: [1min, 5min]}}."
+        )
+    low, high = duration(given[0]), duration(given[1])
+    if low > high:
+        raise ConfigurationError(detail=f"uniform: {given!r} ends before it begins. Write the smaller duration first.")
+    return Uniform(low, high)
+
+
+def _lognormal(given: Any) -> LogNormal:
+    remedy = "Write {lognormal: {median: 30min, sigma: 0.8}}."
+    if not isinstance(given, Mapping) or set(given) != {"median", "sigma"}:
+        raise ConfigurationError(detail=f"lognormal: {given!r} needs exactly median and sigma. {remedy}")
+    sigma = given["sigma"]
+    if isinstance(sigma, bool) or not isinstance(sigma, int | float) or not 0.0 <= sigma <= 5.0:
+        raise ConfigurationError(
+            detail=f"lognormal: sigma {sigma!r} must be a number from 0 to 5 without a unit. {remedy}"
+        )
+    return LogNormal(_positive("lognormal", given["median"]), float(sigma))
+
+
+def _empirical(given: Any) -> Empirical:
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise ConfigurationError(
+            detail=f"samples: {given!r} is no list of durations. Write {{samples: [18, 22.5, 1min]}}."
+        )
+    return Empirical(tuple(duration(item) for item in given))

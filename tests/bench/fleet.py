@@ -1,0 +1,50 @@
+"""The fleet model's events per second while it writes a tape to disk, and what all cells of the goodput table take.
+
+Processor seconds of one core, so that other processes on the machine do not count. Systems in lock-step are told apart: the
+waiting that they add is counted once per stall, for all learners.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from time import process_time
+
+from orchestrator.simulation import goodput_table
+from orchestrator.simulation.fleet import LOCK_STEP, FleetPlan, System
+from orchestrator.simulation.fleet_tape import FleetTape, fleet_header
+from orchestrator.simulation.fleet_world import FleetWorld
+from orchestrator.tape.storage import TapeWriter
+
+EVENTS_PER_SECOND_GOAL, TABLE_SECONDS_GOAL = 200_000, 20.0
+DAYS, RUNS = 20, 3
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        for system in System:
+            plan = FleetPlan(1_200_000, DAYS * 86400.0, system)
+            events, best = 0, 0.0
+            for run in range(RUNS):
+                with TapeWriter(Path(folder) / f"{system}-{run}.jsonl", fleet_header(plan, run)) as writer:
+                    world = FleetWorld(plan, run, tape=FleetTape(plan, writer))
+                    began = process_time()
+                    for _ in world.batches():
+                        pass
+                events, best = world.events, max(best, world.events / (process_time() - began))
+            goal = "no goal" if system in LOCK_STEP else f"goal {EVENTS_PER_SECOND_GOAL:,}: {_verdict(best)}"
+            print(f"fleet      {best:>12,.0f} events/s with tape   ({system}; {events:,} events; {goal})")
+    began = process_time()
+    rows = goodput_table.run(seed=0)
+    seconds = process_time() - began
+    widest = max(row["stderr"] for row in rows)
+    verdict = "met" if seconds <= TABLE_SECONDS_GOAL else "MISSED"
+    print(
+        f"fleet      {seconds:12.1f} s for the goodput table's {len(rows)} cells, each to ±{196 * widest:.2f} pp or better ",
+        end="",
+    )
+    print(f"(goal {TABLE_SECONDS_GOAL:.0f} s: {verdict})")
+
+
+def _verdict(events_per_second: float) -> str:
+    return "met" if events_per_second >= EVENTS_PER_SECOND_GOAL else "MISSED"
