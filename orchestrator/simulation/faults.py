@@ -20,7 +20,7 @@ def strike(world: World, fault: Fault) -> None:
     if world.finished is not None:
         return
     command = CommandId(f"{fault.kind}-{fault.island}-{fault.at!r}")
-    host = _latest(world, fault)
+    host = world.latest(fault.island)
     match fault.kind:
         case FaultKind.KILL:
             world.tell(e.KillRequested(world.now, command, _OPERATOR, fault.island, True))
@@ -36,11 +36,6 @@ def strike(world: World, fault: Fault) -> None:
         case FaultKind.FREEZE | FaultKind.CUT:
             if host is not None and host.alive and host.placed:
                 _silence(world, host, fault)
-
-
-def _latest(world: World, fault: Fault) -> Host | None:
-    lives = [incarnation for island, incarnation in world.hosts if island == fault.island]
-    return world.hosts[fault.island, max(lives)] if lives else None
 
 
 def _silence(world: World, host: Host, fault: Fault) -> None:

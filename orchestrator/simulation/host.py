@@ -11,35 +11,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orchestrator.core.events import (
-    CatchUpFailed,
-    ContributionArrived,
-    Event,
-    FragmentAdopted,
-    IslandCaughtUp,
-    IslandFlushed,
-    IslandReady,
-    ProgressReported,
-)
-from orchestrator.core.messages import (
-    Adopted,
-    Broken,
-    CatchUpFailure,
-    CaughtUp,
-    Flushed,
-    Letter,
-    Offer,
-    Progress,
-    Ready,
-)
-from orchestrator.core.vocabulary import Contribution, Instant, payload_id
-from orchestrator.errors import InternalError
+from orchestrator.core.messages import Letter
+from orchestrator.core.vocabulary import Duration, Instant
 from orchestrator.simulation.island import SimulatedIsland
 
 
 @dataclass(slots=True)
 class Host:
-    """``frozen_until`` and ``cut_until`` lie in the past while all is well. ``waiting`` are calls held back by either."""
+    """``frozen_until`` and ``cut_until`` lie in the past while all is well. ``waiting`` are calls held back by either.
+
+    ``began_at`` is when the present step began, ``step_s`` what it takes, ``owed`` the time in it that the island stood
+    still and has yet to make up for, ``held_at`` when it would have ended, if the island stood still then (``stepping``).
+    """
 
     process: SimulatedIsland
     alive: bool = True
@@ -49,6 +32,10 @@ class Host:
     frozen_until: Instant = 0.0
     cut_until: Instant = 0.0
     last_step_end: Instant = 0.0
+    began_at: Instant = 0.0
+    step_s: Duration = 0.0
+    held_at: Instant | None = None
+    owed: Duration = 0.0
     reported_at: Instant = 0.0
     outbox: deque[Letter] = field(default_factory=deque)
     waiting: list[Callable[[], None]] = field(default_factory=list)
@@ -58,39 +45,3 @@ class Host:
 
     def post(self, letters: list[Letter]) -> None:
         self.outbox.extend(letters)
-
-    def event_of(self, letter: Letter, at: Instant) -> Event:
-        """The event that a letter becomes once it was read (and, for an offer, its bytes are held)."""
-        island, incarnation = self.process.island, self.process.incarnation
-        match letter:
-            case Progress(step, steps, tokens, stepping, median, gap, loss):
-                return ProgressReported(at, island, incarnation, step, steps, tokens, stepping, median, gap, loss)
-            case Offer():
-                return ContributionArrived(at, self.contribution_of(letter))
-            case Adopted(fragment, version, step, tokens, kept):
-                return FragmentAdopted(at, island, incarnation, fragment, version, step, tokens, kept)
-            case Ready(devices, seconds):
-                return IslandReady(at, island, incarnation, devices, seconds)
-            case CaughtUp(donor, versions, step, seconds):
-                return IslandCaughtUp(at, island, incarnation, donor, versions, step, seconds)
-            case CatchUpFailure(donor, reason):
-                return CatchUpFailed(at, island, incarnation, donor, reason)
-            case Flushed():
-                return IslandFlushed(at, island, incarnation)
-            case Broken():
-                raise InternalError(detail="A simulated island's own code does not fail.")
-
-    def contribution_of(self, offer: Offer) -> Contribution:
-        island, incarnation = self.process.island, self.process.incarnation
-        return Contribution(
-            payload=payload_id(island, incarnation, offer.fragment, offer.offer),
-            island=island,
-            incarnation=incarnation,
-            fragment=offer.fragment,
-            offer=offer.offer,
-            step=offer.step,
-            base_version=offer.base_version,
-            step_count=offer.step_count,
-            token_count=offer.token_count,
-            tokens_total=offer.tokens_total,
-        )

@@ -7,9 +7,11 @@ clock and no chance: the world tells it when a step ends and how long it took.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from orchestrator.accounting.series import median
 from orchestrator.core.messages import Adopted, Flushed, Letter, Offer, Progress
 from orchestrator.core.schedule import due
 from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, Version
@@ -34,7 +36,14 @@ class SimulatedIsland:
     """The process of one incarnation."""
 
     def __init__(
-        self, island: IslandId, incarnation: Incarnation, policy: JobPolicy, tokens_per_step: int, adoption: str
+        self,
+        island: IslandId,
+        incarnation: Incarnation,
+        policy: JobPolicy,
+        tokens_per_step: int,
+        adoption: str,
+        *,
+        median_over: int = 1,
     ) -> None:
         self.island = island
         self.incarnation = incarnation
@@ -45,11 +54,11 @@ class SimulatedIsland:
         self.tokens_total = 0
         self.work = [Work() for _ in range(policy.fragment_count)]
         self._policy = policy
-        self._tokens_per_step = tokens_per_step
+        self.tokens_per_step = tokens_per_step
         self._adoption = adoption
         self._mailbox: dict[FragmentId, tuple[Version, int, int]] = {}
         self._stepping_seconds: Duration = 0.0
-        self._last_seconds: Duration = 0.0
+        self._latest_seconds: deque[Duration] = deque(maxlen=median_over)
         self._gap_max: Duration = 0.0
 
     @property
@@ -72,13 +81,13 @@ class SimulatedIsland:
         previous = self.step
         self.step += 1
         self.steps_total += 1
-        self.tokens_total += self._tokens_per_step
+        self.tokens_total += self.tokens_per_step
         self._stepping_seconds += seconds
-        self._last_seconds = seconds
+        self._latest_seconds.append(seconds)
         self._gap_max = max(self._gap_max, gap)
         for work in self.work:
             work.steps += 1
-            work.tokens += self._tokens_per_step
+            work.tokens += self.tokens_per_step
         if self.flushing:
             return self.flush()
         letters = list(self._adopt())
@@ -99,7 +108,7 @@ class SimulatedIsland:
             steps_total=self.steps_total,
             tokens_total=self.tokens_total,
             stepping_seconds=self._stepping_seconds,
-            step_seconds_median=self._last_seconds,
+            step_seconds_median=median(self._latest_seconds) if self._latest_seconds else 0.0,
             gap_max_seconds=gap,
             loss=1.5 + 4.0 / (1.0 + self.step / 60.0),
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, Letter, Offer, Ready
 from orchestrator.core.vocabulary import RefusalReason, Version
 from orchestrator.simulation.host import Host
@@ -34,8 +35,10 @@ class Links:
             return
         letter = host.outbox.popleft()
         host.carrying = True
-        takes = world.plan.pull_s if isinstance(letter, Offer) else world.plan.letter_s
-        world.later(world.draw(takes), lambda: self._arrive(host, letter))
+        takes = world.draw(world.plan.pull_s if isinstance(letter, Offer) else world.plan.letter_s)
+        if isinstance(letter, Offer):
+            takes += world.stepping.carriage(host.process.island)
+        world.later(takes, lambda: self._arrive(host, letter))
 
     def say(self, event: e.Event, seconds: float) -> None:
         """The core hears of an event about an island in a while, with the instant at which it does."""
@@ -44,14 +47,16 @@ class Links:
 
     def make_ready(self, host: Host) -> None:
         world = self._world
-        seconds = world.draw(world.plan.start_s)
+        life = world.life(host)
+        seconds = world.draw(world.plan.start_s) if life.start_s is None else life.start_s
         world.later(seconds, lambda: self._post(host, Ready(1, seconds)))
 
     def catch_up(self, effect: f.BeginCatchUp, outer: list[tuple[Version, int]]) -> None:
         """A state is moved; what it is, is looked at when the move ends."""
         world = self._world
         host = world.hosts[effect.island, effect.incarnation]
-        seconds = world.draw(world.plan.transfer_s)
+        life = world.life(host)
+        seconds = world.draw(world.plan.transfer_s) if life.transfer_s is None else life.transfer_s
         fails = world.chance(world.plan.catch_up_failure)
 
         def moved() -> None:
@@ -69,6 +74,8 @@ class Links:
         world.later(seconds, moved)
 
     def _load(self, host: Host, letter: CaughtUp) -> None:
+        if host.process.stepping or host.process.flushing:
+            return  # asked twice, because it was silent meanwhile: it trains on the state that came first
         host.process.load(letter.versions, letter.step)
         self._post(host, letter)
 
@@ -91,14 +98,20 @@ class Links:
         elif host.process.holds(letter):
             if world.chance(world.plan.corrupt):
                 found = (RefusalReason.CORRUPT, "the checksum does not fit")
-                world.tell(e.ContributionUnusable(world.now, host.contribution_of(letter), *found))
+                offered = contribution_of(letter, host.process.island, host.process.incarnation)
+                world.tell(e.ContributionUnusable(world.now, offered, *found))
             else:
                 self._tell(host, letter)
         self.carry(host)
 
     def _tell(self, host: Host, letter: Letter) -> None:
         world = self._world
-        event = host.event_of(letter, world.now)
+        island, incarnation = host.process.island, host.process.incarnation
+        event: e.Event
+        if isinstance(letter, Offer):
+            event = e.ContributionArrived(world.now, contribution_of(letter, island, incarnation))
+        else:
+            event = event_of(letter, world.now, island, incarnation)
         if world.chance(world.plan.duplicate):
             self.say(event, world.draw(OVERTAKEN_S))
         if world.chance(world.plan.reorder):

@@ -10,10 +10,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import (
+    Duration,
+    Incarnation,
+    Instant,
+    IslandId,
+    IslandPlan,
+    JobPolicy,
+    NodeGroupId,
+)
+from orchestrator.simulation.distributions import Distribution
 
 Range = tuple[Duration, Duration]
 """A latency is drawn evenly between the two."""
+Latency = Range | Distribution
 
 
 class FaultKind(StrEnum):
@@ -39,8 +49,65 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """From ``at`` on the island trains ``ratio`` of its tokens a step; with 0 it stands still, and answers.
+
+    The step time stays. A step that standing still interrupts goes on where it was.
+    """
+
+    at: Instant
+    island: IslandId
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What was recorded of an island's speed: steps begun between ``since`` and ``until`` took ``step_s`` each.
+
+    ``pause_s`` is the time from the end of one step to the beginning of the next.
+    """
+
+    since: Instant
+    until: Instant
+    step_s: Duration
+    pause_s: Duration = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What was recorded of one incarnation's start. ``None`` is drawn as for every other.
+
+    ``begin_s`` is from being told to train to the beginning of the first step.
+    """
+
+    island: IslandId
+    incarnation: Incarnation
+    place_s: Duration | None = None
+    placement_fails: bool = False
+    start_s: Duration | None = None
+    transfer_s: Duration | None = None
+    begin_s: Duration | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorldPlan:
-    """``step_s`` is each island's time per inner step, in the order of the policy; probabilities are per occasion."""
+    """``step_s`` is each island's time per inner step, in the order of the policy; probabilities are per occasion.
+
+    step_samples            of each island: its steps' times are drawn from these instead
+    paces                   of each island, in time order: while one lasts, ``step_s`` (with its jitter) and ``pause_s``
+                            are the pace's
+    pause_s                 of each island: time between two steps, in which it does not step
+    median_over             an island reports the median of so many of its latest step times
+    capacity                in time order
+    payload_bytes           of one fragment; a pull or delivery takes payload_bytes / bandwidth longer
+    bandwidth_bytes_per_s   of each island's link
+    lives                   recorded starts, used by the incarnations they name
+    evaluate_alone_s        what an evaluation takes once no island steps; as ever, if ``None``
+    kill_s                  from asking for a kill until the process is dead, ``detect_s`` from then until that is heard
+    seed_s                  from the job's start to Θ existing
+
+    The defaults of the fields from ``capacity`` on add nothing: they draw no chance and take no time.
+    """
 
     step_s: tuple[Duration, ...]
     step_jitter_ratio: float = 0.05
@@ -48,15 +115,15 @@ class WorldPlan:
     adoption: str = "replace"
     faults: tuple[Fault, ...] = ()
     calm_at: Instant = float("inf")
-    place_s: Range = (0.05, 0.4)
-    start_s: Range = (0.2, 1.0)
-    transfer_s: Range = (0.05, 0.3)
-    letter_s: Range = (0.0005, 0.003)
-    pull_s: Range = (0.002, 0.02)
-    delivery_s: Range = (0.002, 0.02)
-    merge_s: Range = (0.002, 0.02)
-    evaluate_s: Range = (0.05, 0.1)
-    detect_s: Range = (0.005, 0.02)
+    place_s: Latency = (0.05, 0.4)
+    start_s: Latency = (0.2, 1.0)
+    transfer_s: Latency = (0.05, 0.3)
+    letter_s: Latency = (0.0005, 0.003)
+    pull_s: Latency = (0.002, 0.02)
+    delivery_s: Latency = (0.002, 0.02)
+    merge_s: Latency = (0.002, 0.02)
+    evaluate_s: Latency = (0.05, 0.1)
+    detect_s: Latency = (0.005, 0.02)
     silence_s: Duration = 1.0
     report_every_s: Duration = 0.5
     corrupt: float = 0.0
@@ -65,6 +132,18 @@ class WorldPlan:
     catch_up_failure: float = 0.0
     placement_failure: float = 0.0
     publication_loss: float = 0.0
+    capacity: tuple[Capacity, ...] = ()
+    step_samples: tuple[tuple[Duration, ...], ...] = ()
+    paces: tuple[tuple[Pace, ...], ...] = ()
+    pause_s: tuple[Duration, ...] = ()
+    payload_bytes: int = 0
+    bandwidth_bytes_per_s: tuple[float, ...] = ()
+    lives: tuple[Life, ...] = ()
+    median_over: int = 1
+    evaluate_alone_s: Latency | None = None
+    begin_s: Latency = (0.0, 0.0)
+    kill_s: Latency = (0.0, 0.0)
+    seed_s: Duration = 0.1
 
 
 def sample_policy(

@@ -9,8 +9,8 @@ policy, plan and seed. Refuses to know: clocks, Ray, arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from hashlib import blake2b
+from collections.abc import Callable, Iterator
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 
@@ -21,22 +21,22 @@ from orchestrator.core import events as e
 from orchestrator.core import invariants
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
-    FragmentId,
     Incarnation,
     Instant,
     IslandId,
     JobPolicy,
     PayloadId,
     ReleaseReason,
-    Version,
 )
 from orchestrator.errors import InternalError
 from orchestrator.simulation.faults import strike
 from orchestrator.simulation.host import Host
-from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.links import Links
-from orchestrator.simulation.plan import Range, WorldPlan
-from orchestrator.tape.driver import Driver, MemorySink
+from orchestrator.simulation.placing import end, place
+from orchestrator.simulation.plan import Capacity, Latency, Life, WorldPlan
+from orchestrator.simulation.stepping import Stepping
+from orchestrator.simulation.workshop import Workshop
+from orchestrator.tape.driver import Driver, Fold, MemorySink
 from orchestrator.tape.schema import Header, Tape
 
 EVENTS_MAX = 2_000_000
@@ -46,7 +46,9 @@ EVENTS_MAX = 2_000_000
 class World:
     """One job in a simulated world."""
 
-    def __init__(self, policy: JobPolicy, plan: WorldPlan, seed: int, *, checked: bool = True) -> None:
+    def __init__(
+        self, policy: JobPolicy, plan: WorldPlan, seed: int, *, checked: bool = True, folds: tuple[Fold, ...] = ()
+    ) -> None:
         self.policy, self.plan, self.seed = policy, plan, seed
         self.random = Random(seed)
         self.now: Instant = 0.0
@@ -56,11 +58,11 @@ class World:
         self.hosts: dict[tuple[IslandId, Incarnation], Host] = {}
         self.held: set[PayloadId] = set()
         self.finished: f.FinishJob | None = None
-        self.links = Links(self)
-        self._driver = Driver(self.core, (self.goodput, self.statistics), self.sink)
-        self._step_s = {island.island: s for island, s in zip(policy.islands, plan.step_s, strict=True)}
-        self._outer = [(Version(0), 0)] * policy.fragment_count
-        self._merged: dict[tuple[FragmentId, Version], str] = {}
+        self.links, self.workshop = Links(self), Workshop(self)
+        self._driver = Driver(self.core, (*folds, self.goodput, self.statistics), self.sink)
+        self.stepping = Stepping(policy, plan, self.random)
+        self.tokens_per_step = {island.island: plan.tokens_per_step for island in policy.islands}
+        self._lives = {(life.island, life.incarnation): life for life in plan.lives}
         self._heap: list[tuple[Instant, int, Callable[[], None]]] = []
         self._count = 0
         self._checked = checked
@@ -69,19 +71,39 @@ class World:
 
     def run(self, until: Instant = float("inf")) -> World:
         """Let everything happen, up to ``until`` or until nothing is left to happen."""
-        self.later(0.0, lambda: self.tell(e.JobStarted(self.now)))
-        seeded = e.OuterStateSeeded(0.1, 1000, "0" * 32)
-        self.later(0.1, lambda: self.tell(seeded))
-        for fault in self.plan.faults:
-            self.later(fault.at, lambda fault=fault: strike(self, fault))
-        return self.resume(until)
+        for _ in self.passing(until):
+            pass
+        return self
+
+    def passing(self, until: Instant = float("inf"), at_once: int = 2_000) -> Iterator[Instant]:
+        """As ``run``, but after every ``at_once`` happenings the present instant is told; whoever asks no more stops it."""
+        self._begin()
+        while self._go_on(until, at_once):
+            yield self.now
 
     def resume(self, until: Instant = float("inf")) -> World:
         """Go on with a world that was run up to some instant before."""
-        while self._heap and self._heap[0][0] <= until:
+        while self._go_on(until, EVENTS_MAX):
+            pass
+        return self
+
+    def _begin(self) -> None:
+        self.later(0.0, lambda: self.tell(e.JobStarted(self.now)))
+        seeded = e.OuterStateSeeded(self.plan.seed_s, 1000, "0" * 32)
+        self.later(self.plan.seed_s, lambda: self.tell(seeded))
+        for fault in self.plan.faults:
+            self.later(fault.at, partial(strike, self, fault))
+        for change in self.plan.capacity:
+            self.later(change.at, partial(self._change_capacity, change))
+
+    def _go_on(self, until: Instant, at_most: int) -> bool:
+        """Let that many things happen; whether there are more."""
+        for _ in range(at_most):
+            if not self._heap or self._heap[0][0] > until:
+                return False
             self.now, _, thunk = heappop(self._heap)
             thunk()
-        return self
+        return True
 
     @property
     def tape(self) -> Tape:
@@ -94,8 +116,22 @@ class World:
             raise InternalError(detail=f"The simulated job (seed {self.seed}) does not end.")
         heappush(self._heap, (self.now + seconds, self._count, thunk))
 
-    def draw(self, latency: Range) -> float:
-        return self.random.uniform(*latency)
+    def latest(self, island: IslandId) -> Host | None:
+        """The island's latest process, dead or alive."""
+        lives = [incarnation for name, incarnation in self.hosts if name == island]
+        return self.hosts[island, max(lives)] if lives else None
+
+    def draw(self, latency: Latency) -> float:
+        """A duration by chance; where nothing is left to chance, none is used up."""
+        if not isinstance(latency, tuple):
+            return latency.draw(self.random)
+        low, high = latency
+        return self.random.uniform(low, high) if high > 0.0 else 0.0
+
+    def life(self, host: Host) -> Life:
+        """What the plan says of how this incarnation starts."""
+        key = (host.process.island, host.process.incarnation)
+        return self._lives.get(key) or Life(*key)
 
     def chance(self, probability: float) -> bool:
         """Whether a random fault strikes here; none does once the plan is calm."""
@@ -120,7 +156,7 @@ class World:
                 due_in = max(0.0, effect.due_at - self.now)
                 self.later(due_in, lambda: self._tell_timer(effect))
             case f.MergeFragment():
-                self._merge(effect)
+                self.workshop.merge(effect)
             case f.PublishFragment():
                 for recipient in effect.recipients:
                     host = self.hosts.get((recipient.island, recipient.incarnation))
@@ -131,87 +167,43 @@ class World:
                     raise InternalError(detail=f"Payload {effect.payload} was released, but is not held.")
                 self.held.discard(effect.payload)
             case f.PlaceIsland():
-                self._place(effect)
+                place(self, effect)
             case f.BeginCatchUp():
-                self.links.catch_up(effect, self._outer)
+                self.links.catch_up(effect, self.workshop.outer)
             case f.StartTraining():
                 host = self.hosts[effect.island, effect.incarnation]
-                self._reach(host, lambda: self._start(host))
+                self.reach(host, partial(self._start, host))
             case f.FlushIsland():
                 host = self.hosts[effect.island, effect.incarnation]
-                self._reach(host, lambda: self._flush(host))
+                self.workshop.hurry()
+                self.reach(host, partial(self._flush, host))
             case f.KillIsland() | f.StopIsland():
-                self._end(effect)
+                end(self, effect)
             case f.Evaluate():
-                loss = 1.4 + 4.0 / (1.0 + effect.global_version / 40.0)
-                answer_in = self.draw(self.plan.evaluate_s)
-                version = effect.global_version
-                self.later(answer_in, lambda: self._unless_over(e.EvaluationCompleted(self.now, version, loss)))
+                self.workshop.evaluate(effect.global_version)
             case f.FinishJob():
                 self.finished = effect
 
     def _tell_timer(self, effect: f.SetTimer) -> None:
-        self._unless_over(e.TimerFired(self.now, effect.timer, effect.serial))
+        self.unless_over(e.TimerFired(self.now, effect.timer, effect.serial))
 
-    def _unless_over(self, event: e.Event) -> None:
+    def unless_over(self, event: e.Event) -> None:
         if self.finished is None:
             self.tell(event)
-
-    def _merge(self, effect: f.MergeFragment) -> None:
-        missing = [item.payload for item in effect.inputs if item.payload not in self.held]
-        if missing:
-            raise InternalError(detail=f"Fragment {effect.fragment} is to merge {missing}, which are not held.")
-        inputs = sorted((item.payload, item.weight) for item in effect.inputs)
-        digest = blake2b(repr((effect.fragment, effect.version, inputs)).encode(), digest_size=8).hexdigest()
-        took = self.draw(self.plan.merge_s)
-
-        def completed() -> None:
-            self._outer[effect.fragment] = (effect.version, effect.step)
-            self._unless_over(e.MergeCompleted(self.now, effect.fragment, effect.version, digest, took))
-
-        self.later(took, completed)
 
     def _publish(self, host: Host, effect: f.PublishFragment, merged_offer: int) -> None:
         def deliver() -> None:
             host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer)
 
-        self.later(self.draw(self.plan.delivery_s), lambda: self._reach(host, deliver))
+        takes = self.draw(self.plan.delivery_s) + self.stepping.carriage(host.process.island)
+        self.later(takes, lambda: self.reach(host, deliver))
 
-    def _reach(self, host: Host, call: Callable[[], None]) -> None:
+    def reach(self, host: Host, call: Callable[[], None]) -> None:
         """Call into the process, now or once it can be reached; never if it is dead."""
         if host.silent(self.now):
             host.waiting.append(call)
         elif host.alive:
             call()
-
-    def _place(self, effect: f.PlaceIsland) -> None:
-        process = SimulatedIsland(
-            effect.island, effect.incarnation, self.policy, self.plan.tokens_per_step, self.plan.adoption
-        )
-        host = self.hosts[effect.island, effect.incarnation] = Host(process)
-        fails = self.chance(self.plan.placement_failure)
-
-        def answer() -> None:
-            if not host.alive:
-                return
-            if fails:
-                host.alive = False
-                reason = f"{effect.node_group} has no room"
-                self._unless_over(e.PlacementFailed(self.now, effect.island, effect.incarnation, reason))
-                return
-            host.placed = True
-            pid = 1000 + len(self.hosts)
-            self._unless_over(e.IslandPlaced(self.now, effect.island, effect.incarnation, effect.node_group, pid))
-            self.links.make_ready(host)
-
-        self.later(self.draw(self.plan.place_s), answer)
-
-    def _end(self, effect: f.KillIsland | f.StopIsland) -> None:
-        host = self.hosts.get((effect.island, effect.incarnation))
-        if host is None:
-            return
-        said = isinstance(effect, f.KillIsland)
-        self._reach(host, lambda: self.die(host, effect.reason, said=said))
 
     def die(self, host: Host, reason: str, *, said: bool) -> None:
         """The process is gone at once; if anybody listens, its connection breaks a moment later."""
@@ -229,21 +221,33 @@ class World:
         if host.process.stepping:
             return  # asked twice
         host.process.stepping = True
-        host.last_step_end = host.reported_at = self.now
-        self._begin_step(host)
+        life = self.life(host)
+        begins_in = self.draw(self.plan.begin_s) if life.begin_s is None else life.begin_s
+        host.last_step_end = host.reported_at = self.now + begins_in
+        if begins_in > 0.0:
+            self.later(begins_in, lambda: self._begin_step(host))
+        else:
+            self._begin_step(host)
 
     def _begin_step(self, host: Host) -> None:
-        usual = self._step_s[host.process.island]
-        seconds = usual * (1.0 + self.plan.step_jitter_ratio * self.random.uniform(-1.0, 1.0))
-        self.later(seconds, lambda: self._end_step(host, seconds))
+        island = host.process.island
+        pause = self.stepping.pause(island, self.now)
+        host.began_at, host.step_s = self.now + pause, self.stepping.draw(island, self.now)
+        host.owed = 0.0  # it stood still before it trained, perhaps; this step knows nothing of that
+        self.later(pause + host.step_s, lambda: self._end_step(host))
 
-    def _end_step(self, host: Host, seconds: float) -> None:
+    def _end_step(self, host: Host) -> None:
         if not (host.alive and host.process.stepping):
             return
         if self.now < host.frozen_until:
-            self.later(host.frozen_until - self.now, lambda: self._end_step(host, seconds))
+            self.later(host.frozen_until - self.now, lambda: self._end_step(host))
             return
-        letters = host.process.end_step(seconds, self.now - host.last_step_end)
+        left = self.stepping.held(host, self.now)
+        if left != 0.0:
+            if left is not None:
+                self.later(left, lambda: self._end_step(host))
+            return
+        letters = host.process.end_step(host.step_s, self.now - host.last_step_end)
         host.last_step_end = self.now
         if not letters and self.now - host.reported_at >= self.plan.report_every_s:
             letters = [host.process.progress()]
@@ -254,9 +258,18 @@ class World:
         if host.process.stepping:
             self._begin_step(host)
 
+    def _change_capacity(self, change: Capacity) -> None:
+        self.tokens_per_step[change.island] = round(change.ratio * self.plan.tokens_per_step)
+        host = self.latest(change.island)
+        if host is not None:
+            host.process.tokens_per_step = self.tokens_per_step[change.island]
+        left = self.stepping.change(host, change.island, change.ratio, self.now)
+        if host is not None and left is not None:
+            self.later(left, lambda: self._end_step(host))
+
     def _flush(self, host: Host) -> None:
-        """A step in progress is finished first."""
+        """A step in progress is finished first, unless the island stands still."""
         host.process.flushing = True
-        if not host.process.stepping:
+        if not host.process.stepping or self.stepping.still(host.process.island):
             host.post(host.process.flush())
             self.links.carry(host)

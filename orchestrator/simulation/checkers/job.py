@@ -1,0 +1,99 @@
+"""The job as a whole, seen from outside: commands are answered once, and it ends when its tokens are trained, and once.
+
+Responsible for: the token budget by the islands' own reports, evaluations, operators' commands, and silence after the end.
+Refuses to know: fragments, and where an island is in its life (``lives`` says so).
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobOutcome, JobPolicy
+from orchestrator.simulation.checkers.lives import Lives, Stage
+from orchestrator.simulation.checkers.rounds import Rounds
+from orchestrator.simulation.checkers.timers import FLUSH
+from orchestrator.simulation.checkers.violation import require
+
+_COMMANDS = get_args(e.Command)
+_EVALUATED = (e.EvaluationCompleted, e.EvaluationFailed)
+_AFTER_THE_END = (f.RefuseContribution, f.ReleasePayload, f.StopIsland, f.ResolveCommand)
+
+
+class JobChecker:
+    """``trained`` is what the islands' reports add up to; ``finished`` the job's last effect."""
+
+    def __init__(self, policy: JobPolicy, lives: Lives, rounds: Rounds) -> None:
+        self.finished: f.FinishJob | None = None
+        self._policy, self._lives, self._rounds = policy, lives, rounds
+        self._reported: dict[tuple[IslandId, Incarnation], int] = {}
+        self._commands: set[CommandId] = set()
+        self._evaluating: int | None = None
+        self._evaluated: int | None = None
+        self._ending = False
+        self._at = 0.0
+
+    @property
+    def trained(self) -> int:
+        return sum(self._reported.values())
+
+    def before(self, event: e.Event) -> None:
+        """What is to be known of the event before its effects have changed who may speak."""
+        require(event.at >= self._at, "time does not run backwards", (event, self._at))
+        self._at = event.at
+        if isinstance(event, e.ProgressReported) and self._lives.all[event.island].speaks(event.incarnation):
+            key = event.island, event.incarnation
+            self._reported[key] = max(self._reported.get(key, 0), event.tokens_total)
+        elif isinstance(event, _EVALUATED) and event.global_version == self._evaluating:
+            self._evaluating, self._evaluated = None, event.global_version
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if self.finished is not None:
+            quiet = all(isinstance(effect, _AFTER_THE_END) for effect in effects)
+            require(quiet, "nothing is begun after the job's end", (event, effects))
+        self._answered(event, effects)
+        begins = any(isinstance(x, f.SetTimer) and x.timer == FLUSH for x in effects) and not self._ending
+        if isinstance(event, e.ProgressReported) and self.finished is None and not self._ending:
+            due = self.trained >= self._policy.token_budget
+            require(begins == due, "a job ends when its tokens are trained", (self.trained, self._policy.token_budget))
+        else:
+            require(not begins, "a job ends when its tokens are trained", event)
+        self._ending = self._ending or begins
+        for n, effect in enumerate(effects, start=1):
+            if isinstance(effect, f.Evaluate):
+                require(self._evaluating is None, "one evaluation at a time", effect)
+                version = sum(current.version for current in self._rounds.all)
+                require(effect.global_version == version, "what is evaluated is the present version", (effect, version))
+                self._evaluating = effect.global_version
+            elif isinstance(effect, f.FinishJob):
+                require(
+                    n == len(effects) and self.finished is None, "a job ends once, and that is its last effect", effects
+                )
+                self._ends(effect, event)
+
+    def _answered(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        answers = [x.command for x in effects if isinstance(x, f.ResolveCommand)]
+        expected: list[CommandId] = []
+        if isinstance(event, _COMMANDS) and event.command not in self._commands:
+            self._commands.add(event.command)
+            expected = [event.command]
+        require(answers == expected, "a command is answered once", (event, answers))
+
+    def _ends(self, effect: f.FinishJob, event: e.Event) -> None:
+        self.finished = effect
+        lives = self._lives.all
+        left = [island for island, life in lives.items() if life.stage is not Stage.OVER]
+        require(not left, "no process outlives the job", left)
+        version = sum(current.version for current in self._rounds.all)
+        spent = self.trained >= self._policy.token_budget
+        match effect.outcome:
+            case JobOutcome.CANCELLED:
+                right = isinstance(event, e.CancelRequested)
+            case JobOutcome.COMPLETED:
+                right = spent and version > 0 and self._evaluated == version
+                right = right and not any(current.inputs for current in self._rounds.all)
+            case JobOutcome.FAILED:
+                right = all(life.given_up for life in lives.values()) or (spent and version == 0)
+        require(right, "a job's outcome is what happened", (effect, self.trained, version, self._evaluated))
+        require(not self._rounds.held, "nothing is held after the job's end", self._rounds.held)

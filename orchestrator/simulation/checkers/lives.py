@@ -1,0 +1,170 @@
+"""Islands, seen from outside: one process at a time, rising incarnations, and the dead are not listened to.
+
+Responsible for: where every island is in its life, worked out anew from events and effects (neither the core's records
+nor the accounting's are asked), and the sentences of DESIGN section 4 about it. Refuses to know: fragments and tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import get_args
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy
+from orchestrator.simulation.checkers.timers import FLUSH, ROUNDING, Timers, backoff, suspect
+from orchestrator.simulation.checkers.violation import require
+
+_SPOKEN = get_args(e.IslandEvent)
+
+
+class Stage(Enum):
+    PLACING = auto()
+    STARTING = auto()
+    CATCHING_UP = auto()
+    TRAINING = auto()
+    OVER = auto()
+
+
+@dataclass(slots=True)
+class Life:
+    """``failures`` are lives in a row that ended without a contribution; ``given_up`` once there were too many."""
+
+    stage: Stage = Stage.OVER
+    incarnation: Incarnation = Incarnation(0)
+    silent: bool = False
+    flushed: bool = False
+    wanted: bool = True
+    failures: int = 0
+    given_up: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Somebody a round may wait for."""
+        return self.stage is Stage.TRAINING and not self.silent and not self.flushed
+
+    def speaks(self, incarnation: Incarnation) -> bool:
+        return self.stage is not Stage.OVER and incarnation == self.incarnation
+
+
+class Lives:
+    """``live`` is whom a round may wait for; ``changed`` says whether that is not as it was before this event."""
+
+    def __init__(self, policy: JobPolicy, timers: Timers) -> None:
+        self.all = {plan.island: Life() for plan in policy.islands}
+        self.live: frozenset[IslandId] = frozenset()
+        self.seeded = self.ending = self.finished = self.changed = False
+        self._policy = policy
+        self._timers = timers
+
+    def contributed(self, island: IslandId, incarnation: Incarnation) -> None:
+        """Work of the island's present incarnation is in a version: it is healthy."""
+        if self.all[island].incarnation == incarnation:
+            self.all[island].failures = 0
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if isinstance(event, _SPOKEN):
+            life = self.all[event.island]
+            if life.speaks(event.incarnation):
+                self._spoke(event, life, effects)
+            else:
+                stop = {(event.island, event.incarnation)}
+                only = all(isinstance(x, f.StopIsland) and {(x.island, x.incarnation)} == stop for x in effects)
+                require(only, "an incarnation that is over is not listened to", (event, effects))
+        elif isinstance(event, e.OuterStateSeeded):
+            self.seeded = True
+        elif isinstance(event, (e.KillRequested, e.ReaddRequested)):
+            self._commanded(event, effects)
+        elif self._timers.rang == FLUSH and not self.finished:
+            for life in self.all.values():
+                life.flushed = life.flushed or life.live
+        for effect in effects:
+            self._asked(event, effect, effects)
+        for island, life in self.all.items():
+            if life.silent and not self.ending and not self.finished:
+                require(self._timers.awaits(suspect(island)), "a silent island has a deadline", (island, life))
+        before, self.live = self.live, frozenset(island for island, life in self.all.items() if life.live)
+        self.changed = before != self.live
+
+    def _spoke(self, event: e.IslandEvent, life: Life, effects: tuple[f.Effect, ...]) -> None:
+        match event:
+            case e.IslandPlaced() if life.stage is Stage.PLACING:
+                life.stage, life.silent = Stage.STARTING, False
+            case e.ConnectionLost(dead=False):
+                life.silent = True
+            case e.ConnectionRestored():
+                life.silent = False
+            case e.IslandFlushed():
+                life.flushed = True
+            case e.ConnectionLost() | e.PlacementFailed():
+                self._end(event.island, life, event, effects)
+
+    def _commanded(self, event: e.KillRequested | e.ReaddRequested, effects: tuple[f.Effect, ...]) -> None:
+        if not any(isinstance(x, f.ResolveCommand) and x.accepted for x in effects):
+            return
+        life = self.all[event.island]
+        life.wanted = isinstance(event, e.ReaddRequested) or event.restart
+        if life.stage is Stage.OVER:
+            life.failures, life.given_up = 0, False
+
+    def _asked(self, event: e.Event, effect: f.Effect, effects: tuple[f.Effect, ...]) -> None:
+        match effect:
+            case f.PlaceIsland():
+                self._place(effect)
+            case f.StopIsland() if self.all[effect.island].speaks(effect.incarnation):
+                self._end(effect.island, self.all[effect.island], event, effects)
+            case f.KillIsland():
+                life = self.all[effect.island]
+                require(life.speaks(effect.incarnation), "only the present incarnation is killed", (effect, life))
+            case f.BeginCatchUp():
+                self._catch_up(effect)
+            case f.StartTraining() | f.FlushIsland():
+                life = self.all[effect.island]
+                held = life.stage in (Stage.CATCHING_UP, Stage.TRAINING) and life.speaks(effect.incarnation)
+                require(held, "an island trains and flushes only after it has caught up", (effect, life))
+                flushes = isinstance(effect, f.FlushIsland)
+                begins = any(isinstance(x, f.SetTimer) and x.timer == FLUSH for x in effects)
+                require(flushes == (self.ending or begins), "islands flush when the job ends, else train", effect)
+                life.stage, life.silent = Stage.TRAINING, False
+            case f.SetTimer(timer=name) if name == FLUSH:
+                self.ending = True
+            case f.FinishJob():
+                self.finished = True
+
+    def _place(self, effect: f.PlaceIsland) -> None:
+        life = self.all[effect.island]
+        over = life.stage is Stage.OVER
+        require(over, "an island is placed again only once its former process is dead or told to stop", (effect, life))
+        require(effect.incarnation == life.incarnation + 1, "incarnations rise by one", (effect, life))
+        wanted = life.wanted and not life.given_up and not self.ending and not self.finished
+        require(wanted, "only an island that is wanted is placed", (effect, life))
+        self.all[effect.island] = Life(Stage.PLACING, effect.incarnation, failures=life.failures)
+
+    def _catch_up(self, effect: f.BeginCatchUp) -> None:
+        life = self.all[effect.island]
+        begun = life.stage in (Stage.STARTING, Stage.CATCHING_UP) and life.speaks(effect.incarnation)
+        require(begun and self.seeded, "an island catches up when it is ready and parameters exist", (effect, life))
+        if effect.donor is not None:
+            name, incarnation = effect.donor
+            donor = self.all[name]
+            healthy = name != effect.island and donor.live and donor.incarnation == incarnation
+            require(healthy, "a donor is another island, training and answering", (effect, donor))
+        life.stage, life.silent = Stage.CATCHING_UP, False
+
+    def _end(self, island: IslandId, life: Life, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        """The process is gone or was told to go: a back-off as the policy says, unless nobody wants the island back."""
+        life.stage, life.silent = Stage.OVER, False
+        finishes = any(isinstance(x, f.FinishJob) for x in effects)
+        dismissed = finishes and (self.ending or isinstance(event, e.CancelRequested))
+        if not life.wanted or dismissed:
+            return
+        life.failures += 1
+        life.given_up = life.failures > self._policy.restarts_max
+        waits = [x.due_at - event.at for x in effects if isinstance(x, f.SetTimer) and x.timer == backoff(island)]
+        least = min(self._policy.backoff_first_s * 2.0 ** (life.failures - 1), self._policy.backoff_max_s)
+        fits = all(least - ROUNDING <= wait <= 1.25 * least + ROUNDING for wait in waits)
+        right = fits and len(waits) == (0 if life.given_up else 1)
+        require(
+            right, "a lost island waits out its back-off, or was given up after restarts_max", (island, life, waits)
+        )

@@ -1,0 +1,261 @@
+"""Contributions and merges, seen from outside: nothing lost, nothing counted twice, no merge but a right one.
+
+Responsible for: the sentences of DESIGN section 3 and of the paper about one fragment, from events and effects alone:
+every payload is held or released, every contribution gets one verdict with a true reason, a merge has its quorum, weights
+by the formula and the next version, and a round that has nobody to wait for does not wait. Refuses to know: seconds.
+
+Source: Decoupled DiLoCo, arXiv:2604.21428 (minimum quorum, token weighting w = c_tokens · c_tokens / c_steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from math import fsum, isclose
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import (
+    CloseReason,
+    Contribution,
+    Epoch,
+    FragmentId,
+    IslandId,
+    JobPolicy,
+    PayloadId,
+    RefusalReason,
+    ReleaseReason,
+    Version,
+)
+from orchestrator.simulation.checkers.lives import Lives, Stage
+from orchestrator.simulation.checkers.timers import Timers, grace
+from orchestrator.simulation.checkers.violation import require
+
+_UNUSABLE = frozenset({RefusalReason.CORRUPT, RefusalReason.WRONG_SHAPE, RefusalReason.NON_FINITE})
+
+
+@dataclass(slots=True)
+class Line:
+    """What one incarnation of an island gave to one fragment."""
+
+    admitted_offer: int = 0
+    merged_offer: int = 0
+    merged_into: Version = Version(0)
+    merged_up_to: int = 0
+
+
+@dataclass(slots=True)
+class Round:
+    """The fragment stands at ``version``; ``inputs`` are being merged, ``open`` waits."""
+
+    fragment: FragmentId
+    version: Version = Version(0)
+    step: int = 0
+    open: dict[IslandId, Contribution] = field(default_factory=dict)
+    inputs: tuple[Contribution, ...] = ()
+
+
+class Rounds:
+    """``merged_at[p]`` is when fragment p last merged, ``merged_tokens`` what each island has in each fragment."""
+
+    def __init__(self, policy: JobPolicy, epoch: Epoch, lives: Lives, timers: Timers) -> None:
+        self.all = [Round(FragmentId(p)) for p in range(policy.fragment_count)]
+        self.held: set[PayloadId] = set()
+        self.merged_at = [0.0] * policy.fragment_count
+        self.merged_tokens = {plan.island: [0] * policy.fragment_count for plan in policy.islands}
+        self._policy, self._epoch = policy, epoch
+        self._lives, self._timers = lives, timers
+        self._lines: dict[tuple[IslandId, int, FragmentId], Line] = {}
+        self._admitted: set[PayloadId] = set()
+        self._over = False
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):
+            self._arrived(event, effects)
+        elif isinstance(event, e.MergeCompleted):
+            self._completed(event, effects)
+        for effect in effects:
+            match effect:
+                case f.AdmitContribution():
+                    self._admit(effect)
+                case f.ReleasePayload():
+                    self._release(effect, event, effects)
+                case f.MergeFragment():
+                    self._merge(effect)
+                case f.PublishFragment():
+                    self._publish(effect)
+                case f.FinishJob():
+                    self._over = True
+        kept = {c.payload for r in self.all for c in (*r.open.values(), *r.inputs)}
+        require(self.held == kept, "every payload is held or released and never both", self.held ^ kept)
+        for current in self.all:
+            self._waits_for_somebody(current)
+
+    # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _arrived(self, event: e.ContributionArrived | e.ContributionUnusable, effects: tuple[f.Effect, ...]) -> None:
+        c = event.contribution
+        if isinstance(event, e.ContributionArrived):
+            self.held.add(c.payload)
+        verdicts = [x for x in effects if isinstance(x, (f.AdmitContribution, f.RefuseContribution))]
+        silent = self._over and isinstance(event, e.ContributionUnusable)
+        once = len(verdicts) == (0 if silent else 1) and all(verdict.contribution == c for verdict in verdicts)
+        require(once, "every contribution gets one verdict", (event, verdicts))
+        for verdict in verdicts:
+            if isinstance(verdict, f.RefuseContribution):
+                require(self._true(verdict), "a refusal gives a true reason", verdict)
+            else:
+                require(isinstance(event, e.ContributionArrived), "what cannot be used is refused", verdict)
+
+    def _true(self, refusal: f.RefuseContribution) -> bool:
+        c, life = refusal.contribution, self._lives.all[refusal.contribution.island]
+        current, line = self.all[c.fragment], self._line(c)
+        behind = current.version - c.base_version
+        match refusal.reason:
+            case RefusalReason.FENCED:
+                return c.incarnation != life.incarnation
+            case RefusalReason.JOB_OVER:
+                return self._over
+            case RefusalReason.NOT_CAUGHT_UP:
+                return life.stage is not Stage.TRAINING
+            case RefusalReason.DUPLICATE:
+                return c.offer <= line.admitted_offer
+            case RefusalReason.EMPTY:
+                return c.step_count <= 0 or c.token_count <= 0
+            case RefusalReason.UNKNOWN_VERSION:
+                return behind < 0
+            case RefusalReason.ALREADY_MERGED:
+                return c.base_version < line.merged_into
+            case RefusalReason.LATE:
+                return bool(current.inputs) or (behind == 1 and self._policy.staleness_max < 1)
+            case RefusalReason.STALE_BASE:
+                return behind > max(1, self._policy.staleness_max)
+        return refusal.reason in _UNUSABLE
+
+    def _admit(self, effect: f.AdmitContribution) -> None:
+        c = effect.contribution
+        life, current, line = self._lives.all[c.island], self.all[c.fragment], self._line(c)
+        require(life.speaks(c.incarnation), "nothing of an incarnation that is over is admitted", (effect, life))
+        require(life.stage is Stage.TRAINING, "only an island that has caught up contributes", (effect, life))
+        require(not self._over, "nothing is admitted after the job's end", effect)
+        require(c.payload not in self._admitted, "a contribution is admitted once", effect)
+        require(c.offer > line.admitted_offer, "an older offer never replaces a newer one", (effect, line))
+        require(c.step_count > 0 and c.token_count > 0, "no contribution is empty", effect)
+        opens = not current.inputs and effect.version == current.version + 1
+        require(opens, "contributions enter the round towards the next version", (effect, current.version))
+        behind = current.version - c.base_version
+        require(0 <= behind <= self._policy.staleness_max, "no base is staler than staleness_max", (effect, behind))
+        require(
+            c.base_version >= line.merged_into, "no work is admitted on a base before its own merge", (effect, line)
+        )
+        current.open[c.island] = c
+        line.admitted_offer = c.offer
+        self._admitted.add(c.payload)
+
+    def _release(self, effect: f.ReleasePayload, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        require(effect.payload in self.held, "only held payloads are released, and once", effect)
+        self.held.discard(effect.payload)
+        match effect.reason:
+            case ReleaseReason.MERGED:
+                right = isinstance(event, e.MergeCompleted)
+            case ReleaseReason.REFUSED:
+                right = _about(effect.payload, f.RefuseContribution, effects)
+            case ReleaseReason.SUPERSEDED:
+                right = any(isinstance(x, f.AdmitContribution) for x in effects)
+            case ReleaseReason.ABANDONED:
+                right = self._lives.ending or self._lives.finished
+                for current in self.all:
+                    current.open = {i: c for i, c in current.open.items() if c.payload != effect.payload}
+                    if self._lives.finished and effect.payload in {c.payload for c in current.inputs}:
+                        current.inputs = tuple(c for c in current.inputs if c.payload != effect.payload)
+        require(right, "a payload is released for a true reason", (effect, event))
+
+    # ── merges ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _merge(self, effect: f.MergeFragment) -> None:
+        current = self.all[effect.fragment]
+        inputs = tuple(current.open[island] for island in sorted(current.open))
+        require(effect.epoch == self._epoch, "a merge carries the synchroniser's epoch", effect)
+        require(not self._over, "nothing is merged after the job's end", effect)
+        next_one = effect.version == current.version + 1 and not current.inputs
+        require(next_one, "versions rise by one, one merge at a time", (effect, current.version))
+        require(len(inputs) >= self._policy.quorum, "no merge is below quorum", effect)
+        same = sorted(item.payload for item in effect.inputs) == sorted(c.payload for c in inputs)
+        require(same, "a round merges exactly what it admitted", (effect, inputs))
+        step = max(current.step, *(c.step for c in inputs))
+        require(effect.step == step, "a merge is at the highest step among its inputs", (effect, step))
+        require(_weighted(effect, inputs), "weights follow the formula and sum to one", (effect, inputs))
+        present = self._on_time(current)
+        require(bool(present), "somebody in a merge is on time", effect)
+        everyone = effect.reason is not CloseReason.EVERYONE_IN or self._lives.live <= present
+        require(everyone, "everyone is in when the round says so", (effect, self._lives.live))
+        rang = effect.reason is not CloseReason.GRACE_OVER or self._timers.rang == grace(effect.fragment)
+        require(rang, "grace is over when its timer rings", effect)
+        for c in inputs:
+            line = self._line(c)
+            fresh = c.tokens_total - c.token_count >= line.merged_up_to
+            require(fresh, "no token is merged twice", (effect, c, line))
+            line.merged_up_to = c.tokens_total
+        current.inputs, current.open = inputs, {}
+        self._timers.drop(grace(effect.fragment))
+
+    def _completed(self, event: e.MergeCompleted, effects: tuple[f.Effect, ...]) -> None:
+        current = self.all[event.fragment]
+        if self._over or not current.inputs or event.version != current.version + 1:
+            require(not effects, "nothing comes of a merge that nobody waits for", (event, effects))
+            return
+        for c in current.inputs:
+            line = self._line(c)
+            line.merged_offer, line.merged_into = c.offer, event.version
+            self._lives.contributed(c.island, c.incarnation)
+            self.merged_tokens[c.island][c.fragment] += c.token_count
+        current.step = max(current.step, *(c.step for c in current.inputs))
+        current.version, current.inputs = event.version, ()
+        self.merged_at[event.fragment] = event.at
+        heard = {x.island for p in effects if isinstance(p, f.PublishFragment) for x in p.recipients}
+        training = {island for island, life in self._lives.all.items() if life.stage is Stage.TRAINING}
+        require(training <= heard, "everybody who trains hears of a new version", training - heard)
+
+    def _publish(self, effect: f.PublishFragment) -> None:
+        current = self.all[effect.fragment]
+        present = (effect.version, effect.step) == (current.version, current.step)
+        require(present, "what is published is the present version", (effect, current.version, current.step))
+        for item in effect.recipients:
+            alive = self._lives.all[item.island].speaks(item.incarnation)
+            require(alive, "only present incarnations hear of a version", (effect, item))
+            line = self._lines.get((item.island, item.incarnation, effect.fragment), Line())
+            require(item.merged_offer == line.merged_offer, "an island hears which offer is merged", (effect, line))
+
+    def _waits_for_somebody(self, current: Round) -> None:
+        """While the job runs. When it ends, every flush moves the rounds on."""
+        if len(current.open) < self._policy.quorum or current.inputs or self._lives.ending or self._lives.finished:
+            return
+        present = self._on_time(current)
+        if not present:
+            return
+        require(not self._lives.live <= present, "a round waits for somebody", (current, self._lives.live))
+        timed = self._policy.grace_cap_steps is None or self._timers.awaits(grace(current.fragment))
+        require(timed, "a round with its quorum has a deadline", current)
+
+    def _on_time(self, current: Round) -> Set[IslandId]:
+        """Who contributed at or after the first due point past the last merge; everybody, when the job ends."""
+        if self._lives.ending:
+            return current.open.keys()
+        interval, due_step = self._policy.sync_interval_steps, current.step + 1
+        while (due_step - current.fragment * interval // self._policy.fragment_count) % interval:
+            due_step += 1
+        return {island for island, c in current.open.items() if c.step >= due_step}
+
+    def _line(self, c: Contribution) -> Line:
+        return self._lines.setdefault((c.island, c.incarnation, c.fragment), Line())
+
+
+def _weighted(effect: f.MergeFragment, inputs: Iterable[Contribution]) -> bool:
+    quality = {c.island: c.token_count * c.token_count / c.step_count for c in inputs}
+    total = fsum(quality.values())
+    right = all(isclose(item.weight, quality[item.island] / total, rel_tol=1e-12) for item in effect.inputs)
+    return right and isclose(fsum(item.weight for item in effect.inputs), 1.0, rel_tol=1e-12)
+
+
+def _about(payload: PayloadId, kind: type[f.RefuseContribution], effects: tuple[f.Effect, ...]) -> bool:
+    return any(isinstance(x, kind) and x.contribution.payload == payload for x in effects)

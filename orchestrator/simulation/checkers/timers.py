@@ -1,0 +1,81 @@
+"""Timers, seen from outside: every one has an owner, a serial of its own and a deadline that its kind explains.
+
+Responsible for: which timers are awaited. The core names them ``kind:whom`` and a newer serial replaces an older, so with
+known names they cannot pile up. Refuses to know: what a timer that rings leads to.
+"""
+
+from __future__ import annotations
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import Duration, FragmentId, IslandId, JobPolicy
+from orchestrator.simulation.checkers.violation import require
+
+FLUSH = "flush:job"
+ROUNDING = 1e-9
+"""``at + wait - at`` is not ``wait`` to the last bit."""
+
+
+def grace(fragment: FragmentId) -> str:
+    return f"grace:{fragment}"
+
+
+def backoff(island: IslandId) -> str:
+    return f"backoff:{island}"
+
+
+def suspect(island: IslandId) -> str:
+    return f"suspect:{island}"
+
+
+class Timers:
+    """``rang`` names the timer whose awaited deadline this event is, if it is one."""
+
+    def __init__(self, policy: JobPolicy) -> None:
+        islands = [plan.island for plan in policy.islands]
+        graces = [grace(FragmentId(p)) for p in range(policy.fragment_count)]
+        self.rang: str | None = None
+        self._names = {FLUSH, *graces, *map(backoff, islands), *map(suspect, islands)}
+        self._longest = {
+            "flush": policy.flush_timeout_s,
+            "suspect": policy.suspect_timeout_s,
+            "backoff": 1.25 * policy.backoff_max_s,
+        }
+        self._grace_cap_steps = policy.grace_cap_steps or 0.0
+        self._slowest_step: Duration = 0.0
+        self._awaited: dict[str, int] = {}
+        self._serial = 0
+
+    def awaits(self, name: str) -> bool:
+        return name in self._awaited
+
+    def drop(self, name: str) -> None:
+        """What it was set for is over; when it rings after all, nothing may come of it."""
+        self._awaited.pop(name, None)
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        self.rang = None
+        if isinstance(event, e.ProgressReported):
+            self._slowest_step = max(self._slowest_step, event.step_seconds_median)
+        elif isinstance(event, e.TimerFired):
+            self._ring(event, effects)
+        for effect in effects:
+            if isinstance(effect, f.SetTimer):
+                self._set(event.at, effect)
+
+    def _ring(self, event: e.TimerFired, effects: tuple[f.Effect, ...]) -> None:
+        if self._awaited.get(event.timer) == event.serial:
+            self.rang = event.timer
+            del self._awaited[event.timer]
+        else:
+            require(not effects, "nothing comes of a timer that was replaced", (event, effects))
+
+    def _set(self, at: float, effect: f.SetTimer) -> None:
+        require(effect.timer in self._names, "timers have known names, so they cannot pile up", effect)
+        require(effect.serial > self._serial, "every timer has a later serial than the one before", effect)
+        kind = effect.timer.partition(":")[0]
+        longest = self._longest.get(kind, self._grace_cap_steps * self._slowest_step)
+        wait = effect.due_at - at
+        require(-ROUNDING <= wait <= longest + ROUNDING, f"a {kind} timer waits as policy says", effect)
+        self._serial = effect.serial
+        self._awaited[effect.timer] = effect.serial

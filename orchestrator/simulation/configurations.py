@@ -1,0 +1,220 @@
+"""One integer, one whole configuration: policy, world, faults and rough weather, for the swarm.
+
+Swarm testing: every seed switches a random half of all kinds of faults and features off. A world in which everything goes
+wrong at once seldom gets far enough for the rarer things to happen; a hundred worlds in which different halves go wrong do.
+Jobs are kept short (about a thousand events) by choosing the pace from the number of islands and fragments.
+
+Responsible for: that every configuration drawn is one a user could ask for, and that its faults are over at ``calm_at``.
+Refuses to know: what ought to come of it.
+
+Source: Groce et al., "Swarm Testing", ISSTA 2012.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from orchestrator.core.vocabulary import Duration, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
+from orchestrator.simulation.weather import Weather
+
+STRANGER = IslandId("atlantis")
+"""No island of any job: operators mistype."""
+SILENCE_MAX_S = 4.0
+OFFERS_MAX = 300
+"""In a job, about; an offer makes three to five events."""
+NEVER = 1000
+"""Restarts: more than any short job has."""
+
+FEATURES = (
+    *(kind.value for kind in FaultKind),
+    "corrupt payloads",
+    "doubled letters",
+    "reordered letters",
+    "lost publications",
+    "failed catch-ups",
+    "failed placements",
+    "echoes",
+    "ghosts",
+    "late timers",
+    "diverged islands",
+    "failed evaluations",
+    "mistaken operators",
+    "disasters",
+    "given up",
+    "capacity",
+    "uneven speeds",
+    "sampled steps",
+    "pauses",
+    "slow links",
+    "payload bytes",
+    "slow merges",
+    "slow starts",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """``patience`` is how long a fragment may stand still although a quorum trains and no fault strikes."""
+
+    seed: int
+    features: frozenset[str]
+    policy: JobPolicy
+    plan: WorldPlan
+    weather: Weather
+    patience: Duration
+
+
+def draw(seed: int) -> Configuration:
+    """The configuration that this seed names, for ever the same."""
+    return _Draw(seed).configuration()
+
+
+class _Draw:
+    """One drawing: the chance, the features that are on, and what was drawn so far."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = Random(f"atoll swarm {seed}")
+        self.features = frozenset(feature for feature in FEATURES if self.random.random() < 0.5)
+        choice, randint = self.random.choice, self.random.randint
+        self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
+        self.fragments, self.interval = randint(1, 6), randint(3, 12)
+        self.tokens = choice((1, 7, 512))
+        self.step_s = self._step_s()
+        self.calm_at = self.random.uniform(2.0, 6.0) + SILENCE_MAX_S
+        self.round_s = self.interval * max(self.step_s)
+
+    def configuration(self) -> Configuration:
+        plan = self._plan()
+        slowest = max(max(self.step_s) * (1 + plan.step_jitter_ratio), *map(max, plan.step_samples), 0.0)
+        slowest += max(plan.pause_s, default=0.0)
+        carriage = plan.payload_bytes / min(plan.bandwidth_bytes_per_s, default=1.0)
+        links = 2 * carriage + sum(high for _, high in (plan.pull_s, plan.delivery_s, plan.merge_s))
+        patience = 1.0 + 3 * self.interval * slowest + 5 * links
+        policy = self._policy(patience)
+        return Configuration(self.seed, self.features, policy, plan, self._weather(), patience)
+
+    def on(self, feature: str) -> bool:
+        return feature in self.features
+
+    def _probability(self, feature: str, most: float) -> float:
+        """Zero where the feature is off; small more often than large."""
+        return most * self.random.random() ** 2 if self.on(feature) else 0.0
+
+    def _step_s(self) -> tuple[Duration, ...]:
+        """About as many events a second whatever the size of the job: a boundary with an offer is three."""
+        events_per_second = self.random.uniform(40.0, 120.0)
+        offers_per_step = min(1.0, self.fragments / self.interval)
+        usual = max(0.02, 3 * len(self.islands) * offers_per_step / events_per_second)
+        spread = 3.0 if self.on("uneven speeds") else 1.0
+        return tuple(usual * self.random.uniform(1.0, spread) for _ in self.islands)
+
+    def _policy(self, patience: Duration) -> JobPolicy:
+        choice, uniform, count = self.random.choice, self.random.uniform, len(self.islands)
+        # Half of the jobs end among faults, half go on long enough for liveness to be seen, if that is not too long.
+        lasts = choice((uniform(2.0, self.calm_at), self.calm_at + 1.5 * patience))
+        offers_per_second = min(1.0, self.fragments / self.interval) * sum(1.0 / step_s for step_s in self.step_s)
+        lasts = min(lasts, OFFERS_MAX / offers_per_second)
+        tokens_per_second = sum(self.tokens / step_s for step_s in self.step_s)
+        return JobPolicy(
+            islands=tuple(IslandPlan(island, NodeGroupId(island), island, choice((1, 4))) for island in self.islands),
+            fragment_count=self.fragments,
+            sync_interval_steps=self.interval,
+            overlap_steps=self.random.randrange(self.interval),
+            quorum=choice((1, count, self.random.randint(1, count))),
+            grace_margin=choice((0.0, 0.8, 0.99)),
+            grace_cap_steps=choice((None, 0.0, 1.0, 3.0)),
+            staleness_max=choice((0, 1, 2)) if self._adoption == "replace" else 0,
+            token_budget=max(1, round(tokens_per_second * lasts)),
+            evaluation_every_merges=choice((0, 3, 32)),
+            suspect_timeout_s=uniform(0.3, 5.0),
+            backoff_first_s=uniform(0.0, 0.5),
+            backoff_max_s=uniform(0.5, 2.0),
+            restarts_max=choice((0, 1, 3)) if self.on("given up") else NEVER,
+            flush_timeout_s=uniform(0.3, 5.0),
+            moving_average_decay=choice((0.0, 0.9, 0.99)),
+        )
+
+    def _plan(self) -> WorldPlan:
+        choice, uniform = self.random.choice, self.random.uniform
+        self._adoption = choice(("replace", "rebase"))
+        # A simulated link that needs longer for a fragment than until its next offer never delivers one: leave it room.
+        slow = 0.2 * self.interval * min(self.step_s) / self.fragments
+        pull: Latency = (0.0, slow) if self.on("slow links") else (0.002, 0.02)
+        samples, pauses, bandwidth = (), (), ()
+        if self.on("sampled steps"):
+            samples = tuple(tuple(s * choice((0.5, 1.0, 1.0, 4.0)) for _ in range(5)) for s in self.step_s)
+        if self.on("pauses"):
+            pauses = tuple(choice((0.0, s / 2)) for s in self.step_s)
+        if self.on("payload bytes"):
+            bandwidth = tuple(uniform(1.0, 9.0) * 1000.0 / slow for _ in self.islands)
+        return WorldPlan(
+            step_s=self.step_s,
+            step_jitter_ratio=choice((0.0, 0.05, 0.3)),
+            tokens_per_step=self.tokens,
+            adoption=self._adoption,
+            faults=self._faults(),
+            calm_at=self.calm_at,
+            start_s=(1.0, 3.0) if self.on("slow starts") else (0.2, 1.0),
+            transfer_s=(0.5, 2.0) if self.on("slow starts") else (0.05, 0.3),
+            pull_s=pull,
+            delivery_s=pull,
+            merge_s=(0.0, self.round_s) if self.on("slow merges") else (0.002, 0.02),
+            evaluate_s=choice(((0.05, 0.1), (1.0, 3.0))),
+            silence_s=uniform(0.05, 1.5),
+            report_every_s=uniform(0.1, 1.0),
+            corrupt=self._probability("corrupt payloads", 0.5),
+            duplicate=self._probability("doubled letters", 0.5),
+            reorder=self._probability("reordered letters", 0.5),
+            catch_up_failure=self._probability("failed catch-ups", 0.9),
+            placement_failure=self._probability("failed placements", 0.7),
+            publication_loss=self._probability("lost publications", 0.5),
+            capacity=self._capacity() if self.on("capacity") else (),
+            step_samples=samples,
+            pause_s=pauses,
+            payload_bytes=1000 if bandwidth else 0,
+            bandwidth_bytes_per_s=bandwidth,
+            begin_s=choice(((0.0, 0.0), (0.0, 1.0))),
+            seed_s=choice((0.1, 2.0)),
+        )
+
+    def _faults(self) -> tuple[Fault, ...]:
+        """Faults of the kinds that are on, one by one or many at the same instant; the last ends at ``calm_at``."""
+        choice, uniform = self.random.choice, self.random.uniform
+        until = self.calm_at - SILENCE_MAX_S
+        kinds = [kind for kind in FaultKind if self.on(kind.value) and kind is not FaultKind.CANCEL]
+        faults = []
+        for _ in range(self.random.randint(1, 6) if kinds else 0):
+            at, kind = uniform(0.0, until), choice(kinds)
+            everybody = self.islands if self.on("disasters") and uniform(0, 1) < 0.3 else [choice(self.islands)]
+            faults += [Fault(at, kind, island, uniform(0.1, SILENCE_MAX_S)) for island in everybody]
+        back = (fault.island for fault in tuple(faults) if fault.kind is FaultKind.KILL_AND_KEEP_AWAY)
+        faults += [
+            Fault(uniform(until, self.calm_at), FaultKind.READD, island) for island in back if uniform(0, 1) < 0.8
+        ]
+        if self.on("mistaken operators"):
+            faults += [Fault(uniform(0.0, until), kind, STRANGER) for kind in (FaultKind.KILL, FaultKind.READD)]
+        if self.on(FaultKind.CANCEL.value) and uniform(0, 1) < 0.3:
+            faults.append(Fault(uniform(0.0, 2 * self.calm_at), FaultKind.CANCEL, self.islands[0]))
+        return tuple(sorted(faults, key=lambda fault: (fault.at, fault.island, fault.kind)))
+
+    def _capacity(self) -> tuple[Capacity, ...]:
+        """Slices go and come back; when it is calm, everybody trains at least something again."""
+        choice, uniform = self.random.choice, self.random.uniform
+        changes = []
+        for island in self.islands:
+            times = sorted(uniform(0.0, self.calm_at) for _ in range(self.random.randint(0, 4)))
+            changes += [Capacity(at, island, choice((0.0, 0.0, 0.25, 0.9))) for at in times]
+            changes.append(Capacity(self.calm_at, island, choice((1.0, 0.9))))
+        return tuple(sorted(changes, key=lambda change: (change.at, change.island)))
+
+    def _weather(self) -> Weather:
+        return Weather(
+            echo=self._probability("echoes", 0.3),
+            ghost=self._probability("ghosts", 1.0),
+            late_timer=self._probability("late timers", 0.5),
+            diverged=self._probability("diverged islands", 0.5),
+            failed_evaluation=self._probability("failed evaluations", 1.0),
+        )

@@ -1,0 +1,96 @@
+"""What went wrong on a tape, as faults to strike again: commands, crashes, silences, and versions that got lost.
+
+An operator's command is repeated as it was given. A crash is set where its end was heard of, less the usual time until that
+is heard. A silence begins where the island's own gap says (it was frozen), or where it was last heard (it was cut off).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from orchestrator.accounting.series import median
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import Duration, Instant, IslandId, JobPolicy
+from orchestrator.simulation.observed import Observed, Silence
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
+from orchestrator.simulation.speeds import Stop
+
+DETECT_S: Duration = 0.01
+"""For a crash when no death of known time was seen: a broken connection is noticed within this."""
+STEPS_TO_ADOPT = 3
+"""An island that took so many steps after a version should have come, and did not adopt it, never got it."""
+
+
+class Misfortune:
+    """``stops`` are those of each island, by its own reports."""
+
+    def __init__(self, seen: Observed, stops: Mapping[IslandId, Sequence[Stop]], policy: JobPolicy) -> None:
+        self._seen, self._stops, self._policy = seen, stops, policy
+        self.detect_s = median(seen.detections) if seen.detections else DETECT_S
+
+    @property
+    def silence_s(self) -> Duration:
+        """From when nothing got through until that was noticed."""
+        seen = [silence.lost_at - self._began(silence) for silence in self._seen.silences]
+        return median(seen) if seen else WorldPlan(()).silence_s
+
+    def _stop_in(self, silence: Silence) -> Stop | None:
+        since, until = silence.span(self._seen.until)
+        found = [stop for stop in self._stops[silence.island] if stop.since < until and since < stop.until]
+        return max(found, key=lambda stop: stop.until - stop.since, default=None)
+
+    def _began(self, silence: Silence) -> Instant:
+        """When the island stopped, by its own gap; without one, a little after it was last heard."""
+        stop = self._stop_in(silence)
+        if stop is not None and silence.restored_at is not None:
+            return min(silence.lost_at, silence.restored_at - (stop.until - stop.since))
+        return silence.heard_at
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Commands, crashes and silences, in time order."""
+        silence_s = self.silence_s
+        faults = [self._commanded(command) for command in self._seen.commands]
+        for island, at, asked in self._seen.crashes:
+            faults.append(Fault(at if asked else max(0.0, at - self.detect_s), FaultKind.CRASH, island))
+        for silence in self._seen.silences:
+            at = max(0.0, silence.lost_at - silence_s)
+            until = silence.restored_at
+            if until is None:  # never heard again: silent until well after it was given up
+                until = silence.lost_at + 2.0 * self._policy.suspect_timeout_s + silence_s
+            stood = silence.restored_at is None or self._stop_in(silence) is not None
+            kind = FaultKind.FREEZE if stood else FaultKind.CUT
+            faults.append(Fault(at, kind, silence.island, until - at))
+        return tuple(sorted(faults, key=lambda fault: (fault.at, fault.island, fault.kind)))
+
+    def _commanded(self, command: e.Command) -> Fault:
+        match command:
+            case e.KillRequested():
+                kind = FaultKind.KILL if command.restart else FaultKind.KILL_AND_KEEP_AWAY
+                return Fault(command.at, kind, command.island)
+            case e.ReaddRequested():
+                return Fault(command.at, FaultKind.READD, command.island)
+            case e.CancelRequested():
+                return Fault(command.at, FaultKind.CANCEL, self._policy.islands[0].island)
+
+    def publication_loss(self) -> float:
+        """Of the versions that an island had time to adopt before the next came, those it did not."""
+        lags = sorted(adoption.lag for adoption in self._seen.adoptions)
+        usual = lags[len(lags) * 19 // 20] if lags else 0.0
+        lost = adopted = 0
+        for (island, _), versions in self._seen.published.items():
+            followers = [at for _, at, _ in versions[1:]]
+            for (_, at, taken), until in zip(versions, [*followers, inf], strict=True):
+                if taken:
+                    adopted += 1
+                elif until - at > usual and self._could_adopt(island, at + usual, until):
+                    lost += 1
+        return lost / (lost + adopted) if lost else 0.0
+
+    def _could_adopt(self, island: IslandId, at: Instant, until: Instant) -> bool:
+        for (name, _), life in self._seen.lives.items():
+            if name == island and life.told_at is not None and life.told_at <= at < life.ended_at:
+                after = [report for report in life.reports if at < report.at < until]
+                quiet = any(s.island == island and s.heard_at < until for s in self._seen.silences if s.lost_at > at)
+                return not quiet and bool(after) and after[-1].steps_total - after[0].steps_total >= STEPS_TO_ADOPT
+        return False

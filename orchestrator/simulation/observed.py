@@ -1,0 +1,259 @@
+"""What a tape shows of the world it was made in, gathered in one pass: how long everything took, and what went wrong.
+
+A fold over (event, effects) like those of ``accounting``, of a live job or a simulated one. Responsible for pairing each
+request with its answer and each letter with the one before it; ``fit`` makes a world of what was seen. Refuses to guess.
+
+Two letters of an island that speak of the same tokens were sent together, at one boundary: the time between them is the
+carriage of the second alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, Instant, IslandId, PayloadId, Version
+
+LifeId = tuple[IslandId, Incarnation]
+
+
+@dataclass(slots=True)
+class ObservedLife:
+    """One incarnation: when each part of its start was asked for and answered, and everything it reported."""
+
+    asked_at: Instant
+    placed_at: Instant | None = None
+    refused_at: Instant | None = None
+    ready_at: Instant | None = None
+    state_asked_at: Instant | None = None
+    caught_up_at: Instant | None = None
+    told_at: Instant | None = None
+    ended_at: Instant = inf
+    reports: list[e.ProgressReported] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Silence:
+    """A connection that was lost without its process known to be dead. ``restored_at`` is ``None`` if it never came back."""
+
+    island: IslandId
+    incarnation: Incarnation
+    heard_at: Instant
+    lost_at: Instant
+    restored_at: Instant | None = None
+
+    def span(self, end: Instant) -> tuple[Instant, Instant]:
+        """From when it was last heard until it was heard again, or until ``end``."""
+        return self.heard_at, end if self.restored_at is None else self.restored_at
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """``lag`` is from the publication of a version to hearing of its adoption."""
+
+    island: IslandId
+    lag: Duration
+
+
+class Observed:
+    """The fold. ``apply`` every step; then everything public is what was seen, in the order it was."""
+
+    def __init__(self) -> None:
+        self.until: Instant = 0.0
+        self.seeded_at: Instant | None = None
+        self.finished = False
+        self.lives: dict[LifeId, ObservedLife] = {}
+        self.silences: list[Silence] = []
+        self.commands: list[e.Command] = []
+        self.crashes: list[tuple[IslandId, Instant, bool]] = []
+        """Island, when, and whether that is when it was asked for (and not when its end was heard of)."""
+        self.letters: list[Duration] = []
+        self.pulls: list[Duration] = []
+        self.merges: list[Duration] = []
+        self.evaluations: list[Duration] = []
+        self.evaluations_alone: list[Duration] = []
+        """From when the job began to end, or from being asked for if that was later."""
+        self.kills: list[Duration] = []
+        """From asking for a kill until the island was last heard."""
+        self.detections: list[Duration] = []
+        """From there until its end was."""
+        self.report_gaps: list[Duration] = []
+        """Stepping time between two reports of which the second was asked for by nothing but time."""
+        self.adoptions: list[Adoption] = []
+        self.published: dict[tuple[IslandId, FragmentId], list[tuple[Version, Instant, bool]]] = {}
+        """To whom: version, when, and whether it was adopted."""
+        self.arrived = self.repeated = self.unusable = 0
+        self.catch_ups = self.catch_ups_failed = 0
+        self.keeps_work = False
+        self._heard: dict[LifeId, tuple[Instant, int]] = {}
+        self._payloads: set[PayloadId] = set()
+        self._merging: dict[tuple[FragmentId, Version], Instant] = {}
+        self._evaluating: dict[int, Instant] = {}
+        self._ending_at: Instant | None = None
+        self._killed: dict[LifeId, Instant] = {}
+        self._silent: dict[LifeId, Silence] = {}
+        self._unasked: dict[LifeId, Duration] = {}
+        """Gaps between reports of which it is not yet known whether something made the island say more."""
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        self.until = max(self.until, event.at)
+        match event:
+            case e.OuterStateSeeded():
+                self.seeded_at = event.at
+            case e.ProgressReported() | e.FragmentAdopted():
+                self._letter(event)
+            case e.ContributionArrived() | e.ContributionUnusable():
+                self._contribution(event)
+            case e.MergeCompleted():
+                if (asked := self._merging.pop((event.fragment, event.version), None)) is not None:
+                    self.merges.append(event.at - asked)
+            case e.EvaluationCompleted() | e.EvaluationFailed():
+                if (asked := self._evaluating.pop(event.global_version, None)) is not None:
+                    alone = self._ending_at is not None
+                    kept = self.evaluations_alone if alone else self.evaluations
+                    kept.append(event.at - max(asked, self._ending_at or 0.0))
+            case e.ConnectionLost():
+                self._lost(event)
+            case e.ConnectionRestored():
+                if (silence := self._silent.pop((event.island, event.incarnation), None)) is not None:
+                    silence.restored_at = event.at
+            case e.IslandPlaced() | e.PlacementFailed() | e.IslandReady() | e.IslandCaughtUp() | e.CatchUpFailed():
+                self._starting(event)
+        for effect in effects:
+            self._asked(event, effect)
+
+    # ── what was asked ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _asked(self, event: e.Event, effect: f.Effect) -> None:
+        at = event.at
+        match effect:
+            case f.PlaceIsland():
+                self.lives[effect.island, effect.incarnation] = ObservedLife(at)
+            case f.BeginCatchUp():
+                self.lives[effect.island, effect.incarnation].state_asked_at = at
+                self.catch_ups += 1
+            case f.StartTraining():
+                life = self.lives[effect.island, effect.incarnation]
+                life.told_at = at if life.told_at is None else life.told_at
+            case f.KillIsland():
+                key = (effect.island, effect.incarnation)
+                if key not in self._killed and not isinstance(event, e.KillRequested | e.IslandPlaced):
+                    self.crashes.append((effect.island, at, True))
+                self._killed.setdefault(key, at)
+            case f.StopIsland():
+                self._end((effect.island, effect.incarnation), at)
+            case f.MergeFragment():
+                self._merging[effect.fragment, effect.version] = at
+            case f.PublishFragment():
+                for to in effect.recipients:
+                    versions = self.published.setdefault((to.island, effect.fragment), [])
+                    again = isinstance(event, e.ContributionArrived)  # the core holds the one before for lost
+                    if not versions or versions[-1][0] < effect.version + again:
+                        versions.append((effect.version, at, False))
+            case f.Evaluate():
+                self._evaluating[effect.global_version] = at
+            case f.FlushIsland():
+                self._ending_at = at if self._ending_at is None else self._ending_at
+            case f.ResolveCommand(accepted=True):
+                if isinstance(event, e.Command):
+                    self.commands.append(event)
+            case f.FinishJob():
+                self.finished = True
+
+    # ── what was answered ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _starting(
+        self, event: e.IslandPlaced | e.PlacementFailed | e.IslandReady | e.IslandCaughtUp | e.CatchUpFailed
+    ) -> None:
+        life = self.lives.get((event.island, event.incarnation))
+        if life is None:
+            return
+        match event:
+            case e.IslandPlaced():
+                life.placed_at = event.at
+            case e.PlacementFailed():
+                life.refused_at = event.at
+            case e.IslandReady():
+                life.ready_at = event.at
+            case e.IslandCaughtUp():
+                life.caught_up_at = event.at
+            case e.CatchUpFailed():
+                self.catch_ups_failed += 1
+
+    def _letter(self, event: e.ProgressReported | e.FragmentAdopted) -> None:
+        key = (event.island, event.incarnation)
+        life = self.lives.get(key)
+        if life is None:
+            return
+        if event.tokens_total < self._heard.get(key, (0.0, 0))[1]:
+            return  # told again, or overtaken
+        self._settle_gap(key, event.tokens_total)
+        if self._together(key, event.tokens_total):
+            self.letters.append(event.at - self._heard[key][0])
+        self._heard[key] = (event.at, event.tokens_total)
+        if isinstance(event, e.ProgressReported):
+            if life.reports and event.steps_total <= life.reports[-1].steps_total:
+                return
+            if life.reports:  # by its own clock: after a silence, much comes at once
+                self._unasked[key] = event.stepping_seconds - life.reports[-1].stepping_seconds
+            life.reports.append(event)
+            return
+        self.keeps_work = self.keeps_work or event.kept_tokens > 0
+        versions = self.published.get((event.island, event.fragment), [])
+        for n in reversed(range(len(versions))):
+            version, at, adopted = versions[n]
+            if version == event.version:
+                if not adopted:
+                    versions[n] = (version, at, True)
+                    self.adoptions.append(Adoption(event.island, event.at - at))
+                break
+
+    def _contribution(self, event: e.ContributionArrived | e.ContributionUnusable) -> None:
+        c = event.contribution
+        key = (c.island, c.incarnation)
+        if c.payload in self._payloads:
+            self.repeated += 1
+            return
+        self._payloads.add(c.payload)
+        self._settle_gap(key, c.tokens_total)
+        self.arrived += isinstance(event, e.ContributionArrived)
+        self.unusable += isinstance(event, e.ContributionUnusable)
+        if self._together(key, c.tokens_total):
+            self.pulls.append(event.at - self._heard[key][0])
+        self._heard[key] = (event.at, c.tokens_total)
+
+    def _together(self, key: LifeId, tokens_total: int) -> bool:
+        return key in self._heard and self._heard[key][1] == tokens_total and key not in self._silent
+
+    def _settle_gap(self, key: LifeId, tokens_total: int) -> None:
+        """A report was due by time alone if the next letter is of another boundary."""
+        gap = self._unasked.pop(key, None)
+        if gap is not None and self._heard[key][1] != tokens_total:
+            self.report_gaps.append(gap)
+
+    # ── what went wrong ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _lost(self, event: e.ConnectionLost) -> None:
+        key = (event.island, event.incarnation)
+        life = self.lives.get(key)
+        if life is None or event.at >= life.ended_at:
+            return
+        if event.dead:
+            if (killed_at := self._killed.get(key)) is not None:
+                died_at = max(killed_at, self._heard.get(key, (killed_at, 0))[0])
+                self.kills.append(died_at - killed_at)
+                self.detections.append(event.at - died_at)
+            else:
+                self.crashes.append((event.island, event.at, False))
+            self._end(key, event.at)
+        elif key not in self._silent:
+            heard_at = self._heard.get(key, (life.placed_at or life.asked_at, 0))[0]
+            silence = self._silent[key] = Silence(event.island, event.incarnation, heard_at, event.at)
+            self.silences.append(silence)
+
+    def _end(self, key: LifeId, at: Instant) -> None:
+        life = self.lives.get(key)
+        if life is not None:
+            life.ended_at = min(life.ended_at, at)

@@ -1,0 +1,57 @@
+"""How the simulated world makes an island's process, and ends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.simulation.host import Host
+from orchestrator.simulation.island import SimulatedIsland
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.world import World
+
+
+def place(world: World, effect: f.PlaceIsland) -> None:
+    """A process is made, after a while, or there is no room for it."""
+    tokens_per_step = world.tokens_per_step[effect.island]
+    process = SimulatedIsland(
+        effect.island,
+        effect.incarnation,
+        world.policy,
+        tokens_per_step,
+        world.plan.adoption,
+        median_over=world.plan.median_over,
+    )
+    host = world.hosts[effect.island, effect.incarnation] = Host(process)
+    life = world.life(host)
+    fails = world.chance(world.plan.placement_failure) or life.placement_fails
+
+    def answer() -> None:
+        if not host.alive:
+            return
+        if fails:
+            host.alive = False
+            reason = f"{effect.node_group} has no room"
+            world.unless_over(e.PlacementFailed(world.now, effect.island, effect.incarnation, reason))
+            return
+        host.placed = True
+        pid = 1000 + len(world.hosts)
+        world.unless_over(e.IslandPlaced(world.now, effect.island, effect.incarnation, effect.node_group, pid))
+        world.links.make_ready(host)
+
+    world.later(world.draw(world.plan.place_s) if life.place_s is None else life.place_s, answer)
+
+
+def end(world: World, effect: f.KillIsland | f.StopIsland) -> None:
+    """The process is ended once it can be reached; only of one that was killed is its end heard."""
+    host = world.hosts.get((effect.island, effect.incarnation))
+    if host is None:
+        return
+    if isinstance(effect, f.StopIsland):
+        world.reach(host, lambda: world.die(host, effect.reason, said=False))
+    elif (takes := world.draw(world.plan.kill_s)) > 0.0:
+        world.later(takes, lambda: world.reach(host, lambda: world.die(host, effect.reason, said=True)))
+    else:
+        world.reach(host, lambda: world.die(host, effect.reason, said=True))

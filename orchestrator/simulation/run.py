@@ -1,0 +1,207 @@
+"""Runs what a specification asks for: every system under the same failures, at one level or at both.
+
+    result = simulate(spec, on_progress);  result.rows, result.plain()
+
+All systems at fleet level advance together, one batch of virtual time after the other, so that an interruption (Ctrl-C)
+finds them at the same instant; what they came to until then is the result, marked as partial. The protocol level follows,
+on the capacities that the fleet level found for ``decoupled``. Refuses to know: files, terminals, and what is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from orchestrator.core.vocabulary import Duration
+from orchestrator.plain import finite
+from orchestrator.simulation import bandwidth, run_protocol
+from orchestrator.simulation.fleet import Cause, FleetOutcome, FleetPlan, System
+from orchestrator.simulation.fleet_tape import FleetTape, fleet_header
+from orchestrator.simulation.fleet_world import FleetWorld
+from orchestrator.simulation.spec import SimulationSpec
+from orchestrator.tape.schema import FleetHeader, Header, Record
+
+FLEET_PART = 0.25
+"""Of the progress bar, when the protocol level comes after."""
+Progress = Callable[[float, str], None]
+
+
+class TapeSink(Protocol):
+    """A tape that is being written (``tape.storage.TapeWriter``)."""
+
+    def append(self, record: Record) -> None: ...
+
+    def append_lines(self, lines: bytes, count: int) -> None: ...
+
+
+OpenTape = Callable[[str, Header | FleetHeader], TapeSink]
+"""Called once for each of ``tape_names``, with its header."""
+
+
+PROTOCOL_TAPE = "decoupled-protocol"
+
+
+def tape_names(spec: SimulationSpec) -> tuple[str, ...]:
+    """The runs of which tapes are written: every system's fleet, or, where the protocol runs, the protocol's alone."""
+    if spec.world is not None:
+        return ("world",)
+    return spec.systems if spec.level == "fleet" else (PROTOCOL_TAPE,)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """``rows`` are plain data, one for each system and level, in the order of the specification."""
+
+    spec: SimulationSpec
+    rows: tuple[Mapping[str, Any], ...]
+    simulated_s: Duration
+    partial: bool = False
+    notes: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        about = {"name": self.spec.name, "seed": self.spec.seed, "duration_s": self.spec.duration}
+        told: dict[str, Any] = finite(
+            {
+                **about,
+                "simulated_s": self.simulated_s,
+                "partial": self.partial,
+                "systems": self.rows,
+                "notes": self.notes,
+            }
+        )
+        return told
+
+
+def simulate(
+    spec: SimulationSpec, on_progress: Progress = lambda _ratio, _what: None, open_tape: OpenTape | None = None
+) -> Simulated:
+    """Everything the specification asks for, or what of it was done when Ctrl-C came."""
+    if spec.world is not None:
+        from orchestrator.simulation.run_world import simulate_world
+
+        return simulate_world(spec, on_progress, open_tape)
+    with_protocol = spec.level != "fleet"
+    share = FLEET_PART if with_protocol else 1.0
+    systems: tuple[str, ...] = spec.systems if spec.level != "protocol" else ("decoupled",)
+    worlds = {
+        system: _fleet_world(spec, System(system), open_tape if spec.level == "fleet" else None) for system in systems
+    }
+    finished = _advance(worlds, lambda ratio, what: on_progress(share * ratio, what))
+    outcomes = {system: world.outcome() for system, world in worlds.items()}
+    rows = [
+        _fleet_row(spec, worlds[system].plan, outcome) for system, outcome in outcomes.items() if outcome.duration > 0.0
+    ]
+    simulated_s = min((outcome.duration for outcome in outcomes.values()), default=0.0)
+    if not (with_protocol and finished):
+        return Simulated(spec, tuple(rows), simulated_s, partial=not finished)
+    fleet = outcomes["decoupled"]
+
+    def show(ratio: float) -> None:
+        on_progress(share + (1.0 - share) * ratio, "protocol")
+
+    told, records = run_protocol.run(spec, worlds["decoupled"].plan, fleet, show)
+    if open_tape is not None:
+        sink = open_tape(PROTOCOL_TAPE, records.header)
+        for record in records.records:
+            sink.append(record)
+    if told.until > 0.0:
+        row = run_protocol.row_of(fleet, told)
+        rows = [*rows, row] if spec.level == "both" else [row]
+    return Simulated(spec, tuple(rows), told.until, partial=told.until < spec.duration)
+
+
+def fleet_plan(spec: SimulationSpec, system: System) -> FleetPlan:
+    """The specification as the fleet level's plan of one system."""
+    assert spec.fleet is not None
+    given = spec.fleet
+    plan = FleetPlan(
+        chips=given.chips,
+        duration=spec.duration,
+        system=system,
+        learners=given.learners,
+        chips_per_slice=given.chips_per_slice,
+        mtbi_chip=given.mtbi_chip,
+        return_time=given.return_time,
+        stall_down=given.stall_down,
+        stall_up=given.stall_up,
+        restart=given.restart,
+        step_s=spec.step_s,
+        fragments=spec.synchroniser.fragments,
+        interval_steps=spec.synchroniser.interval_steps,
+        overlap_steps=spec.synchroniser.overlap_steps,
+        scavenged=given.visits(),
+    )
+    return replace(plan, step_factors=spec.speed_factors()) if plan.learner_count > 1 else plan
+
+
+# ── fleet level ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _fleet_world(spec: SimulationSpec, system: System, open_tape: OpenTape | None) -> FleetWorld:
+    plan = fleet_plan(spec, system)
+    tape = FleetTape(plan, open_tape(str(system), fleet_header(plan, spec.seed))) if open_tape else None
+    keeps = spec.level != "fleet" and system is System.DECOUPLED
+    return FleetWorld(plan, spec.seed, tape=tape, keep_capacity=keeps)
+
+
+def _advance(worlds: Mapping[str, FleetWorld], on_progress: Progress) -> bool:
+    """All of them to their end, together. Whether they got there."""
+    runs: dict[str, Iterator[float]] = {system: world.batches() for system, world in worlds.items()}
+    ended = object()
+    try:
+        while runs:
+            for system, run in list(runs.items()):
+                done = next(run, ended)
+                if done is ended:
+                    del runs[system]
+                elif isinstance(done, float):
+                    on_progress(done, system)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _fleet_row(spec: SimulationSpec, plan: FleetPlan, outcome: FleetOutcome) -> dict[str, Any]:
+    badput = {str(spent.cause): spent.ratio for spent in outcome.badput if spent.ratio > 0.0}
+    stepping = 1.0 - math.fsum(ratio for cause, ratio in badput.items() if cause not in (Cause.AWAY, Cause.UNUSED))
+    merges, contributors = _rounds(plan, outcome, stepping)
+    return {
+        "system": str(outcome.system),
+        "level": "fleet",
+        "learners": outcome.learners,
+        "chips": outcome.chips,
+        "goodput": outcome.goodput,
+        "stderr": outcome.stderr,
+        "uptime": outcome.uptime,
+        "badput": badput,
+        "merges": merges,
+        "contributors_mean": contributors,
+        "bandwidth_gbps": bandwidth.mean_gbps(str(outcome.system), traffic(spec)) * stepping,
+    }
+
+
+def _rounds(plan: FleetPlan, outcome: FleetOutcome, stepping: float) -> tuple[int | None, float | None]:
+    """Merges of systems in lock-step, from how far they got. How decoupled merges is the protocol level's to say."""
+    if plan.system not in (System.DILOCO, System.STREAMING_DILOCO):
+        return None, None
+    slowest = plan.step_s * max(plan.step_factors, default=1.0)
+    fragments = plan.fragments if plan.system is System.STREAMING_DILOCO else 1
+    return int(stepping * outcome.duration / (slowest * plan.interval_steps)) * fragments, float(outcome.learners)
+
+
+def traffic(spec: SimulationSpec) -> bandwidth.Traffic:
+    """What the links have to carry; one job of all learners spans as many places as there are learners."""
+    links, sync = spec.links, spec.synchroniser
+    return bandwidth.Traffic(
+        parameters=links.parameters,
+        step_s=spec.step_s,
+        learners=max(2, spec.fleet.learners if spec.fleet else 2),
+        fragments=sync.fragments,
+        interval_steps=sync.interval_steps,
+        overlap_steps=sync.overlap_steps,
+        gradient_bits=max(16.0, links.bits),
+        wire_bits=links.bits,
+        round_trip_s=2.0 * links.latency,
+    )

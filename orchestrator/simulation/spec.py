@@ -1,0 +1,297 @@
+"""A simulation's specification: what a user writes, validated once, frozen, every problem reported together.
+
+    fleet  how many chips, how they fail, stall and return      steps  how long an inner step takes, and on how many tokens
+    synchroniser  the job specification's section                links  what is sent, and over what
+
+or ``world``, as `atoll tape fit` writes it. Every field has a unit, a default and a reason. Durations are numbers of seconds
+or carry a unit (``distributions``). Refuses to know: files, and how anything is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from orchestrator.core.vocabulary import Duration, Instant
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.sections import Count, Name, Positive, Ratio, Section, SynchroniserSection
+from orchestrator.simulation import distributions, worldfile
+from orchestrator.simulation.distributions import Constant, Distribution, Exponential
+from orchestrator.simulation.fleet import CHIPS_PER_SLICE, RESTART_S, RETURN_S, STALL_S, Scavenged
+
+System = Literal["data-parallel", "elastic-data-parallel", "diloco", "streaming-diloco", "decoupled"]
+ALL_SYSTEMS: tuple[System, ...] = (
+    "data-parallel",
+    "elastic-data-parallel",
+    "diloco",
+    "streaming-diloco",
+    "decoupled",
+)
+ISLAND_STEPS_MAX = 200_000
+"""At protocol level: inner steps of all learners together. About three events each, so a minute of computing."""
+EXAMPLE = "deploy/configs/simulate.yaml"
+_BITS = {"bps": 1.0, "kbps": 1e3, "mbps": 1e6, "gbps": 1e9, "tbps": 1e12}
+
+
+def _duration(value: Any) -> Duration:
+    try:
+        return distributions.duration(value)
+    except ConfigurationError as error:
+        raise PydanticCustomError("duration", "{said}", {"said": str(error)}) from error
+
+
+def _positive_duration(value: Any) -> Duration:
+    seconds = _duration(value)
+    if seconds <= 0.0:
+        raise PydanticCustomError(
+            "duration", "{said}", {"said": f"{value!r} must be more than 0. Write 90s, 30min, 1y."}
+        )
+    return seconds
+
+
+def _distribution(value: Any) -> Distribution:
+    try:
+        return distributions.parse(value)
+    except ConfigurationError as error:
+        raise PydanticCustomError("duration", "{said}", {"said": str(error)}) from error
+
+
+def _bandwidth(value: Any) -> float:
+    """Bits per second out of a number, or a number with a unit."""
+    said = f"{value!r} is no bandwidth. Write bits per second, or a number with a unit: 800Mbps, 5Gbps."
+    if isinstance(value, str):
+        digits = value.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/")
+        unit = value.strip()[len(digits) :].lower().replace("bit/s", "bps").replace("b/s", "bps")
+        try:
+            bits = float(digits) * _BITS[unit or "bps"]
+        except (ValueError, KeyError):
+            raise PydanticCustomError("bandwidth", "{said}", {"said": said}) from None
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        bits = float(value)
+    else:
+        raise PydanticCustomError("bandwidth", "{said}", {"said": said})
+    if not 0.0 < bits < float("inf"):
+        raise PydanticCustomError("bandwidth", "{said}", {"said": said})
+    return bits
+
+
+Seconds = Annotated[Duration, PlainValidator(_duration)]
+PositiveSeconds = Annotated[Duration, PlainValidator(_positive_duration)]
+Spread = Annotated[Distribution, PlainValidator(_distribution)]
+Bandwidth = Annotated[float, PlainValidator(_bandwidth)]
+Number = Annotated[int, PlainValidator(lambda value: _whole(value))]
+
+
+def _whole(value: Any) -> int:
+    """A count that may be written 12e9 or 1_200_000: YAML reads some of these as text."""
+    try:
+        number = float(value) if not isinstance(value, bool) else float("nan")
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not (number >= 1.0 and number == int(number)):
+        raise PydanticCustomError(
+            "number", "{said}", {"said": f"{value!r} is no count. Write a whole number from 1 on."}
+        )
+    return int(number)
+
+
+class Visit(Section):
+    """Chips that are there from one instant until another, on top of the fleet's own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    chips: Number
+    since: Seconds = Field(0.0, alias="from")
+    until: PositiveSeconds
+
+
+class FleetSection(Section):
+    """Chips in slices: a failing chip takes its slice out. The defaults of the stalls are those ``calibration`` fitted."""
+
+    chips: Number
+    chips_per_slice: Count = CHIPS_PER_SLICE
+    learners: Count = 8
+    mtbi_chip: PositiveSeconds = distributions.UNITS["y"]
+    return_time: Spread = Exponential(RETURN_S)
+    stall_down: Spread = Constant(STALL_S)
+    stall_up: Spread = Constant(STALL_S)
+    restart: Spread = Constant(RESTART_S)
+    scavenged: tuple[Visit, ...] = ()
+
+    def visits(self) -> tuple[Scavenged, ...]:
+        return tuple(Scavenged(one.chips, one.since, one.until) for one in self.scavenged)
+
+
+class SpeedClass(Section):
+    """So many learners whose steps take ``factor`` times as long."""
+
+    learners: Count
+    factor: Positive = 1.0
+
+
+class StepsSection(Section):
+    """``step_time`` is drawn anew for every step at protocol level; its mean is what the fleet level needs.
+
+    A constant one is spread by ``jitter_ratio`` either way. Not 0 by default: learners that all step in exactly the same
+    time keep their phases for ever, and one that is behind the first by more than the grace window is late every time.
+    """
+
+    step_time: Spread = Constant(1.0)
+    jitter_ratio: Ratio = 0.05
+    speed_classes: tuple[SpeedClass, ...] = ()
+    tokens_per_step: Number = 1024
+
+
+class LinksSection(Section):
+    """One link a learner, full duplex; ``latency`` is one way. ``bits`` are those of a parameter on the wire."""
+
+    bandwidth: Bandwidth = 5e9
+    latency: Seconds = 0.03
+    parameters: Number = 12_000_000_000
+    bits: Positive = 16.0
+
+
+class SimulationSpec(Section):
+    """The whole. ``level: both`` runs decoupled at protocol level too, on the same capacities."""
+
+    name: Name = "simulation"
+    seed: int = 0
+    duration: PositiveSeconds
+    systems: Annotated[tuple[System, ...], Field(min_length=1)] = ALL_SYSTEMS
+    level: Literal["fleet", "protocol", "both"] = "fleet"
+    fleet: FleetSection | None = None
+    steps: StepsSection = StepsSection()
+    synchroniser: SynchroniserSection = SynchroniserSection(fragments=24, interval_steps=24)
+    links: LinksSection = LinksSection()
+    world: dict[str, Any] | None = None
+
+    @property
+    def step_s(self) -> Duration:
+        return self.steps.step_time.mean
+
+    def speed_factors(self) -> tuple[float, ...]:
+        """Of each learner, in order."""
+        classes = self.steps.speed_classes
+        if not classes:
+            return (1.0,) * (self.fleet.learners if self.fleet else 0)
+        return tuple(one.factor for one in classes for _ in range(one.learners))
+
+
+def parse(document: Mapping[str, Any]) -> SimulationSpec:
+    """Validate a whole specification. Raises InvalidJobSpec with every problem at once, each with its remedy."""
+    problems: list[Problem] = []
+    spec: SimulationSpec | None = None
+    try:
+        spec = SimulationSpec.model_validate(dict(document))
+        sections: Mapping[str, Any] = {name: getattr(spec, name) for name in SimulationSpec.model_fields}
+    except ValidationError as error:
+        problems += [_problem_of(item) for item in error.errors()]
+        sections = _valid_sections(document)
+    problems += _between_sections(document, sections)
+    if problems or spec is None:
+        raise InvalidJobSpec(detail="the simulation cannot be run as specified", problems=tuple(problems))
+    return spec
+
+
+def _problem_of(item: Any) -> Problem:
+    path = ".".join(str(part) for part in item["loc"]) or "(the whole document)"
+    if item["type"] in ("duration", "bandwidth", "number"):
+        return Problem(path, item["msg"], "")
+    remedies = {
+        "extra_forbidden": f"Remove it, or correct its spelling; {EXAMPLE} is a complete example.",
+        "missing": "Add it.",
+    }
+    given = "" if item["type"] == "missing" else f" (given: {item['input']!r:.60})"
+    return Problem(path, f"{item['msg']}{given}.", remedies.get(item["type"], "Change the value accordingly."))
+
+
+def _valid_sections(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Those top-level fields that are right on their own, so that rules between them are still checked."""
+    valid: dict[str, Any] = {}
+    for name, field in SimulationSpec.model_fields.items():
+        if name not in document and field.is_required():
+            continue
+        try:
+            kind: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field])  # type: ignore[arg-type]
+            valid[name] = kind.validate_python(document.get(name, field.default))
+        except ValidationError:
+            continue
+    return valid
+
+
+def _between_sections(document: Mapping[str, Any], sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """The rules that need more than one field."""
+    fleet, world, duration = sections.get("fleet"), sections.get("world"), sections.get("duration")
+    if "fleet" not in document and "world" not in document:
+        remedy = f"Describe the fleet ({EXAMPLE}), or give the world that `atoll tape fit` wrote."
+        yield Problem("fleet", "is missing, and so is world.", remedy)
+    if fleet and world:
+        yield Problem("world", "stands beside fleet.", "Give one of the two: a fitted world has its own islands.")
+    if world:
+        try:
+            worldfile.parse(world)
+        except InvalidJobSpec as error:
+            yield from error.problems
+    if fleet:
+        yield from _fleet_problems(fleet, sections.get("steps"), duration)
+    if sync := sections.get("synchroniser"):
+        yield from _synchroniser_problems(sync, fleet)
+    if sections.get("level") in ("protocol", "both"):
+        yield from _protocol_problems(fleet, sections.get("steps"), sections.get("systems"), duration)
+
+
+def _fleet_problems(fleet: FleetSection, steps: StepsSection | None, duration: Instant | None) -> Iterable[Problem]:
+    slices = fleet.chips // fleet.chips_per_slice
+    if slices < fleet.learners:
+        yield Problem(
+            "fleet.chips",
+            f"is {fleet.chips}, which makes {slices} slices of {fleet.chips_per_slice} for {fleet.learners} learners.",
+            f"Give at least {fleet.learners * fleet.chips_per_slice} chips, or fewer learners or smaller slices.",
+        )
+    counted = sum(one.learners for one in steps.speed_classes) if steps else 0
+    if counted and counted != fleet.learners:
+        remedy = f"Make them add up to {fleet.learners}, or change fleet.learners."
+        yield Problem("steps.speed_classes", f"name {counted} learners, the fleet has {fleet.learners}.", remedy)
+    for n, extra in enumerate(fleet.scavenged):
+        path = f"fleet.scavenged.{n}"
+        if extra.until <= extra.since:
+            yield Problem(path, "ends before it begins.", "Make until later than from.")
+        elif duration is not None and extra.since >= duration:
+            yield Problem(path, "begins after the simulation's end.", "Begin earlier, or lengthen duration.")
+        if extra.chips < fleet.chips_per_slice:
+            remedy = f"Give at least {fleet.chips_per_slice}, one slice."
+            yield Problem(f"{path}.chips", f"is {extra.chips}, less than a slice.", remedy)
+
+
+def _synchroniser_problems(sync: SynchroniserSection, fleet: FleetSection | None) -> Iterable[Problem]:
+    if fleet and sync.quorum > fleet.learners:
+        remedy = f"Lower it to at most {fleet.learners}, or add learners."
+        yield Problem("synchroniser.quorum", f"is {sync.quorum}, but there are {fleet.learners} learners.", remedy)
+    if sync.overlap_steps >= sync.interval_steps:
+        message = f"is {sync.overlap_steps}, not below interval_steps {sync.interval_steps}."
+        remedy = "A fragment must come back before it is due again: lower overlap_steps."
+        yield Problem("synchroniser.overlap_steps", message, remedy)
+    if sync.adoption == "rebase" and sync.staleness_max:
+        message = f"is {sync.staleness_max} with adoption rebase, by which a learner offers again what was late."
+        yield Problem("synchroniser.staleness_max", message, "Set it to 0: work would be counted twice.")
+
+
+def _protocol_problems(
+    fleet: FleetSection | None, steps: StepsSection | None, systems: tuple[System, ...] | None, duration: Instant | None
+) -> Iterable[Problem]:
+    if systems is not None and "decoupled" not in systems:
+        remedy = "Add decoupled to systems, or set level: fleet."
+        yield Problem("level", "asks for the protocol, which only decoupled has.", remedy)
+    if fleet and steps and duration is not None and steps.step_time.mean > 0.0:
+        count = duration / steps.step_time.mean * fleet.learners
+        if count > ISLAND_STEPS_MAX:
+            longest = ISLAND_STEPS_MAX * steps.step_time.mean / fleet.learners
+            yield Problem(
+                "duration",
+                f"makes {count:.3g} inner steps of all learners, too many to simulate one by one.",
+                f"Lower it to at most {longest:.0f}s, lengthen steps.step_time, or set level: fleet.",
+            )
+    if steps and steps.step_time.mean <= 0.0:
+        yield Problem("steps.step_time", "takes no time.", "Give a step more than 0 seconds.")

@@ -1,0 +1,197 @@
+"""The swarm: whole configurations from seeds, every sentence checked after every event, and one command to see it again.
+
+    python -m orchestrator.simulation.swarm --seed N                 one seed, and what came of it
+    python -m orchestrator.simulation.swarm --first N --count N      many, with progress; Ctrl-C keeps what there is
+
+Responsible for: running what ``configurations`` draws in ``weather`` under ``checkers``, and asking at the end what no
+single event can answer: did the job end as it must, do the ledger's figures agree with the checkers', was nothing counted
+that was never trained, does the tape replay to the bit. A failure carries seed, sentence, story and the command.
+
+The checkers stand outside: bookkeeping of their own, from events and effects alone. Source: FoundationDB's and TigerBeetle's
+simulators (one seed, faults injected, checkers outside the system).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import fsum, isclose
+
+from orchestrator.core import effects as f
+from orchestrator.errors import InternalError
+from orchestrator.simulation.checkers import Checkers
+from orchestrator.simulation.checkers.violation import require
+from orchestrator.simulation.configurations import draw
+from orchestrator.simulation.weather import RoughWorld
+from orchestrator.simulation.world import World
+from orchestrator.tape.driver import STORY_LENGTH, tell
+from orchestrator.tape.replay import replay
+
+UNTIL_S = 3600.0
+"""Virtual time after which a job that has not ended never will: they are meant to last some ten seconds."""
+FAILURES_MAX = 10
+"""A soak stops here: it is most likely always the same bug."""
+PROGRESS_EVERY = 10
+"""Seeds; a second or two."""
+COMMAND = "python -m orchestrator.simulation.swarm --seed"
+
+
+@dataclass(eq=False, kw_only=True)
+class SwarmFailure(InternalError):
+    """Under this seed something did not hold. ``detail`` says what, ``story`` what happened before."""
+
+    seed: int
+    features: tuple[str, ...]
+    story: str
+
+    def __str__(self) -> str:
+        return (
+            f"Seed {self.seed} fails: {self.detail}\nSwitched on: {', '.join(self.features)}.\n"
+            f"The last steps:\n{self.story}\nTo see it again: {COMMAND} {self.seed}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Survived:
+    """What came of a seed under which everything held.
+
+    ``waited_ratio`` is the longest wait of a fragment, in patience; ``advancing`` whether a quorum trained on after all
+    faults for longer than that; ``seen`` every kind of event, effect and reason on the tape.
+    """
+
+    seed: int
+    events: int
+    merges: int
+    outcome: str
+    digest: str
+    waited_ratio: float
+    advancing: bool
+    seen: frozenset[str]
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.seed}: {self.outcome}, {self.events} events, {self.merges} merges, longest wait "
+            f"{self.waited_ratio:.2f} of what is allowed, tape {self.digest}"
+        )
+
+
+def run(seed: int) -> Survived:
+    """Run one seed's world to its end. Raises ``SwarmFailure`` if anything does not hold, then or on the way."""
+    drawn = draw(seed)
+    checkers = Checkers(drawn.policy, drawn.plan.calm_at, drawn.patience)
+    world = RoughWorld(drawn.policy, drawn.plan, seed, drawn.weather, folds=(checkers,))
+    try:
+        world.run(until=UNTIL_S)
+        _check_end(world, checkers)
+        again = replay(world.tape)
+        require(again.exact, "a tape replays exactly", again.divergence)
+    except Exception as error:  # whatever it is, the seed brings it back
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        story = notes or tell(world.sink.records[-STORY_LENGTH:])
+        detail = f"{type(error).__name__}: {error}"
+        raise SwarmFailure(detail=detail, seed=seed, features=tuple(sorted(drawn.features)), story=story) from error
+    return Survived(
+        seed=seed,
+        events=len(world.sink.records),
+        merges=sum(current.version for current in checkers.rounds.all),
+        outcome=str(world.finished.outcome) if world.finished else "waiting for an operator",
+        digest=again.digest,
+        waited_ratio=checkers.waited_max / drawn.patience,
+        advancing=checkers.advancing,
+        seen=frozenset(_names(world)),
+    )
+
+
+def _names(world: World) -> Iterator[str]:
+    for record in world.sink.records:
+        yield type(record.event).__name__
+        for effect in record.effects:
+            yield type(effect).__name__
+            if isinstance(effect, (f.RefuseContribution, f.ReleasePayload, f.MergeFragment)):
+                yield str(effect.reason)
+
+
+def _check_end(world: World, checkers: Checkers) -> None:
+    """Liveness: it ended, unless operators keep everybody away. And all books agree."""
+    lives = checkers.lives.all.values()
+    able = any(life.wanted and not life.given_up for life in lives)
+    away = any(not life.wanted for life in lives)
+    finished = world.finished
+    require(finished is not None or (away and not able), "a job ends once faults are over", lives)
+    for island, accounts in world.goodput.ledger.accounts.items():
+        merged_tokens = [account.merged for account in accounts]
+        same = merged_tokens == checkers.rounds.merged_tokens[island]
+        require(same, "the ledger counts as merged what was merged", (island, merged_tokens))
+        true = sum(host.process.tokens_total for (name, _), host in world.hosts.items() if name == island)
+        counted = world.goodput.ledger.trained[island]
+        require(counted <= true, "no more is counted than was trained", (island, counted, true))
+    if finished is not None:
+        _check_summary(world)
+
+
+def _check_summary(world: World) -> None:
+    summary = world.goodput.summary()
+    seconds = dict(summary["island_seconds"])
+    total, tokens = seconds.pop("total"), summary["tokens"]
+    adds_up = min(seconds.values()) >= 0.0 and isclose(fsum(seconds.values()), total, rel_tol=1e-9, abs_tol=1e-9)
+    require(adds_up, "classes of time add up", summary["island_seconds"])
+    require(tokens["in_flight"] == 0.0, "nothing is in flight after the job's end", tokens)
+    accounted = isclose(tokens["merged"] + tokens["discarded"], tokens["trained"], rel_tol=1e-9, abs_tol=1e-6)
+    require(accounted, "trained tokens are merged or discarded", tokens)
+
+
+# ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def soak(first: int, count: int) -> int:
+    """Run many seeds; returns how many failed. Says where it is now and then, and after Ctrl-C what there is."""
+    outcomes: Counter[str] = Counter()
+    failures: list[SwarmFailure] = []
+    events, advancing, waited = 0, 0, 0.0
+    try:
+        for n, seed in enumerate(range(first, first + count), start=1):
+            try:
+                survived = run(seed)
+            except SwarmFailure as failure:
+                print(failure, file=sys.stderr)
+                failures.append(failure)
+                if len(failures) == FAILURES_MAX:
+                    break
+                continue
+            outcomes[survived.outcome] += 1
+            events, advancing = events + survived.events, advancing + survived.advancing
+            waited = max(waited, survived.waited_ratio)
+            if n % PROGRESS_EVERY == 0:
+                print(f"{n} of {count} seeds, {events} events, {len(failures)} failures", flush=True)
+    except KeyboardInterrupt:
+        print("stopped; up to here:")
+    told = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
+    print(
+        f"{outcomes.total()} seeds held from {first} on ({told or 'none'}), {events} events, longest wait {waited:.2f}"
+    )
+    for failed in failures:
+        print(f"failed: {COMMAND} {failed.seed}")
+    return len(failures)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.simulation.swarm", description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--first", type=int, default=0, help="the first of many (default 0)")
+    parser.add_argument("--count", type=int, default=1000, help="how many (default 1000)")
+    asked = parser.parse_args(arguments)
+    if asked.seed is None:
+        return 1 if soak(asked.first, asked.count) else 0
+    try:
+        print(run(asked.seed))
+    except SwarmFailure as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

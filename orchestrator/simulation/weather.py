@@ -1,0 +1,62 @@
+"""A world with rougher weather than links and machines make: what is told is told again, late, or otherwise.
+
+Responsible for: what ``Synchroniser.handle`` promises to bear and the plain world does not try: any event repeated, also
+long afterwards (but for the first one of a tape), a timer that rings late, a process that lives on after it was told to stop
+and speaks, a payload that is not finite, an evaluator that fails. All by chance and none of it once the plan is calm.
+Refuses to know: the core, and what ought to come of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import JobPolicy, RefusalReason
+from orchestrator.simulation.host import Host
+from orchestrator.simulation.links import OVERTAKEN_S
+from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.world import World
+from orchestrator.tape.driver import Fold
+
+ECHO_S = (0.05, 8.0)
+GHOST_S = (0.1, 4.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """Probabilities per occasion. ``diverged`` makes an unusable payload one that is not finite."""
+
+    echo: float = 0.0
+    ghost: float = 0.0
+    late_timer: float = 0.0
+    diverged: float = 0.0
+    failed_evaluation: float = 0.0
+
+
+class RoughWorld(World):
+    """``World``, with weather."""
+
+    def __init__(
+        self, policy: JobPolicy, plan: WorldPlan, seed: int, weather: Weather, *, folds: tuple[Fold, ...] = ()
+    ) -> None:
+        super().__init__(policy, plan, seed, folds=folds)
+        self._weather = weather
+
+    def tell(self, event: e.Event) -> None:
+        if isinstance(event, e.TimerFired) and self.chance(self._weather.late_timer):
+            self.links.say(event, self.draw(OVERTAKEN_S))
+            return
+        if isinstance(event, e.ContributionUnusable) and self.chance(self._weather.diverged):
+            event = replace(event, reason=RefusalReason.NON_FINITE, detail="a value is not finite")
+        if isinstance(event, e.EvaluationCompleted) and self.chance(self._weather.failed_evaluation):
+            event = e.EvaluationFailed(event.at, event.global_version, "the evaluator went away")
+        super().tell(event)
+        if not isinstance(event, e.JobStarted) and self.chance(self._weather.echo):
+            self.links.say(event, self.draw(ECHO_S))
+
+    def die(self, host: Host, reason: str, *, said: bool) -> None:
+        """Told to stop, and nobody waits for its death: it may take its time."""
+        if not said and host.alive and self.chance(self._weather.ghost):
+            self.later(self.draw(GHOST_S), lambda: super(RoughWorld, self).die(host, reason, said=said))
+        else:
+            super().die(host, reason, said=said)

@@ -1,0 +1,184 @@
+"""What would have happened under another policy: the same faults and speeds, side by side with what did happen.
+
+    happened     the tape's own figures                         by the folds, from what was recorded
+    unchanged    the fitted world under the tape's policy       how far the fit is to be trusted
+    changed      the fitted world under the policy asked about
+
+A changed policy cannot be *replayed*: after its first different decision the recorded events answer requests that were never
+made. So it is simulated, in a world fitted to the tape (``fit``), and so is the unchanged one: the difference between those
+two columns is the policy's, the difference between the first two is the fit's. Latencies stay as they were recorded: what
+another number of fragments would do to the size of one is not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import fsum
+from typing import Any
+
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.core.vocabulary import JobPolicy
+from orchestrator.simulation.changes import Settings, apply
+from orchestrator.simulation.fit import FittedWorld, fit, job_header
+from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.world import World
+from orchestrator.tape.schema import Tape
+
+HAPPENED, UNCHANGED, CHANGED = "happened", "unchanged", "changed"
+BADPUT_ROWS = 8
+AT_ONCE = 500
+"""Happenings between two looks at the progress: some twenty to the second of a slow machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Which column is being worked out, and how far it is, from 0 to 1."""
+
+    column: str
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure in every column; ``None`` where it is not known. Units are ratio, s, 1/s, and "" for counts."""
+
+    name: str
+    unit: str
+    values: Mapping[str, float | None]
+
+
+@dataclass(slots=True)
+class Column:
+    """One way it went. ``complete`` is false while it is worked out, and stays so if that was stopped."""
+
+    policy: JobPolicy
+    complete: bool = False
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+class WhatIf:
+    """One question. ``run`` works it out; ``summary`` and ``rows`` tell what is known at any time."""
+
+    def __init__(self, tape: Tape, changes: Mapping[str, str], seed: int = 0) -> None:
+        """Raises InvalidJobSpec for changes that cannot be tried, DataError for a tape that shows no world."""
+        self.changes, self.seed = dict(changes), seed
+        self.columns: dict[str, Column] = {}
+        self.fitted: FittedWorld = fit(tape)
+        self._tape = tape
+        before = Settings(job_header(tape).policy, self.fitted.plan.adoption)
+        self._settings = {UNCHANGED: before}
+        if changes:
+            self._settings[CHANGED] = apply(before, changes)
+
+    def run(self) -> Iterator[Progress]:
+        """Work out all columns, one after the other. Stop whenever you like: what there is stays."""
+        yield from self._happened()
+        for name, settings in self._settings.items():
+            yield from self._simulate(name, settings)
+
+    def summary(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {
+            "job": self.fitted.job,
+            "changes": self.changes,
+            "seed": self.seed,
+            "complete": list(self.columns) == [HAPPENED, *self._settings]
+            and all(c.complete for c in self.columns.values()),
+            "assumed": list(self.fitted.notes),
+            "columns": {name: {"complete": column.complete, **column.figures} for name, column in self.columns.items()},
+        }
+
+    def rows(self) -> list[Row]:
+        """The table's rows: the figures that matter, then badput by cause, largest first."""
+        return [
+            Row(name, unit, {column: _at(told.figures, path) for column, told in self.columns.items()})
+            for name, unit, path in (*_FIGURES, *self._causes())
+        ]
+
+    def _causes(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        worst: dict[str, float] = {}
+        for column in self.columns.values():
+            for cause, seconds in column.figures.get("badput_seconds", {}).items():
+                worst[cause] = max(worst.get(cause, 0.0), seconds)
+        ranked = sorted(worst, key=lambda cause: (-worst[cause], cause))
+        return [(f"lost to {cause}", "s", ("badput_seconds", cause)) for cause in ranked[:BADPUT_ROWS]]
+
+    def _happened(self) -> Iterator[Progress]:
+        policy = job_header(self._tape).policy
+        goodput, statistics = Goodput(policy), Statistics(policy)
+        for record in self._tape.records:
+            event: Any = record.event
+            effects: Any = record.effects
+            goodput.apply(event, effects)
+            statistics.apply(event, effects)
+        self.columns[HAPPENED] = Column(policy, complete=True, figures=_figures(policy, goodput, statistics))
+        yield Progress(HAPPENED, 1.0)
+
+    def _simulate(self, name: str, settings: Settings) -> Iterator[Progress]:
+        policy = settings.policy
+        plan: WorldPlan = replace(self.fitted.plan, adoption=settings.adoption)
+        world = World(policy, plan, self.seed, checked=False)
+        column = self.columns[name] = Column(policy)
+        try:
+            for _ in world.passing(self.fitted.until, AT_ONCE):
+                yield Progress(name, min(1.0, sum(world.goodput.ledger.trained.values()) / policy.token_budget))
+            column.complete = True
+        finally:  # also when whoever asked asks no more
+            column.figures = _figures(policy, world.goodput, world.statistics)
+        yield Progress(name, 1.0)
+
+
+def what_if(tape: Tape, changes: Mapping[str, str], seed: int = 0) -> WhatIf:
+    """The whole question, worked out. Raises as ``WhatIf``."""
+    question = WhatIf(tape, changes, seed)
+    for _ in question.run():
+        pass
+    return question
+
+
+_FIGURES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("goodput", "ratio", ("goodput_ratio",)),
+    ("uptime", "ratio", ("uptime_ratio",)),
+    ("duration", "s", ("duration_s",)),
+    ("tokens merged per second", "1/s", ("tokens_merged_per_second",)),
+    ("merges", "", ("merges",)),
+    ("merges per fragment", "", ("merges_per_fragment_mean",)),
+    ("contributors per merge", "", ("contributors_mean",)),
+    ("waited in grace windows", "s", ("grace_used_mean_s",)),
+    ("contributions refused", "", ("refused",)),
+    ("slowest recovery", "s", ("recovery_s",)),
+)
+
+
+def _figures(policy: JobPolicy, goodput: Goodput, statistics: Statistics) -> dict[str, Any]:
+    worth, told = goodput.summary(), statistics.summary()
+    recovery = told["recovery_s"]
+    return {
+        "goodput_ratio": worth["goodput_ratio"],
+        "uptime_ratio": worth["uptime_ratio"],
+        "duration_s": told["duration_s"],
+        "outcome": told["outcome"],
+        "tokens_trained": worth["tokens"]["trained"],
+        "tokens_merged": worth["tokens"]["merged"],
+        "tokens_merged_per_second": worth["tokens_merged_per_second"],
+        "merges": told["merges"],
+        "merges_per_fragment": told["merges_per_fragment"],
+        "merges_per_fragment_mean": fsum(told["merges_per_fragment"]) / policy.fragment_count,
+        "contributors_mean": told["contributors_mean"],
+        "merges_by_contributors": told["merges_by_contributors"],
+        "grace_used_mean_s": told["grace_used_mean_s"],
+        "refused": sum(told["refusals"].values()),
+        "refusals": told["refusals"],
+        "recovery_s": recovery["total"] if recovery else None,
+        "island_seconds": worth["island_seconds"],
+        "badput_seconds": worth["badput_seconds"],
+    }
+
+
+def _at(figures: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
+    value: Any = figures
+    for key in path:
+        value = value.get(key, 0.0 if len(path) > 1 and value else None)
+    return value if isinstance(value, int | float) else None

@@ -1,0 +1,66 @@
+"""Where the simulated world merges and evaluates: Θ as versions and steps, without a tensor.
+
+As ``runtime.workshop`` does live. A merge of bytes that are not held is our own bug, and is said at once. An evaluation that
+is under way when the islands stop stepping is done sooner, where the plan knows how long one takes then.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import JobPhase, Version
+from orchestrator.errors import InternalError
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.world import World
+
+
+class Workshop:
+    """``outer[p]`` is fragment p's version, and the highest logical step in it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._evaluating: int | None = None
+        self._hurried = False
+        self.outer = [(Version(0), 0)] * world.policy.fragment_count
+
+    def merge(self, effect: f.MergeFragment) -> None:
+        world = self._world
+        missing = [item.payload for item in effect.inputs if item.payload not in world.held]
+        if missing:
+            raise InternalError(detail=f"Fragment {effect.fragment} is to merge {missing}, which are not held.")
+        inputs = sorted((item.payload, item.weight) for item in effect.inputs)
+        digest = blake2b(repr((effect.fragment, effect.version, inputs)).encode(), digest_size=8).hexdigest()
+        took = world.draw(world.plan.merge_s)
+
+        def completed() -> None:
+            self.outer[effect.fragment] = (effect.version, effect.step)
+            world.unless_over(e.MergeCompleted(world.now, effect.fragment, effect.version, digest, took))
+
+        world.later(took, completed)
+
+    def evaluate(self, global_version: int) -> None:
+        world = self._world
+        self._evaluating = global_version
+        alone = world.plan.evaluate_alone_s
+        is_alone = alone is not None and world.core.state.phase is not JobPhase.RUNNING
+        takes = world.draw(alone if alone is not None and is_alone else world.plan.evaluate_s)
+        world.later(takes, lambda: self._answer(global_version))
+
+    def hurry(self) -> None:
+        """The islands stop stepping: what they leave of the machine is the evaluation's."""
+        alone = self._world.plan.evaluate_alone_s
+        if self._hurried or alone is None or self._evaluating is None:
+            return
+        self._hurried, version = True, self._evaluating
+        self._world.later(self._world.draw(alone), lambda: self._answer(version))
+
+    def _answer(self, global_version: int) -> None:
+        if self._evaluating != global_version:
+            return  # answered sooner
+        self._evaluating = None
+        loss = 1.4 + 4.0 / (1.0 + global_version / 40.0)
+        self._world.unless_over(e.EvaluationCompleted(self._world.now, global_version, loss))

@@ -1,0 +1,203 @@
+"""A fitted world as a file that people can read and change: ``world.yaml``.
+
+    world:
+      job, until, notes
+      policy       the core's settings                islands   speeds, recorded starts, paces, capacities
+      faults       who, what, when, how long          latencies, chances, and what else the world is like
+
+``load(dump(world)) == world``. Beside ``world`` stand ``name``, ``duration`` and the like, so that the file is also what
+``atoll simulate`` takes. Every problem of a file is reported at once, with its remedy. Refuses to know: disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from math import inf, isfinite
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.simulation.fit import FittedWorld
+from orchestrator.simulation.plan import Capacity, Fault, Latency, Life, Pace, WorldPlan
+from orchestrator.simulation.world_sections import ChancesPart, LatenciesPart, PolicyPart, WorldPart
+
+DETAIL = "this world cannot be simulated"
+ROOM = 2.0
+"""The file's ``duration`` is so many times the tape's: the job ends by its budget, under whatever policy."""
+ROOM_WITHOUT_END_S = 3600.0
+
+
+# ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def dump(world: FittedWorld) -> str:
+    """The file's text: what it assumes as comments, then the world."""
+    plan, policy = world.plan, world.policy
+    settings = {name: getattr(policy, name) for name in PolicyPart.model_fields}
+    ends = [pace[-1].until for pace in plan.paces if pace]
+    length = max([*ends, *(fault.at for fault in plan.faults), 0.0]) if world.until == inf else world.until
+    latencies = {name: getattr(plan, name) for name in LatenciesPart.model_fields}
+    document = {
+        "name": "world",
+        "duration": round(length * ROOM, 3) or ROOM_WITHOUT_END_S,
+        "systems": ["decoupled"],
+        "level": "protocol",
+        "world": {
+            "job": world.job,
+            **({} if world.until == inf else {"until": world.until}),
+            "notes": list(world.notes),
+            "policy": settings,
+            "tokens_per_step": plan.tokens_per_step,
+            "step_jitter_ratio": plan.step_jitter_ratio,
+            "adoption": plan.adoption,
+            "median_over": plan.median_over,
+            "report_every_s": plan.report_every_s,
+            "silence_s": plan.silence_s,
+            "seed_s": plan.seed_s,
+            **({"calm_at": plan.calm_at} if isfinite(plan.calm_at) else {}),
+            "payload_bytes": plan.payload_bytes,
+            "chances": {name: getattr(plan, name) for name in ChancesPart.model_fields},
+            "faults": [{**asdict(fault), "kind": fault.kind.value} for fault in plan.faults],
+            "latencies": {name: _plain(latency) for name, latency in latencies.items() if latency is not None},
+            "islands": [_island(world, n) for n in range(len(policy.islands))],
+        },
+    }
+    head = [
+        f"# The world of {world.job}'s tape, fitted by `atoll tape fit`; `atoll simulate` runs it. Seconds throughout."
+    ]
+    head += [f"# Assumed: {note}." for note in world.notes]
+    text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+    return "\n".join([*head, text])
+
+
+def _plain(latency: Latency) -> Any:
+    if not isinstance(latency, tuple):
+        return latency.plain()
+    return {"uniform": list(latency)} if latency[1] > 0.0 else 0.0
+
+
+def _island(world: FittedWorld, n: int) -> dict[str, Any]:
+    plan, about = world.plan, asdict(world.policy.islands[n])
+    name = about["island"]
+    about["step_s"] = plan.step_s[n]
+    if plan.pause_s:
+        about["pause_s"] = plan.pause_s[n]
+    if plan.bandwidth_bytes_per_s:
+        about["bandwidth_bytes_per_s"] = plan.bandwidth_bytes_per_s[n]
+    lives = [{k: v for k, v in asdict(life).items() if k != "island"} for life in plan.lives if life.island == name]
+    about["lives"] = [{k: v for k, v in life.items() if v is not None and v is not False} for life in lives]
+    about["capacity"] = [[change.at, change.ratio] for change in plan.capacity if change.island == name]
+    if plan.step_samples:
+        about["step_samples"] = list(plan.step_samples[n])
+    if plan.paces:
+        about["paces"] = [[pace.since, pace.until, pace.step_s, pace.pause_s] for pace in plan.paces[n]]
+    return about
+
+
+# ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def load(text: str) -> FittedWorld:
+    """The world of a file's text. Raises InvalidJobSpec with every problem at once, each with its remedy."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(detail=f"the world is not valid YAML or JSON: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("world"), dict):
+        problem = Problem("world", "is missing.", "Give a file that `atoll tape fit` wrote.")
+        raise InvalidJobSpec(detail=DETAIL, problems=(problem,))
+    return parse(document["world"])
+
+
+def parse(data: Mapping[str, Any]) -> FittedWorld:
+    """The world of what stands under ``world``. Raises as ``load``."""
+    try:
+        part = WorldPart.model_validate(dict(data))
+    except ValidationError as error:
+        raise InvalidJobSpec(detail=DETAIL, problems=tuple(_problem(item) for item in error.errors())) from error
+    if problems := tuple(_between(part)):
+        raise InvalidJobSpec(detail=DETAIL, problems=problems)
+    return _world(part)
+
+
+def _problem(item: Any) -> Problem:
+    path = ".".join(["world", *(str(part) for part in item["loc"])])
+    if item["type"] == "duration":
+        return Problem(path, item["msg"], "")
+    given = "" if item["type"] == "missing" else f" (given: {item['input']!r:.60})"
+    remedies = {
+        "extra_forbidden": "Remove it, or correct its spelling.",
+        "missing": "Add it, or fit the world anew with `atoll tape fit`.",
+    }
+    return Problem(path, f"{item['msg']}{given}.", remedies.get(item["type"], "Change the value accordingly."))
+
+
+def _between(part: WorldPart) -> Iterator[Problem]:
+    """The rules that need more than one field."""
+    names = [island.island for island in part.islands]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Problem("world.islands", f"the name {name!r} is used twice.", "Give each island its own name.")
+    for n, fault in enumerate(part.faults):
+        if fault.island not in names:
+            remedy = f"Name one of {', '.join(names)}."
+            yield Problem(f"world.faults.{n}.island", f"{fault.island!r} is no island of this world.", remedy)
+    if part.policy.quorum > len(names):
+        message = f"is {part.policy.quorum}, but the world has {len(names)} islands."
+        yield Problem("world.policy.quorum", message, f"Lower it to at most {len(names)}.")
+    if part.policy.overlap_steps >= part.policy.sync_interval_steps:
+        message = f"is {part.policy.overlap_steps}, not below sync_interval_steps {part.policy.sync_interval_steps}."
+        yield Problem(
+            "world.policy.overlap_steps", message, "A fragment must come back before it is due again: lower it."
+        )
+    if part.adoption == "rebase" and part.policy.staleness_max:
+        message = f"is {part.policy.staleness_max} with adoption rebase, by which late work is kept and offered again."
+        yield Problem("world.policy.staleness_max", message, "Set it to 0: work would be counted twice.")
+    for n, island in enumerate(part.islands):
+        for k, (before, after) in enumerate(zip(island.paces, island.paces[1:], strict=False)):
+            if after[0] < before[0]:
+                remedy = "Sort the rows by their first number."
+                yield Problem(f"world.islands.{n}.paces.{k + 1}", f"begins before the row above ({after[0]}).", remedy)
+
+
+def _world(part: WorldPart) -> FittedWorld:
+    parts = part.islands
+    policy = JobPolicy(
+        islands=tuple(
+            IslandPlan(IslandId(i.island), NodeGroupId(i.node_group), i.region, i.accelerator_count) for i in parts
+        ),
+        **part.policy.model_dump(),
+    )
+    lives = [
+        Life(IslandId(i.island), Incarnation(life.incarnation), **life.model_dump(exclude={"incarnation"}))
+        for i in parts
+        for life in i.lives
+    ]
+    changes = [Capacity(at, IslandId(i.island), ratio) for i in parts for at, ratio in i.capacity]
+    same = {name: getattr(part, name) for name in _SAME}
+    plan = WorldPlan(
+        **same,
+        **part.chances.model_dump(),
+        **{name: getattr(part.latencies, name) for name in LatenciesPart.model_fields},
+        calm_at=inf if part.calm_at is None else part.calm_at,
+        step_s=tuple(i.step_s for i in parts),
+        pause_s=_all_or_none(tuple(i.pause_s for i in parts), 0.0),
+        bandwidth_bytes_per_s=_all_or_none(tuple(i.bandwidth_bytes_per_s or inf for i in parts), inf),
+        faults=tuple(Fault(fault.at, fault.kind, IslandId(fault.island), fault.duration) for fault in part.faults),
+        lives=tuple(lives),
+        capacity=tuple(sorted(changes, key=lambda change: (change.at, change.island))),
+        step_samples=_all_or_none(tuple(i.step_samples for i in parts), ()),
+        paces=_all_or_none(tuple(tuple(Pace(*row) for row in i.paces) for i in parts), ()),
+    )
+    return FittedWorld(part.job, policy, plan, inf if part.until is None else part.until, part.notes)
+
+
+_SAME = sorted({field.name for field in fields(WorldPlan)} & WorldPart.model_fields.keys() - {"faults", "calm_at"})
+
+
+def _all_or_none(values: tuple[Any, ...], default: Any) -> tuple[Any, ...]:
+    """As a plan says it: nothing where nobody has more than the default."""
+    return values if any(value != default for value in values) else ()

@@ -1,0 +1,114 @@
+"""One live job, and the same in simulation: as configured, and as fitted to its tape.
+
+The demo's job (deploy/configs/demo.yaml) with synthetic islands of fixed step time; one of them is killed by the operator.
+Everything compared is a ratio or a count, so a slow machine makes the test longer, not wrong.
+"""
+
+from __future__ import annotations
+
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.config import parse_job
+from orchestrator.core import events
+from orchestrator.runtime.control_port import RayControlPort
+from orchestrator.simulation.fit import fit
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
+from orchestrator.simulation.whatif import CHANGED, HAPPENED, UNCHANGED, what_if
+from orchestrator.simulation.world import World
+from orchestrator.tape.replay import replay
+from orchestrator.tape.schema import Tape
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import Job
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+DEMO = Path(__file__).parent.parent.parent / "deploy" / "configs" / "demo.yaml"
+STEP_S = 0.15
+STEPS = 220
+VICTIM = "asia"
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    demo: dict[str, Any] = yaml.safe_load(DEMO.read_text())
+    return demo | {
+        "trainer": "learners.synthetic:create",
+        "synthetic": {"step_s": STEP_S, "start_s": 0.5},
+        "budget": {"steps": STEPS},
+    }
+
+
+@pytest.fixture(scope="module")
+def tape(port: RayControlPort, tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> Tape:
+    """What the live job left. The victim is killed once a fifth of the tokens are trained."""
+    run_dir = tmp_path_factory.mktemp("live") / "live"
+    port.start_job("live", parse_job(document), run_dir)
+    job = Job(port, "live", run_dir)
+    job.wait_for_merge(VICTIM, 1)
+
+    def under_way() -> bool:
+        view = job.status()["view"]
+        return bool(view["tokens_trained"] > view["token_budget"] / 5)
+
+    job.wait_until(under_way, "a fifth of the training")
+    job.command("kill", VICTIM)
+    job.wait_for_merge(VICTIM, 2)
+    assert job.wait_for_end()["view"]["outcome"] == "completed"
+    return read_tape(run_dir / "tape.jsonl")
+
+
+@pytest.fixture(scope="module")
+def happened(tape: Tape) -> tuple[dict[str, Any], dict[str, Any]]:
+    goodput, statistics = Goodput(tape.header.policy), Statistics(tape.header.policy)
+    assert replay(tape, (goodput, statistics)).exact
+    return goodput.summary(), statistics.summary()
+
+
+def test_a_simulation_of_the_configuration_agrees_with_the_live_job(
+    tape: Tape, happened: tuple[dict[str, Any], dict[str, Any]], document: dict[str, Any]
+) -> None:
+    """Speeds, policy and faults are the configuration's. What Ray takes to start a process is the machine's, so it is taken
+    from the tape; everything else is left at the plan's defaults."""
+    spec = parse_job(document)
+    policy = tape.header.policy
+    kills = [record.event for record in tape.records if isinstance(record.event, events.KillRequested)]
+    measured = fit(tape).plan
+    plan = WorldPlan(
+        step_s=(spec.synthetic.step_s,) * len(policy.islands),
+        step_jitter_ratio=spec.synthetic.step_jitter_ratio,
+        tokens_per_step=spec.tokens_per_step,
+        adoption=spec.synchroniser.adoption,
+        faults=tuple(Fault(kill.at, FaultKind.KILL, kill.island) for kill in kills),
+        lives=measured.lives,
+        seed_s=measured.seed_s,
+        kill_s=measured.kill_s,
+        detect_s=measured.detect_s,
+    )
+    world = World(policy, plan, seed=0).run()
+    worth, told = world.goodput.summary(), world.statistics.summary()
+    live_worth, live_told = happened
+    assert len(kills) == 1
+    assert worth["goodput_ratio"] == pytest.approx(live_worth["goodput_ratio"], abs=0.02)
+    assert told["contributors_mean"] == pytest.approx(live_told["contributors_mean"], rel=0.10)
+
+
+def test_what_if_nothing_had_been_changed_reproduces_what_happened(tape: Tape) -> None:
+    columns = what_if(tape, {}).summary()["columns"]
+    live, again = columns[HAPPENED], columns[UNCHANGED]
+    assert again["goodput_ratio"] == pytest.approx(live["goodput_ratio"], abs=0.03)
+    merges = [fsum(column["merges_per_fragment"]) / len(column["merges_per_fragment"]) for column in (again, live)]
+    assert merges[0] == pytest.approx(merges[1], rel=0.05)
+
+
+def test_what_if_everyone_were_needed_merges_less_and_with_more(tape: Tape) -> None:
+    columns = what_if(tape, {"K": "4"}).summary()["columns"]
+    before, after = columns[UNCHANGED], columns[CHANGED]
+    assert after["merges"] < 0.95 * before["merges"]  # none while the island is away
+    assert after["uptime_ratio"] < before["uptime_ratio"] - 0.02
+    assert after["contributors_mean"] == 4.0 > before["contributors_mean"]

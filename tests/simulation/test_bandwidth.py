@@ -1,0 +1,68 @@
+"""Bandwidth: the closed forms agree with a dumb simulation of steps and a link, and with what is published."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.simulation import bandwidth
+from orchestrator.simulation.bandwidth import PUBLISHED, SYSTEMS, Exchange, Traffic, exchange_of, needed, utilisation
+
+PAPER = Traffic()
+
+
+def _stepped(exchange: Exchange, bits_per_second: float, exchanges: int = 2000) -> float:
+    """Send one exchange after the other over a link, and stand still whenever one is not back in time."""
+    now = free_at = stepping = 0.0
+    for _ in range(exchanges):
+        free_at = max(free_at, now) + exchange.bits / bits_per_second
+        waited = max(0.0, free_at - (now + exchange.slack))
+        now += exchange.gap + waited
+        stepping += exchange.gap
+    return stepping / now
+
+
+@pytest.mark.parametrize("gbps", [0.2, 0.5, 0.9, 5.0, 60.0, 150.0, 300.0])
+@pytest.mark.parametrize("system", SYSTEMS[:3])
+def test_utilisation_is_what_a_link_gives_step_by_step(system, gbps):
+    exchange = exchange_of(system, PAPER)
+    assert utilisation(exchange, gbps * 1e9) == pytest.approx(_stepped(exchange, gbps * 1e9), abs=0.005)
+
+
+@pytest.mark.parametrize("wanted", [0.5, 0.8, 0.95, 0.99])
+@pytest.mark.parametrize("system", SYSTEMS[:3])
+def test_what_is_needed_gives_what_was_wanted(system, wanted):
+    exchange = exchange_of(system, replace(PAPER, round_trip_s=0.06))
+    assert utilisation(exchange, needed(exchange, wanted)) == pytest.approx(wanted)
+
+
+def test_the_published_figures_follow_from_the_stated_formulas():
+    ratios = bandwidth.ratios(PAPER)
+    assert ratios["data_parallel_gbps"] == pytest.approx(PUBLISHED["data_parallel_gbps"], rel=0.01)
+    assert ratios["decoupled_gbps"] == pytest.approx(PUBLISHED["decoupled_gbps"], rel=0.01)
+    assert ratios["ratio"] == pytest.approx(PUBLISHED["ratio"], rel=0.01)
+    assert ratios["ratio_without_4_bit"] == pytest.approx(PUBLISHED["ratio_without_4_bit"], rel=0.01)
+
+
+def test_ratios_do_not_depend_on_what_is_not_published():
+    other = replace(PAPER, parameters=12e9, step_s=3.0)
+    assert bandwidth.ratios(other)["ratio"] == pytest.approx(bandwidth.ratios(PAPER)["ratio"])
+
+
+def test_the_12b_run_lies_in_the_published_range():
+    wide = replace(PAPER, parameters=12e9, wire_bits=16.0, learners=4)
+    for step_s in (1.6, 4.0):
+        gbps = needed(exchange_of("decoupled", replace(wide, step_s=step_s)), 0.9) / 1e9
+        assert 2.0 - 1e-9 <= gbps <= 5.0 + 1e-9
+
+
+def test_decoupled_waits_for_nothing_at_any_bandwidth():
+    assert utilisation(exchange_of("decoupled", PAPER), 1.0) == 1.0
+
+
+def test_a_round_trip_longer_than_the_slack_cannot_be_bought_away():
+    far = exchange_of("data-parallel", replace(PAPER, round_trip_s=10.0))
+    assert needed(far, 0.9) == float("inf")
+    rows = {row["system"]: row for row in bandwidth.table(replace(PAPER, round_trip_s=10.0))}
+    assert rows["data-parallel"]["needed_gbps"]["0.9"] is None

@@ -1,0 +1,245 @@
+"""The swarm: whole configurations from seeds, every sentence checked after every event. And the swarm's own teeth.
+
+200 seeds here; ``make soak`` runs thousands. A failure says ``python -m orchestrator.simulation.swarm --seed N``.
+
+A checker that never bites is worth nothing, so bugs are planted into the core, and each must be found:
+
+    admits merged work       an island offers again what is in a version, on an old base, and admission forgets to look
+    merges below quorum      a round closes with one contribution too few
+    keeps a refused payload  its bytes are never released
+    hears the dead           a process that was replaced still contributes
+    forgets to stop          an island that is silent for too long is given up without being told to stop
+    skips versions           a merge raises the version by two
+    weighs all alike         whatever they trained
+    sends nothing again      a lost publication stays lost, and with it the island, and a quorum of all
+    waits for ever           no timer ends the grace window
+    publishes a false step   an old version goes out at the step of the merge in flight (a bug we had)
+    is not repeatable        a decision depends on something that is on no tape
+    loses count              the ledger forgets a merged payload
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.accounting.ledger import Ledger
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core import fleet, fragment_life, fragment_round
+from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
+from orchestrator.simulation import swarm
+from orchestrator.simulation.configurations import FEATURES, draw
+
+SEEDS, CHUNK = 200, 25
+FOUND_WITHIN = 60
+RICH = 11
+"""A seed whose job is long and full of faults."""
+
+NEVER_HAPPENS = {RefusalReason.UNKNOWN_VERSION, RefusalReason.EMPTY, RefusalReason.WRONG_SHAPE}
+"""No simulated island invents versions, offers nothing, or has another model; ``tests/core`` has these."""
+
+
+@pytest.fixture(scope="module")
+def survivors():
+    """What came of each seed, filled as they are run."""
+    return {}
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_everything_holds_under_every_seed(first, survivors):
+    survivors.update((seed, swarm.run(seed)) for seed in range(first, first + CHUNK))
+
+
+def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
+    for seed in set(range(SEEDS)) - survivors.keys():  # none, unless this test was asked for alone
+        survivors[seed] = swarm.run(seed)
+    features = set().union(*(draw(seed).features for seed in survivors))
+    assert features == set(FEATURES)
+    kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)}
+    reasons = {str(reason) for reason in (*RefusalReason, *ReleaseReason, *CloseReason) if reason not in NEVER_HAPPENS}
+    came = survivors.values()
+    assert set().union(*(survivor.seen for survivor in came)) >= kinds | reasons
+    assert {survivor.outcome for survivor in came} >= {"completed", "cancelled", "failed"}
+    assert sum(survivor.advancing for survivor in came) >= SEEDS / 5
+    assert sum(survivor.merges for survivor in came) > 20 * SEEDS
+
+
+def test_a_seed_names_one_world_whatever_the_hash_seed():
+    said = {_command("--seed", str(RICH), PYTHONHASHSEED=seed).stdout for seed in ("0", "1", "4242")}
+    assert len(said) == 1
+    assert said.pop().strip() == str(swarm.run(RICH))
+
+
+def test_another_seed_names_another_world():
+    assert swarm.run(RICH).digest != swarm.run(RICH + 1).digest
+
+
+# ── planted bugs ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _admits_merged_work(monkeypatch):
+    real = fragment_life.refusal_of
+
+    def forgetful(contribution, island, *rest):
+        return real(contribution, island and replace(island, merged_into={}), *rest)
+
+    monkeypatch.setattr(fragment_life, "refusal_of", forgetful)
+
+
+def _merges_below_quorum(monkeypatch):
+    real = fragment_round.decide
+    hasty = lambda current, due, quorum, *rest: real(current, due, max(1, quorum - 1), *rest)  # noqa: E731
+    monkeypatch.setattr(fragment_round, "decide", hasty)
+
+
+def _keeps_a_refused_payload(monkeypatch):
+    _drop(monkeypatch, lambda x: isinstance(x, f.ReleasePayload) and x.reason is ReleaseReason.REFUSED)
+
+
+def _sends_nothing_again(monkeypatch):
+    _drop(monkeypatch, lambda x: isinstance(x, f.PublishFragment))
+
+
+def _drop(monkeypatch, unwanted):
+    """Contributions are answered as before, but for one kind of effect."""
+    real = fragment_life.contribution_arrived
+    without = lambda state, event: [x for x in real(state, event) if not unwanted(x)]  # noqa: E731
+    monkeypatch.setattr(fragment_life, "contribution_arrived", without)
+
+
+def _hears_the_dead(monkeypatch):
+    real = fragment_life.refusal_of
+
+    def credulous(*facts):
+        refusal = real(*facts)
+        return None if refusal and refusal[0] is RefusalReason.FENCED else refusal
+
+    monkeypatch.setattr(fragment_life, "refusal_of", credulous)
+
+
+def _forgets_to_stop(monkeypatch):
+    real = fleet.lose
+    monkeypatch.setattr(fleet, "lose", lambda *facts, dead: real(*facts, dead=True))
+
+
+def _skips_versions(monkeypatch):
+    real = fragment_round.finish_merge
+    monkeypatch.setattr(
+        fragment_round, "finish_merge", lambda before: real(replace(before, version=before.version + 1))
+    )
+
+
+def _weighs_all_alike(monkeypatch):
+    def alike(contributions):
+        ordered = sorted(contributions, key=lambda c: c.island)
+        return tuple(WeightedPayload(c.payload, c.island, 1 / len(ordered)) for c in ordered)
+
+    monkeypatch.setattr(fragment_life, "weigh", alike)
+
+
+def _waits_for_ever(monkeypatch):
+    real = fragment_life.grace_window
+    monkeypatch.setattr(fragment_life, "grace_window", lambda *facts: None if real(*facts) else 0.0)
+
+
+def _publishes_a_false_step(monkeypatch):
+    real = fragment_round.begin_merge
+    early = lambda before, now: replace(real(before, now), step=before.merge_step)  # noqa: E731
+    monkeypatch.setattr(fragment_round, "begin_merge", early)
+
+
+def _is_not_repeatable(monkeypatch):
+    real, clock = fleet.backoff, itertools.count(1)
+    monkeypatch.setattr(fleet, "backoff", lambda *facts: real(*facts) * (1 - 1e-12 * next(clock)))
+
+
+def _loses_count(monkeypatch):
+    real = Ledger.merge_completed
+
+    def lossy(self, event):
+        named = self._merging.get((event.fragment, event.version), [])
+        self._merging[event.fragment, event.version] = named[1:] if len(named) > 2 else named
+        real(self, event)
+
+    monkeypatch.setattr(Ledger, "merge_completed", lossy)
+
+
+@pytest.mark.parametrize(
+    ("plant", "sentence"),
+    [
+        (_admits_merged_work, "no work is admitted on a base before its own merge"),
+        (_merges_below_quorum, "no merge is below quorum"),
+        (_keeps_a_refused_payload, "every payload is held or released and never both"),
+        (_hears_the_dead, "nothing of an incarnation that is over is admitted"),
+        (_forgets_to_stop, "a silent island has a deadline"),
+        (_skips_versions, "what is published is the present version"),
+        (_weighs_all_alike, "weights follow the formula and sum to one"),
+        (_sends_nothing_again, "every fragment advances while a quorum trains"),
+        (_waits_for_ever, "a round with its quorum has a deadline"),
+        (_publishes_a_false_step, "what is published is the present version"),
+        (_is_not_repeatable, "a tape replays exactly"),
+        (_loses_count, "the ledger counts as merged what was merged"),
+    ],
+)
+def test_a_planted_bug_is_found_and_named(monkeypatch, plant, sentence):
+    plant(monkeypatch)
+    failure = next(filter(None, map(_failure_of, range(FOUND_WITHIN))), None)
+    assert failure is not None, f"not found within {FOUND_WITHIN} seeds"
+    assert sentence in failure.detail
+    assert str(failure).endswith(f"python -m orchestrator.simulation.swarm --seed {failure.seed}")
+    assert "at=" in failure.story
+
+
+# ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_failing_seed_ends_the_command_with_its_story_and_itself(monkeypatch, capsys):
+    _weighs_all_alike(monkeypatch)
+    assert swarm.main(["--first", "0", "--count", "3"]) == 1
+    told = capsys.readouterr()
+    again = next(line for line in told.out.splitlines() if line.startswith("failed: "))
+    assert swarm.main(again.split("swarm ")[1].split()) == 1
+    assert "weights follow the formula" in told.err
+    assert "MergeFragment" in told.err
+
+
+def test_many_seeds_are_counted():
+    done = _command("--first", "3", "--count", "2")
+    assert done.returncode == 0
+    assert "2 seeds held from 3 on" in done.stdout
+
+
+def test_ctrl_c_keeps_the_count():
+    command = [sys.executable, "-m", "orchestrator.simulation.swarm", "--count", "100000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("10 of 100000 seeds")
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert "stopped; up to here" in said
+    assert int(said.split(" seeds held from 0 on")[0].split()[-1]) >= 10
+    assert process.returncode == 0
+
+
+def _failure_of(seed):
+    try:
+        swarm.run(seed)
+    except swarm.SwarmFailure as failure:
+        return failure
+    return None
+
+
+def _command(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator.simulation.swarm", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
