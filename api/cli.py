@@ -17,7 +17,7 @@ import sys
 
 import typer
 
-from api.commands import islands, jobs, science, service
+from api.commands import islands, jobs, science, service, simulate, tapes
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable
 
 app = typer.Typer(
@@ -28,7 +28,7 @@ app = typer.Typer(
     help="Elastic orchestration of Decoupled DiLoCo training. Exit codes: 0 done, 1 failed, 2 your mistake, "
     "3 the service does not answer.",
 )
-for module in (service, jobs, islands, science):
+for module in (service, jobs, islands, simulate, tapes, science):
     module.register(app)
 
 

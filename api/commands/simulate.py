@@ -1,0 +1,163 @@
+"""`atoll simulate`: a fleet in virtual time, out of a specification or a preset; needs no service.
+
+Responsible for options, progress on stderr, and what is printed, written and drawn. What is simulated and how is
+``orchestrator.simulation``'s business. Ctrl-C ends early with what was simulated until then, and exit code 130.
+"""
+
+from __future__ import annotations
+
+import signal
+from contextlib import nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.commands.common import JsonOption, console, print_json, say
+from orchestrator.errors import ConfigurationError
+
+INTERRUPTED = 130
+
+
+class Preset(StrEnum):
+    GOODPUT_TABLE = "goodput-table"
+    HETEROGENEOUS = "heterogeneous"
+    SCAVENGING = "scavenging"
+    BANDWIDTH = "bandwidth"
+
+
+SpecArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[SPEC]", help="A fleet, or a fitted world; deploy/configs/simulate.yaml is one."),
+]
+PresetOption = Annotated[Preset | None, typer.Option("--preset", help="A published result, instead of SPEC.")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", help="Another seed than the specification's, or a preset's 0.")
+]
+TapeOption = Annotated[Path | None, typer.Option("--tape", help="Write what happened, as a new tape.", metavar="OUT")]
+PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw it.", metavar="OUT.svg")]
+
+
+def simulate(
+    file: SpecArgument = None,
+    preset: PresetOption = None,
+    seed: SeedOption = None,
+    tape: TapeOption = None,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate a fleet under seeded failures: goodput, badput by cause, uptime, merges, bandwidth, for several systems.
+
+    Ctrl-C prints what was simulated until then, marked as partial.
+    """
+    if (file is None) == (preset is None):
+        raise ConfigurationError(detail="Give a specification or a --preset: one of the two.")
+    if preset is not None and tape is not None:
+        raise ConfigurationError(detail="A preset is many runs, so there is no one tape of it. Use --tape with a SPEC.")
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise ConfigurationError(detail=f"{plot} cannot be written: there is no folder {plot.absolute().parent}.")
+    if preset is not None:
+        _run_preset(preset, seed or 0, plot, as_json)
+    elif file is not None:
+        _run_spec(file, seed, tape, plot, as_json)
+
+
+def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None, as_json: bool) -> None:
+    from api.simulated import badput_table, headline, label, systems_table
+    from api.tapes import TapeFiles
+    from orchestrator.config import read_document
+    from orchestrator.report.simulated import systems_chart
+    from orchestrator.simulation import run, spec
+
+    document = read_document(file)
+    parsed = spec.parse(document if seed is None else {**document, "seed": seed})
+    with TapeFiles(tape, run.tape_names(parsed)) if tape else nullcontext() as tapes:
+        with Progress(parsed.name) as progress:
+            result = run.simulate(parsed, progress.show, tapes.open if tapes else None)
+        digests = tapes.digests() if tapes else {}
+    title, subtitle = headline(result)
+    if plot is not None:
+        _draw(plot, systems_chart([{**row, "label": label(row)} for row in result.rows], title, subtitle))
+    if as_json:
+        print_json({**result.plain(), "tapes": digests})
+    else:
+        typer.echo("\n".join([title, *subtitle, ""]))
+        console().print(systems_table(result.rows))
+        typer.echo()
+        console().print(badput_table(result.rows))
+        for note in (*result.notes, *(f"tape {path}, digest {digest}" for path, digest in digests.items())):
+            typer.echo(note)
+    if result.partial:
+        say(f"interrupted: this is what {result.simulated_s:,.0f} s of {parsed.duration:,.0f} s came to")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _run_preset(preset: Preset, seed: int, plot: Path | None, as_json: bool) -> None:
+    from api.presets import PRESETS
+
+    with Progress(preset.value) as progress:
+        found = PRESETS[preset.value](seed, progress.show)
+    if found.partial and not found.plain:
+        say("interrupted before the first row was done")
+        raise typer.Exit(INTERRUPTED)
+    if plot is not None:
+        _draw(plot, found.chart())
+    if as_json:
+        print_json(found.plain)
+    else:
+        console().print(found.table)
+        for note in found.notes:
+            typer.echo(note)
+    if found.partial:
+        say("interrupted: these are the rows that were done")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _draw(path: Path, picture: str) -> None:
+    path.write_text(picture, encoding="utf-8")
+    say(f"drawn: {path}")
+
+
+class Progress:
+    """A bar on stderr where that is a terminal, and Ctrl-C kept until the next ``show``, which raises KeyboardInterrupt.
+
+    So an interruption finds what is simulated between two of its parts, tapes included. A second Ctrl-C is not kept.
+    """
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+        self._bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task(name, total=1.0)
+        self._interrupted = False
+        self._handler = signal.getsignal(signal.SIGINT)
+
+    def show(self, ratio: float, what: str = "") -> None:
+        """How much is done; ``what`` is being simulated."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._bar.update(self._task, completed=ratio, description=what or None)
+
+    def __enter__(self) -> Progress:
+        if self._handler is signal.default_int_handler:  # who ignores it, or has plans of its own, goes on so
+            signal.signal(signal.SIGINT, self._interrupt)
+        if self._bar.console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        signal.signal(signal.SIGINT, self._handler)
+
+    def _interrupt(self, *_: object) -> None:
+        self._interrupted = True
+        say("stopping after this part; Ctrl-C once more stops within it")
+        signal.signal(signal.SIGINT, self._handler)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Science")(simulate)

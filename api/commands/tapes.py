@@ -1,0 +1,165 @@
+"""Commands that ask something of a tape: replay it, fit a world to it, try another policy in that world, train by it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.commands.common import JsonOption, RunsOption, console, print_json, say
+from api.commands.simulate import INTERRUPTED, Progress
+from api.home import DEFAULT_RUNS
+from orchestrator.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.whatif import WhatIf
+    from orchestrator.tape.schema import Tape
+
+TapeArgument = Annotated[Path, typer.Argument(metavar="TAPE", help="A tape.jsonl, or the folder of a run.")]
+
+
+def replay(tape: TapeArgument, as_json: JsonOption = False) -> None:
+    """Say whether this build decides as the recorded one did. Exit code 1 at the first difference."""
+    from orchestrator.tape.replay import replay as replay_tape
+
+    path, recorded = _path(tape), _read(tape)
+    result = replay_tape(recorded)
+    sealed = recorded.footer.digest if recorded.footer else None
+    if as_json:
+        facts = {"tape": str(path), "steps": result.steps, "matching": result.matching, "exact": result.exact}
+        facts |= {"digest": result.digest, "digest_recorded": sealed, "torn": recorded.torn}
+        print_json(facts | {"divergence": str(result.divergence) if result.divergence else None})
+    elif result.exact:
+        seal = "the digest is the recorded one" if sealed else "the tape is not sealed: its job has not ended properly"
+        typer.echo(
+            f"identical: all {result.steps:,} steps of {path} give the recorded effects; {seal} ({result.digest})"
+        )
+        if recorded.torn:
+            typer.echo(f"note: {recorded.torn}", err=True)
+    else:
+        typer.echo(f"different after {result.matching:,} of {result.steps:,} steps of {path}\n{result.divergence}")
+    if not result.exact:
+        raise typer.Exit(1)
+
+
+def fit(tape: TapeArgument) -> None:
+    """Fit a world to a tape and print it as YAML, to be simulated: `atoll tape fit TAPE > world.yaml`."""
+    from orchestrator.simulation import worldfile
+    from orchestrator.simulation.fit import fit as fit_world
+
+    world = fit_world(_read(tape))
+    typer.echo(worldfile.dump(world), nl=False)
+    for note in world.notes:
+        say(f"note: {note}")
+
+
+def whatif(
+    tape: TapeArgument,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the synchroniser: quorum=2, H=48. Repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="What is drawn by chance.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what would have happened under another policy: the same faults and speeds, side by side.
+
+    `unchanged` is the same policy in the fitted world: how far the fit is to be trusted. Ctrl-C prints what is known.
+    """
+    from orchestrator.simulation.whatif import WhatIf
+
+    wanted = {}
+    for change in changes or []:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise ConfigurationError(detail=f"--set {change!r} changes nothing. Write NAME=VALUE, such as quorum=2.")
+        wanted[name.strip()] = value.strip()
+    question = WhatIf(_read(tape), wanted, seed)
+    interrupted = False
+    with Progress("what if") as bar:
+        try:
+            for progress in question.run():
+                bar.show(progress.ratio, progress.column)
+        except KeyboardInterrupt:
+            interrupted = True
+    if as_json:
+        print_json({**question.summary(), "partial": interrupted})
+    else:
+        _show(question)
+    if interrupted:
+        say("interrupted: what is above is not worked out to its end")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _show(question: WhatIf) -> None:
+    from rich.table import Table
+
+    from api.simulated import figure
+
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name, column in question.columns.items():
+        table.add_column(name if column.complete else f"{name} (partial)", justify="right", no_wrap=True)
+    for row in question.rows():
+        table.add_row(row.name, *(figure(row.values.get(name), row.unit) for name in question.columns))
+    console().print(table)
+    for note in question.fitted.notes:
+        typer.echo(f"note: {note}")
+
+
+def train_tape(
+    tape: TapeArgument,
+    config: Annotated[Path, typer.Option("--config", metavar="CFG", help="The job: model, data, optimizers.")],
+    baselines: Annotated[
+        list[str] | None, typer.Option("--baseline", help="no-failures or data-parallel; may be given several times.")
+    ] = None,
+    runs: RunsOption = DEFAULT_RUNS,
+    again: Annotated[bool, typer.Option("--again", help="Train finished runs anew, and compare the bits.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train for real, in one process, driven by a tape: what its failures do to the model."""
+    # A process of its own: it imports JAX, which the command line must not.
+    command = [sys.executable, "-m", "orchestrator.laboratory.train_tape", str(tape), "--config", str(config)]
+    command += ["--runs", str(runs)]
+    for baseline in baselines or []:
+        command += ["--baseline", baseline]
+    command += ["--again"] * again + ["--json"] * as_json
+    raise typer.Exit(run_to_end(command))
+
+
+def run_to_end(command: list[str]) -> int:
+    """The exit code of a process that does the work; Ctrl-C reaches it too, and its last words are waited for."""
+    process = subprocess.Popen(command)
+    while True:
+        try:
+            code = process.wait()
+            return code if code >= 0 else 1
+        except KeyboardInterrupt:
+            continue
+
+
+def _path(tape: Path) -> Path:
+    return tape / "tape.jsonl" if tape.is_dir() else tape
+
+
+def _read(tape: Path) -> Tape:
+    from orchestrator.tape.storage import read_tape
+
+    return read_tape(_path(tape))
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Science")(replay)
+    app.command(rich_help_panel="Science")(whatif)
+    app.command("train-tape", rich_help_panel="Science")(train_tape)
+    group = typer.Typer(no_args_is_help=True, help="What a tape tells: fit a world to it.")
+    group.command("fit")(fit)
+    group.callback()(_tape)
+    app.add_typer(group, name="tape", rich_help_panel="Science")
+
+
+def _tape() -> None:
+    """What a tape tells: fit a world to it."""

@@ -1,0 +1,148 @@
+"""What `atoll simulate` shows of a result: tables for people, plain data for programs, pictures. Computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from orchestrator.report.words import count, percent, seconds
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.run import Simulated
+
+Row = Mapping[str, Any]
+
+
+def headline(result: Simulated) -> tuple[str, list[str]]:
+    """A title and what was simulated, in a line or two."""
+    spec, fleet = result.spec, result.spec.fleet
+    when = f"{span(result.simulated_s)} of virtual time, seed {spec.seed}"
+    if result.partial:
+        when = f"interrupted after {span(result.simulated_s)} of {span(spec.duration)}, seed {spec.seed}"
+    if fleet is None:
+        return f"{spec.name}: where island time went", [f"a world fitted to a tape; {when}"]
+    what = (
+        f"{fleet.chips:,} chips in slices of {fleet.chips_per_slice}, {fleet.learners} learners; "
+        f"mean time between interruptions of a chip {span(fleet.mtbi_chip)}"
+    )
+    return f"{spec.name}: where the fleet's time went", [what, when]
+
+
+def systems_table(rows: Sequence[Row]) -> Table:
+    table = _table("system", "goodput", "uptime", "merges", "islands/merge", "Gbps used")
+    for row in rows:
+        table.add_row(
+            label(row),
+            with_error(row["goodput"], row["stderr"]),
+            percent(row["uptime"]),
+            "–" if row["merges"] is None else f"{row['merges']:,}",
+            "–" if row["contributors_mean"] is None else f"{row['contributors_mean']:.2f}",
+            "–" if row["bandwidth_gbps"] is None else f"{row['bandwidth_gbps']:.3g}",
+        )
+    return table
+
+
+def badput_table(rows: Sequence[Row]) -> Table:
+    """What cost most first; systems down and causes across, or the other way round where causes are more."""
+    causes = {cause for row in rows for cause, ratio in row["badput"].items() if ratio >= 0.0005}
+    ranked = sorted(causes, key=lambda c: (-sum(row["badput"].get(c, 0.0) for row in rows), c))
+    cells = {(label(row), c): percent(row["badput"][c]) for row in rows for c in ranked if row["badput"].get(c)}
+    names = [label(row) for row in rows]
+    short = {c: c.replace("stalled: ", "").replace("waiting for the slowest learner", "waiting") for c in ranked}
+    if len(ranked) <= len(rows):
+        table = _table("lost to", *short.values())
+        for name in names:
+            table.add_row(name, *(cells.get((name, c), "–") for c in ranked))
+        return table
+    table = _table("lost to", *names)
+    for cause in ranked:
+        table.add_row(short[cause], *(cells.get((name, cause), "–") for name in names))
+    return table
+
+
+def label(row: Row) -> str:
+    return str(row["system"]) if row["level"] == "fleet" else f"{row['system']} ({row['level']})"
+
+
+def goodput_table(rows: Sequence[Row]) -> Table:
+    """Systems down, chips across; the uptime last, at the largest fleet."""
+    chips = sorted({row["chips"] for row in rows})
+    sizes = [count(size).replace(" ", "") for size in chips]
+    table = _table("goodput, %", *sizes, "uptime")
+    for system, learners in dict.fromkeys((row["system"], row["learners"]) for row in rows):
+        mine = {r["chips"]: r for r in rows if (r["system"], r["learners"]) == (system, learners)}
+        cells = [f"{100 * mine[c]['goodput']:.1f}±{196 * mine[c]['stderr']:.1f}" if c in mine else "–" for c in chips]
+        name = system.replace("-data-parallel", "") if learners == 1 else f"{system}, M = {learners}"
+        table.add_row(name, *cells, percent(mine[chips[-1]]["uptime"]) if chips[-1] in mine else "–")
+    return table
+
+
+def heterogeneous_table(rows: Sequence[Row]) -> Table:
+    table = _table("setting", "goodput", "stepping", "islands/merge", "published")
+    for row in rows:
+        published = "–" if row["published"] is None else percent(row["published"])
+        figures = (
+            with_error(row["goodput"], row["stderr"]),
+            percent(row["stepping"]),
+            f"{row['contributors_mean']:.2f}",
+        )
+        table.add_row(row["setting"], *figures, published)
+    return table
+
+
+def scavenging_table(rows: Sequence[Row]) -> Table:
+    """Systems down, extras across; published rows below what is ours."""
+    extras = sorted({row["extra"] for row in rows})
+    table = _table("wall-clock, 1 = no extra", *(f"+{100 * extra:.0f} %" for extra in extras), "there")
+    for key in dict.fromkeys((row["system"], row["pattern"], row["all_reduce"]) for row in rows):
+        mine = {r["extra"]: r for r in rows if (r["system"], r["pattern"], r["all_reduce"]) == key}
+        system, pattern, law = key
+        name = system if law is None else f"  all-reduce {law}, c = {next(iter(mine.values()))['c']:.2f}"
+        table.add_row(name, *(f"{mine[x]['wall_clock']:.2f}" if x in mine else "–" for x in extras), pattern)
+    published = {(r["system"], r["extra"]): r["published"] for r in rows if r["published"] is not None}
+    for system in dict.fromkeys(system for system, _ in published):
+        cells = [f"{published[system, x]:.2f}" if (system, x) in published else "–" for x in extras]
+        table.add_row(f"{system}, published", *cells, "not said", style="dim")
+    return table
+
+
+def bandwidth_table(rows: Sequence[Row]) -> Table:
+    levels = list(rows[0]["needed_gbps"])
+    table = _table("Gbps each way", "used", *(f"{100 * float(level):g} %" for level in levels))
+    for row in rows:
+        needed = [row["needed_gbps"][level] for level in levels]
+        table.add_row(row["system"], f"{row['mean_gbps']:.3g}", *("never" if n is None else f"{n:.3g}" for n in needed))
+    return table
+
+
+def _table(first: str, *headings: str) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def with_error(goodput: float, stderr: float | None) -> str:
+    """The figure with its 95 % interval."""
+    known = stderr is not None and stderr == stderr
+    return f"{100 * goodput:.1f} ± {196 * (stderr or 0.0):.1f} %" if known else percent(goodput)
+
+
+def figure(value: float | None, unit: str) -> str:
+    """A what-if's figure in its unit."""
+    if value is None:
+        return "–"
+    if unit == "ratio":
+        return percent(value)
+    return seconds(value) if unit == "s" else f"{value:,.4g}{unit and ' ' + unit}"
+
+
+def span(duration: float) -> str:
+    """A duration in the largest unit of which there are at least two, or one exactly."""
+    for unit, name in ((365.25 * 86400.0, "year"), (86400.0, "day"), (3600.0, "hour"), (60.0, "minute")):
+        if duration >= 2 * unit or duration == unit:
+            return f"{duration / unit:.3g} {name}{'' if duration == unit else 's'}"
+    return f"{duration:.3g} s"

@@ -1,0 +1,192 @@
+"""The commands that need no service, as a user types them: simulate, tape fit, whatif, train-tape."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from api import cli
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
+from orchestrator.simulation.world import World
+from orchestrator.tape.replay import replay
+from orchestrator.tape.storage import TapeWriter, read_tape
+from tests.api.installation import ROOT, environment, interruptible, wait_until
+
+FLEET = {"chips": 100_000, "learners": 4, "mtbi_chip": "30d"}
+
+
+def _command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "api.cli", *map(str, arguments)]
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(ROOT)
+
+
+def atoll(*arguments: str | Path, code: int = 0) -> str:
+    """What the command printed: stdout alone if it succeeded. In this process, through the real entry."""
+    printed, said, before = StringIO(), StringIO(), sys.argv
+    sys.argv = ["atoll", *map(str, arguments)]
+    try:
+        with redirect_stdout(printed), redirect_stderr(said), pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        sys.argv = before
+    told = printed.getvalue() + said.getvalue()
+    assert (ended.value.code or 0) == code, told
+    return printed.getvalue() if code == 0 else told
+
+
+def _spec(folder: Path, **changes: Any) -> Path:
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump({"name": "small", "duration": "3h", "fleet": FLEET, **changes}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tape(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of four islands of which one was killed."""
+    policy = sample_policy(4, steps=150)
+    world = World(
+        policy, WorldPlan((0.05,) * 4, faults=(Fault(3.0, FaultKind.KILL, policy.islands[0].island),)), seed=2
+    )
+    recorded = world.run().tape
+    path = tmp_path_factory.mktemp("tapes") / "tape.jsonl"
+    with TapeWriter(path, recorded.header) as writer:
+        for record in recorded.records:
+            writer.append(record)
+    return path
+
+
+def test_the_example_prints_every_system_writes_its_tape_and_draws_it(tmp_path: Path) -> None:
+    document = yaml.safe_load((ROOT / "deploy/configs/simulate.yaml").read_text())
+    file = tmp_path / "example.yaml"
+    file.write_text(yaml.safe_dump({**document, "duration": "10min"}))
+    said = atoll("simulate", file, "--tape", tmp_path / "out.jsonl", "--plot", tmp_path / "out.svg")
+    for system in ("data-parallel", "elastic-data-parallel", "diloco", "streaming-diloco", "decoupled (protocol)"):
+        assert f"\n{system} " in said
+    for heading in ("goodput", "uptime", "merges", "islands/merge", "Gbps used", "lost to", "shrinking"):
+        assert heading in said
+    recorded = read_tape(tmp_path / "out.jsonl")
+    assert recorded.footer is not None
+    assert recorded.footer.digest in said
+    assert replay(recorded).exact
+    assert ElementTree.parse(tmp_path / "out.svg").getroot().get("aria-label", "").startswith("million-chips")
+
+
+def test_json_is_the_same_as_plain_data_and_a_tape_a_system_is_written(tmp_path: Path) -> None:
+    file = _spec(tmp_path, systems=["elastic-data-parallel", "decoupled"])
+    result = json.loads(atoll("simulate", file, "--seed", "5", "--tape", tmp_path / "out.jsonl", "--json"))
+    assert (result["name"], result["seed"], result["partial"]) == ("small", 5, False)
+    assert [row["system"] for row in result["systems"]] == ["elastic-data-parallel", "decoupled"]
+    for row in result["systems"]:
+        assert row["goodput"] + sum(row["badput"].values()) == pytest.approx(1.0)
+    paths = [tmp_path / f"out-{system}.jsonl" for system in ("elastic-data-parallel", "decoupled")]
+    assert list(result["tapes"]) == [str(path) for path in paths]
+    for path in paths:
+        assert read_tape(path).footer.digest == result["tapes"][str(path)]
+        assert "identical" in atoll("replay", path)
+    assert "is there already" in atoll("simulate", file, "--tape", tmp_path / "out.jsonl", code=2)
+
+
+def test_a_bad_specification_gets_every_problem_and_starts_nothing(tmp_path: Path) -> None:
+    file = _spec(tmp_path, duration="soon", colour=1, synchroniser={"quorum": 9})
+    said = atoll("simulate", file, "--tape", tmp_path / "out.jsonl", code=2)
+    for path in ("duration:", "colour:", "synchroniser.quorum:"):
+        assert path in said
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["simulate"], "one of the two"),
+        (["simulate", "deploy/configs/simulate.yaml", "--preset", "bandwidth"], "one of the two"),
+        (["simulate", "--preset", "bandwidth", "--tape", "out.jsonl"], "no one tape"),
+        (["simulate", "--preset", "bandwidth", "--plot", "no/such/folder/out.svg"], "no folder"),
+        (["simulate", "--preset", "everything"], "'everything'"),
+        (["simulate", "no-such-file.yaml"], "cannot be read"),
+    ],
+)
+def test_a_mistake_has_its_remedy(arguments: list[str], words: str) -> None:
+    assert words in atoll(*arguments, code=2)
+
+
+def test_ctrl_c_prints_what_was_simulated_and_seals_the_tape(tmp_path: Path) -> None:
+    few = {**FLEET, "chips": 20_000}
+    file = _spec(tmp_path, duration="800d", systems=["decoupled"], fleet=few)
+    out = tmp_path / "out.jsonl"
+    running = subprocess.Popen(
+        _command("simulate", file, "--tape", out, "--json"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=interruptible,
+    )
+    wait_until(lambda: out.exists() and out.stat().st_size > 10_000, timeout_s=60.0)
+    running.send_signal(signal.SIGINT)
+    printed, said = running.communicate(timeout=120)
+    assert running.returncode == 130, said
+    assert "interrupted" in said
+    result = json.loads(printed)
+    assert result["partial"]
+    assert 0.0 < result["simulated_s"] < result["duration_s"]
+    assert 0.0 < result["systems"][0]["goodput"] < 1.0
+
+
+@pytest.mark.parametrize("preset", ["bandwidth", "scavenging"])
+def test_a_preset_is_a_table_a_picture_and_plain_data(tmp_path: Path, preset: str) -> None:
+    said = atoll("simulate", "--preset", preset, "--plot", tmp_path / "out.svg")
+    assert "decoupled" in said
+    assert "published" in said
+    assert len(list(ElementTree.parse(tmp_path / "out.svg").iter())) > 30
+    assert json.loads(atoll("simulate", "--preset", preset, "--json"))
+
+
+def test_a_world_fitted_to_a_tape_is_simulated_again(tmp_path: Path, tape: Path) -> None:
+    world = tmp_path / "world.yaml"
+    world.write_text(atoll("tape", "fit", tape))
+    result = json.loads(atoll("simulate", world, "--json"))
+    (row,) = result["systems"]
+    recorded = sum(type(record.event).__name__ == "MergeCompleted" for record in read_tape(tape).records)
+    assert row["merges"] == pytest.approx(recorded, rel=0.1)
+    assert 0.3 < row["goodput"] < 1.0
+    broken = yaml.safe_load(world.read_text())
+    broken["world"]["islands"] = "many"
+    world.write_text(yaml.safe_dump({**broken, "colour": "red"}))
+    said = atoll("simulate", world, code=2)
+    assert "world.islands" in said
+    assert "colour" in said
+
+
+def test_whatif_stands_beside_what_happened(tape: Path) -> None:
+    said = atoll("whatif", tape, "--set", "quorum=4")
+    assert "happened" in said
+    assert "changed" in said
+    assert "contributors per merge" in said
+    assert "NAME=VALUE" in atoll("whatif", tape, "--set", "quorum", code=2)
+    assert "colour" in atoll("whatif", tape, "--set", "colour=4", code=2)
+    assert "cannot be read" in atoll("whatif", "no-such-tape.jsonl", code=1)
+
+
+def test_train_tape_hands_everything_on(tape: Path) -> None:
+    command = _command("train-tape", tape, "--config", "no-such-file.yaml", "--baseline", "data-parallel", "--json")
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "no-such-file.yaml" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,114 @@
+"""Pictures of simulations: well-formed files that stand alone, with every figure in them, and nothing drawn outside."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from orchestrator.report.picture import LogScale, picture
+from orchestrator.report.simulated import Axis, Line, goodput_curves, lines_chart, systems_chart
+
+SVG = "{http://www.w3.org/2000/svg}"
+ROWS = [
+    {"system": "data-parallel", "goodput": 0.25, "stderr": 0.01, "badput": {"stalled: restarting": 0.75}},
+    {
+        "system": "decoupled",
+        "goodput": 0.885,
+        "stderr": 0.001,
+        "badput": {"stalled: shrinking": 0.1, "slice away": 0.015},
+    },
+]
+CELLS = [
+    {"system": system, "learners": learners, "chips": chips, "goodput": goodput - chips / 1e7}
+    for system, learners, goodput in (("data-parallel", 1, 0.7), ("decoupled", 2, 0.9), ("decoupled", 16, 0.95))
+    for chips in (150_000, 600_000, 2_400_000)
+]
+PUBLISHED = [{"system": "data-parallel", "learners": 1, "chips": 600_000, "goodput": 0.38}]
+
+
+def _tree(svg):
+    return ElementTree.fromstring(svg)
+
+
+def _said(svg):
+    return [element.text for element in _tree(svg).iter(f"{SVG}text")]
+
+
+def _pictures():
+    across = Axis("x", str, 0.1, 100.0, logarithmic=True)
+    up = Axis("y", str, 0.0, 1.0)
+    lines = [Line("a", "#111111", [(0.1, 0.2), (100.0, 0.5)]), Line("b", "#222222", [(0.1, 0.3), (100.0, 0.5)])]
+    return {
+        "systems": systems_chart(ROWS, "A title", ["one", "two"]),
+        "curves": goodput_curves(CELLS, PUBLISHED),
+        "lines": lines_chart(lines, across, up, "Lines"),
+    }
+
+
+@pytest.mark.parametrize("name", ["systems", "curves", "lines"])
+def test_a_picture_stands_alone(name):
+    svg = _pictures()[name]
+    assert not re.search(r"var\(|url\(|<script|class=|href=", svg), "nothing depends on a page"
+    tree = _tree(svg)
+    width, height = float(tree.get("width")), float(tree.get("height"))
+    for element in tree.iter():
+        for key, limit in (("x", width), ("y", height), ("x1", width), ("x2", width), ("cx", width), ("cy", height)):
+            assert 0.0 <= float(element.get(key, 0.0)) <= limit, ElementTree.tostring(element)
+
+
+def test_bars_are_as_long_as_what_they_say():
+    bars = [
+        (box.find(f"{SVG}title").text, float(box.get("width")), float(box.get("x")))
+        for box in _tree(systems_chart(ROWS, "A title")).iter(f"{SVG}rect")
+        if box.find(f"{SVG}title") is not None
+    ]
+    lengths = {title: width for title, width, _ in bars}
+    assert set(lengths) == {
+        "data-parallel: goodput 25.0 %",
+        "data-parallel: stalled: restarting 75.0 %",
+        "decoupled: goodput 88.5 %",
+        "decoupled: stalled: shrinking 10.0 %",
+        "decoupled: slice away 1.5 %",
+    }
+    whole = lengths["data-parallel: goodput 25.0 %"] / 0.25
+    assert lengths["decoupled: goodput 88.5 %"] == pytest.approx(0.885 * whole, abs=0.1)
+    assert lengths["decoupled: stalled: shrinking 10.0 %"] == pytest.approx(0.1 * whole, abs=1.0)
+    ours = [(x, width) for title, width, x in bars if title.startswith("decoupled")]
+    for (x, width), (following, _) in pairwise(sorted(ours)):
+        assert following == pytest.approx(x + width, abs=1.0), "stacked without overlap"
+
+
+def test_goodput_is_said_with_its_95_percent_interval():
+    assert "88.5 ± 0.2 %" in _said(systems_chart(ROWS, "A title"))
+    without = [{**row, "stderr": None} for row in ROWS]
+    assert "88.5 %" in _said(systems_chart(without, "A title"))
+
+
+def test_published_points_are_marks_and_ours_are_dots():
+    tree = _tree(goodput_curves(CELLS, PUBLISHED))
+    titles = [element.find(f"{SVG}title").text for element in tree.iter() if element.find(f"{SVG}title") is not None]
+    assert "no elasticity, published: 38 % at 600k" in titles
+    assert len(list(tree.iter(f"{SVG}circle"))) == len(CELLS)
+    said = _said(goodput_curves(CELLS, PUBLISHED))
+    assert {"no elasticity", "M = 2", "M = 16", "published, arXiv:2604.21428"} <= set(said)
+    assert "published, arXiv:2604.21428" not in _said(goodput_curves(CELLS, []))
+
+
+def test_names_of_curves_that_end_together_do_not_lie_on_each_other():
+    texts = {e.text: float(e.get("y")) for e in _tree(_pictures()["lines"]).iter(f"{SVG}text")}
+    assert abs(texts["a"] - texts["b"]) >= 16.0
+
+
+def test_a_logarithmic_scale_has_the_powers_of_ten():
+    scale = LogScale(0.1, 1000.0, 0.0, 4.0)
+    assert scale.ticks() == pytest.approx([0.1, 1.0, 10.0, 100.0, 1000.0])
+    assert [scale(x) for x in (0.1, 1.0, 1000.0)] == pytest.approx([0.0, 1.0, 4.0])
+
+
+def test_names_are_escaped():
+    row = {"system": "decoupled", "label": "<b>&", "goodput": 0.5, "badput": {"<i>": 0.5}}
+    assert "<b>&" in _said(systems_chart([row], "<title>"))
+    assert _tree(picture(10.0, "<&>", [])).get("aria-label") == "<&>"
