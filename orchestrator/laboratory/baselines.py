@@ -17,6 +17,7 @@ from typing import Any, Literal
 from learners import corpus, data, jax_trainer, model
 from orchestrator.config import JobSpec
 from orchestrator.laboratory.multiplex import MultiplexedJob
+from orchestrator.merge import wire
 from orchestrator.sections import SynchroniserSection
 
 Method = Literal["decoupled", "diloco", "data-parallel"]
@@ -27,11 +28,15 @@ METHODS: tuple[Method, ...] = ("decoupled", "diloco", "data-parallel")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a run reached: held-out ``loss`` in nats per token, and (tokens, loss) along the way."""
+    """What a run reached: held-out ``loss`` in nats per token, and (tokens, loss) along the way.
+
+    ``digest`` names the parameters bit for bit; runs kept by earlier builds have none.
+    """
 
     loss: float
     curve: tuple[tuple[int, float], ...]
     goodput_ratio: float
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ def _multiplexed(spec: JobSpec, *, transfer_steps: float, speed_spread: float) -
     for tokens in job.run():
         yield Advance(tokens)
     outcome = job.outcome
-    yield Advance(tokens, Trained(outcome.loss, tuple(outcome.curve), outcome.goodput["goodput_ratio"]))
+    goodput_ratio = outcome.goodput["goodput_ratio"]
+    yield Advance(tokens, Trained(outcome.loss, tuple(outcome.curve), goodput_ratio, outcome.digest))
 
 
 def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
@@ -99,4 +105,5 @@ def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
         if (step + 1) % max(1, spec.horizon_steps // evaluations) == 0 or step + 1 == spec.horizon_steps:
             curve.append((tokens, trainer.evaluate(trainer.snapshot(names).arrays())))
         yield Advance(tokens)
-    yield Advance(tokens, Trained(curve[-1][1], tuple(curve), 1.0))
+    digest = wire.digest(trainer.snapshot(names).arrays())
+    yield Advance(tokens, Trained(curve[-1][1], tuple(curve), 1.0, digest))

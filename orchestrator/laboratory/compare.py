@@ -12,7 +12,6 @@ as a ratio) and ``diloco`` (what the synchronous baseline changes in ``synchroni
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -20,15 +19,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from orchestrator.config import JobSpec, parse_job, read_document
 from orchestrator.errors import AtollError, ConfigurationError
 from orchestrator.laboratory import baselines
 from orchestrator.laboratory.baselines import METHODS, Method, Trained
+from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
 from orchestrator.sections import Section
 
 
@@ -79,41 +79,29 @@ class Comparison:
 
     def __init__(self, spec: JobSpec, settings: Settings, folder: Path, console: Console) -> None:
         self._spec, self._settings, self._console = spec, settings, console
-        self._file = folder / "runs.jsonl"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._kept = {run.key: run for run in self._read()}
+        self._finished = FinishedRuns(folder, Run)
 
     def train(self, methods: Sequence[Method]) -> list[Run]:
         """Every method at every learning rate, in turn."""
         plan = [(method, lr) for method in methods for lr in self._settings.inner_lrs]
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self._console) as progress:
-            return [self._run(method, lr, progress) for method, lr in plan]
+        with progress(self._console) as shown:
+            return [self._run(method, lr, shown) for method, lr in plan]
 
-    def _run(self, method: Method, lr: float, progress: Progress) -> Run:
+    def _run(self, method: Method, lr: float, shown: Progress) -> Run:
         spec = baselines.with_inner_lr(self._spec, lr)
         if method == "diloco":
             spec = baselines.as_diloco(spec, self._settings.diloco)
         spread = self._settings.speed_spread if method == "decoupled" else 0.0
-        key = hashlib.sha256(f"{method} {spread} {spec.model_dump_json()}".encode()).hexdigest()[:16]
-        if key in self._kept:
-            return self._kept[key]
-        task = progress.add_task(f"{method} at {lr:g}", total=spec.token_budget)
+        key = key_of(method, spread, spec.model_dump_json())
+        if (kept := self._finished.get(key)) is not None:
+            return kept
+        task = shown.add_task(f"{method} at {lr:g}", total=spec.token_budget)
         result = None
         for step in baselines.train(method, spec, spread):
-            progress.update(task, completed=step.tokens)
+            shown.update(task, completed=step.tokens)
             result = step.result
         assert result is not None
-        run = self._kept[key] = Run(method, lr, key, result)
-        with self._file.open("a") as lines:
-            lines.write(json.dumps(asdict(run)) + "\n")
-        return run
-
-    def _read(self) -> list[Run]:
-        if not self._file.exists():
-            return []
-        kind = TypeAdapter(Run)
-        return [kind.validate_json(line) for line in self._file.read_text().splitlines()]
+        return self._finished.keep(Run(method, lr, key, result))
 
 
 def judge(runs: Sequence[Run]) -> list[Row]:

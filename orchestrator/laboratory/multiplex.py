@@ -17,14 +17,13 @@ Source: arXiv:2604.21428, "event tapes" (real training driven by simulated timin
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
-from learners.contract import Arrays, Trainer
+from learners.contract import Arrays
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.accounting.goodput import Goodput
@@ -36,12 +35,10 @@ from orchestrator.core.messages import Letter, Offer, Progress
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, PayloadId
 from orchestrator.errors import InternalError
-from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import OuterState
-from orchestrator.tape.driver import DigestSink, Driver
-from orchestrator.tape.schema import Header
+from orchestrator.laboratory.apparatus import Apparatus, MakeTrainer
+from orchestrator.tape.driver import DigestSink, Driver, Sink
+from orchestrator.tape.schema import Header, Record
 
-MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
 FIRST = Incarnation(1)
 
 
@@ -71,43 +68,41 @@ class Outcome:
 
 
 class MultiplexedJob:
-    """One job, from its first placement to its last merge. ``run`` yields the tokens trained, for progress."""
+    """One job, from its first placement to its last merge. ``run`` yields the tokens trained, for progress.
+
+    ``recorder``, if there is one, is given every record of the job's tape.
+    """
 
     def __init__(
-        self, spec: JobSpec, make_trainer: MakeTrainer, *, transfer_steps: float, speed_spread: float = 0.0
+        self,
+        spec: JobSpec,
+        make_trainer: MakeTrainer,
+        *,
+        transfer_steps: float,
+        speed_spread: float = 0.0,
+        recorder: Sink | None = None,
     ) -> None:
-        self._spec = spec
         self._transfer = transfer_steps
         self._spread = speed_spread
         policy = spec.policy()
-        plain = spec.model_dump(mode="json")
-        count = len(policy.islands)
-        self._trainers = [make_trainer(plain, index, count) for index in range(count)]
-        shapes = self._trainers[0].tensor_shapes()
-        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-        self._fragments = fragment_map.build(sizes, policy.fragment_count)
-        outer = spec.synchroniser.outer_optimizer
-        self._outer = OuterState(
-            self._trainers[0].initial_parameters(),
-            self._fragments,
-            spec.synchroniser.averaging,
-            outer_optimizer.create(outer.kind, outer.lr, outer.momentum),
-        )
+        self._apparatus = Apparatus(spec, make_trainer)
+        self._outer = self._apparatus.outer
         plan = LoopPlan(
-            fragments=self._fragments,
+            fragments=self._apparatus.fragments,
             interval_steps=policy.sync_interval_steps,
             adoption=spec.synchroniser.adoption,
             mix_alpha=spec.synchroniser.mix_alpha,
             report_every_s=0.0,
         )
         self._islands: dict[IslandId, _Island] = {}
-        for index, (island, trainer) in enumerate(zip(policy.islands, self._trainers, strict=True)):
+        for index, (island, trainer) in enumerate(zip(policy.islands, self._apparatus.trainers, strict=True)):
             outbox = Outbox()
             loop = IslandLoop(trainer, plan, outbox)
             self._islands[island.island] = _Island(island.island, loop, outbox, random.Random(f"{spec.seed} {index}"))
         self._goodput, self._statistics = Goodput(policy), Statistics(policy)
         self._sink = DigestSink(Header(spec.name, policy))
-        self._driver = Driver(Synchroniser(policy), (self._goodput, self._statistics), self._sink)
+        sink = self._sink if recorder is None else _Both(self._sink, recorder)
+        self._driver = Driver(Synchroniser(policy), (self._goodput, self._statistics), sink)
         self._payloads: dict[PayloadId, Arrays] = {}
         self._heap: list[tuple[Instant, Turn, int, Callable[[], None]]] = []
         self._serial = 0
@@ -174,7 +169,7 @@ class MultiplexedJob:
             arrays = island.loop.take(letter.fragment, letter.offer)
             assert arrays is not None
             contribution = contribution_of(letter, island.id, FIRST)
-            self._payloads[contribution.payload] = wire.decode(wire.encode(arrays, self._spec.synchroniser.wire))
+            self._payloads[contribution.payload] = self._apparatus.sent(arrays)
             return events.ContributionArrived(self._now, contribution)
         if isinstance(letter, Progress):
             island.tokens = letter.tokens_total
@@ -239,21 +234,32 @@ class MultiplexedJob:
             self._read(island)
 
     def _evaluate(self, version: int) -> None:
-        loss = self._trainers[0].evaluate(self._outer.parameters())
+        loss = self._apparatus.evaluate()
         self._curve.append((sum(i.tokens for i in self._islands.values()), loss))
         self._soon(lambda at: events.EvaluationCompleted(at, version, loss))
 
     def _finish(self) -> None:
-        parameters = self._outer.parameters()
         self._goodput.check()
         self._outcome = Outcome(
-            parameters=parameters,
-            digest=wire.digest(parameters),
+            parameters=self._outer.parameters(),
+            digest=self._apparatus.digest(),
             tape_digest=self._sink.digest.hex(),
             curve=self._curve,
             goodput=self._goodput.summary(self._now),
             statistics=self._statistics.summary(self._now),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """A sink that hands each record to two."""
+
+    first: Sink
+    second: Sink
+
+    def append(self, record: Record) -> None:
+        self.first.append(record)
+        self.second.append(record)
 
 
 @dataclass(slots=True)

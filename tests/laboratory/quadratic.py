@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,13 @@ def initial() -> Arrays:
 
 def gradient(name: str, value: np.ndarray, shard: int, batch: int) -> np.ndarray:
     """Of half the squared distance to the shard's target, with noise that depends on shard and batch alone."""
-    target = np.random.default_rng([1, shard, len(name), *map(ord, name)]).standard_normal(value.shape)
     noise = np.random.default_rng([2, shard, batch, *map(ord, name)]).standard_normal(value.shape)
-    return (value - target + 0.3 * noise).astype(np.float32)
+    return (value - target(name, value.shape, shard) + 0.3 * noise).astype(np.float32)
+
+
+@cache
+def target(name: str, shape: tuple[int, ...], shard: int) -> np.ndarray:
+    return np.random.default_rng([1, shard, len(name), *map(ord, name)]).standard_normal(shape)
 
 
 class Copy:

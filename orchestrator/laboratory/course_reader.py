@@ -1,0 +1,177 @@
+"""Reads the course of a job off its tape: every incarnation's own story put in order, and checked against itself.
+
+A tape is in the order in which the synchroniser heard of things. An island's own order follows from what its letters say:
+tokens trained so far, and versions. In that order its counters are worked out anew, and must be those of its letters:
+a tape whose islands adopted by another rule, or that misses something, is found out before anything is trained.
+
+Responsible for: what ``course`` says, without arrays. Decides nothing of a job: contributors, weights, adoptions, donors
+are the tape's. Source: arXiv:2604.21428, "event tapes".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from learners.adoption import Rule
+from orchestrator.core import effects, events
+from orchestrator.core.vocabulary import FragmentId, JobPolicy, PayloadId, Version
+from orchestrator.errors import Problem
+from orchestrator.laboratory.course import Act, Course, Evaluated, Life, LifeId, Merged
+from orchestrator.laboratory.life_story import Diary, Receiver, Story, tell
+from orchestrator.tape.schema import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The course as far as it could be read, and everything that keeps it from being trained."""
+
+    course: Course
+    problems: tuple[Problem, ...]
+
+
+def read(tape: Tape, rule: Rule) -> Reading:
+    """The course of the tape's job, whose islands adopt by ``rule``."""
+    policy = tape.header.policy
+    assert isinstance(policy, JobPolicy), "matching refuses the tapes of fleets"
+    heard = _Heard(tape)
+    tokens_per_step = heard.tokens_per_step()
+    stories = dict(_stories(heard, rule, tokens_per_step))
+    shards = {plan.island: index for index, plan in enumerate(policy.islands)}
+    lives = {life: _life(life, heard.diaries[life], story, shards[life[0]]) for life, story in stories.items()}
+    course = Course(
+        policy=policy,
+        lives=lives,
+        acts=tuple(heard.acts),
+        tokens_per_step=tokens_per_step,
+        tokens_trained=heard.tokens_trained,
+        steps_trained=sum(diary.steps_trained for diary in heard.diaries.values()),
+        inferred_count=sum(story.inferred_count for story in stories.values()),
+        ended=heard.ended,
+    )
+    return Reading(course, tuple(_problems(course, list(stories.values()), rule)))
+
+
+def _life(life: LifeId, diary: Diary, story: Story, shard: int) -> Life:
+    assert diary.begun is not None
+    began, asked = diary.begun
+    return Life(life, shard, asked.donor, asked.cursor, began.versions, began.step, story.moments)
+
+
+def _stories(heard: _Heard, rule: Rule, tokens_per_step: int) -> Iterator[tuple[LifeId, Story]]:
+    """The stories of all lives that some merge needs: those that contributed, and those they took their state from."""
+    receivers: dict[LifeId, list[Receiver]] = {}
+    payloads = {item.payload for act in heard.merges() for item in act.inputs}
+    wanted = sorted({heard.author[payload] for payload in payloads if payload in heard.author})
+    needed = set(wanted)
+    while wanted:
+        life = wanted.pop()
+        diary = heard.diaries[life]
+        if diary.begun is None or (donor := diary.begun[1].donor) is None:
+            continue
+        receivers.setdefault(donor, []).append(Receiver(life, diary.begun[0].versions, diary.begun[0].step))
+        if donor not in needed:
+            needed.add(donor)
+            wanted.append(donor)
+    merged = {(act.fragment, act.version) for act in heard.merges()}
+    for life in sorted(needed):
+        diary = heard.diaries.get(life) or Diary()
+        if diary.begun is not None:
+            yield life, tell(life, diary, rule, tokens_per_step, sorted(receivers.get(life, [])), payloads, merged)
+
+
+def _problems(course: Course, stories: list[Story], rule: Rule) -> Iterator[Problem]:
+    if not course.merges:
+        yield Problem("tape", "no fragment was ever merged on it.", "Take the tape of a job that ran for longer.")
+        return
+    lives = course.lives
+    inputs = [item.payload for act in course.merges for item in act.inputs]
+    offered = {getattr(moment, "payload", None) for life in lives.values() for moment in life.moments}
+    if lost := [payload for payload in inputs if payload not in offered]:
+        told = f"{len(lost)} merged contributions, {lost[0]} first, come from islands that it does not tell of."
+        yield Problem("tape", told, "Take a whole tape: one that begins with its job.")
+    kept, could_keep = (any(getattr(story, name) for story in stories) for name in ("kept", "could_keep"))
+    if rule == "replace" and kept:
+        told = "is replace, but on the tape islands kept work of their own when they adopted."
+        yield Problem("synchroniser.adoption", told, "Set it to rebase, or to what the tape's job had.")
+        return
+    if rule == "rebase" and could_keep and not kept:
+        told = "is rebase, but on the tape no island ever kept work of its own when it adopted."
+        yield Problem("synchroniser.adoption", told, "Set it to replace, or to what the tape's job had.")
+        return
+    if told_wrong := [line for story in stories for line in story.contradictions]:
+        more = f" ({len(told_wrong) - 1} more)" if len(told_wrong) > 1 else ""
+        remedy = "Was its job of another adoption rule, or recorded by another build? `atoll replay` may know."
+        yield Problem("tape", f"contradicts itself: {told_wrong[0]}{more}.", remedy)
+
+
+class _Heard:
+    """Everything on a tape that matters here, by incarnation."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.diaries: dict[LifeId, Diary] = {}
+        self.author: dict[PayloadId, LifeId] = {}
+        self.acts: list[Act] = []
+        self.ended = False
+        self._merging: dict[tuple[FragmentId, Version], effects.MergeFragment] = {}
+        self._totals: dict[LifeId, int] = {}
+        for record in tape.records:
+            self._hear(record.event)
+            for effect in record.effects:
+                self._read(effect)
+
+    @property
+    def tokens_trained(self) -> int:
+        return sum(self._totals.values())
+
+    def merges(self) -> Iterator[Merged]:
+        return (act for act in self.acts if isinstance(act, Merged))
+
+    def tokens_per_step(self) -> int:
+        """Tokens of the fastest steps: those of an island with all its capacity."""
+        rates = [rate for diary in self.diaries.values() for rate in diary.rates()]
+        return max(1, round(max(rates, default=1.0)))
+
+    def _hear(self, event: object) -> None:
+        match event:
+            case events.ContributionArrived(_, c) | events.ContributionUnusable(_, c):
+                life = (c.island, c.incarnation)
+                self.author.setdefault(c.payload, life)
+                self._diary(life).contributions.setdefault(c.payload, c)
+                self._trained(life, c.tokens_total)
+            case events.FragmentAdopted():
+                life = (event.island, event.incarnation)
+                self._diary(life).adoptions.setdefault((event.fragment, event.version), event)
+                self._trained(life, event.tokens_total)
+            case events.ProgressReported():
+                life = (event.island, event.incarnation)
+                self._diary(life).reports.setdefault(event.tokens_total, event)
+                self._trained(life, event.tokens_total)
+            case events.IslandCaughtUp():
+                diary = self._diary((event.island, event.incarnation))
+                if diary.begun is None and diary.asked is not None:
+                    diary.begun = (event, diary.asked)
+            case events.MergeCompleted():
+                if (order := self._merging.pop((event.fragment, event.version), None)) is not None:
+                    self.acts.append(Merged(event.fragment, event.version, order.inputs, event.digest))
+
+    def _read(self, effect: object) -> None:
+        match effect:
+            case effects.BeginCatchUp():
+                self._diary((effect.island, effect.incarnation)).asked = effect
+            case effects.PublishFragment():
+                for to in effect.recipients:
+                    published = self._diary((to.island, to.incarnation)).published
+                    published[effect.fragment, effect.version] = to.merged_offer
+            case effects.MergeFragment():
+                self._merging[effect.fragment, effect.version] = effect
+            case effects.FlushIsland():
+                self.ended = True
+            case effects.Evaluate():
+                self.acts.append(Evaluated(self.tokens_trained))
+
+    def _diary(self, life: LifeId) -> Diary:
+        return self.diaries.setdefault(life, Diary())
+
+    def _trained(self, life: LifeId, tokens_total: int) -> None:
+        self._totals[life] = max(tokens_total, self._totals.get(life, 0))

@@ -1,0 +1,219 @@
+"""One incarnation's story: what the tape tells of it, put into its own order, with its counters worked out anew.
+
+The order is by tokens trained. At one boundary, adopting a version comes before offers that build on it and after offers
+that build on an older one; what concerns different fragments may stand in any order.
+
+What an adoption kept is the tape's to say (``FragmentAdopted.kept_tokens``); *since* when it is counted follows from which
+offer the publication named as merged, exactly as in ``learners.adoption``. An island that began from a peer does not know
+the base of what it holds: a live one is then overwritten by its first adoption of a fragment, a simulated one keeps what
+it trained itself; both are read as they are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from learners.adoption import Rule
+from orchestrator.core.effects import BeginCatchUp
+from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, ProgressReported
+from orchestrator.core.vocabulary import Contribution, FragmentId, PayloadId, Version
+from orchestrator.laboratory.course import Adopted, Exported, LifeId, Moment, Offered
+
+
+@dataclass(slots=True)
+class Diary:
+    """What a tape tells of an incarnation, in the order of the telling; each thing once.
+
+    ``begun`` is how it came to its state, ``asked`` how it was last asked to; ``published[p, v]`` its latest offer of p
+    whose work is in v; ``reports`` by tokens trained.
+    """
+
+    reports: dict[int, ProgressReported] = field(default_factory=dict)
+    contributions: dict[PayloadId, Contribution] = field(default_factory=dict)
+    adoptions: dict[tuple[FragmentId, Version], FragmentAdopted] = field(default_factory=dict)
+    published: dict[tuple[FragmentId, Version], int] = field(default_factory=dict)
+    asked: BeginCatchUp | None = None
+    begun: tuple[IslandCaughtUp, BeginCatchUp] | None = None
+
+    @property
+    def steps_trained(self) -> int:
+        return max((report.steps_total for report in self.reports.values()), default=0)
+
+    def rates(self) -> Iterator[float]:
+        """Tokens a step, over every stretch between two reports."""
+        steps = tokens = 0
+        for total, report in sorted(self.reports.items()):
+            if report.steps_total > steps:
+                yield (total - tokens) / (report.steps_total - steps)
+            steps, tokens = report.steps_total, total
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Receiver:
+    """A life that took its state from this one, when this one stood at ``versions`` and ``logical_step``."""
+
+    life: LifeId
+    versions: tuple[Version, ...]
+    logical_step: int
+
+
+@dataclass(slots=True)
+class Story:
+    """``kept``: an adoption kept own work; ``could_keep``: by rebasing one would have. Moments end with the last needed."""
+
+    moments: tuple[Moment, ...] = ()
+    contradictions: list[str] = field(default_factory=list)
+    inferred_count: int = 0
+    kept: bool = False
+    could_keep: bool = False
+
+
+@dataclass(slots=True)
+class _Work:
+    """On one fragment since ``version`` was adopted, in tokens: ``carried`` over then, ``began_at`` of the life's total.
+
+    ``sent`` are the offers since, with what each covers. ``base_known`` is false for what came from a peer.
+    """
+
+    version: Version
+    base_known: bool
+    began_at: int = 0
+    carried: int = 0
+    sent: dict[int, tuple[PayloadId, int]] = field(default_factory=dict)
+
+    def tokens(self, total: int) -> int:
+        return self.carried + total - self.began_at
+
+
+_Entry = Contribution | FragmentAdopted | Receiver
+_Placed = tuple[int, float, _Entry]
+"""Tokens trained by then, place among things of that moment, what it is."""
+
+
+def tell(
+    life: LifeId,
+    diary: Diary,
+    rule: Rule,
+    tokens_per_step: int,
+    receivers: Sequence[Receiver],
+    wanted: Collection[PayloadId],
+    merged: Collection[tuple[FragmentId, Version]],
+) -> Story:
+    """The life's story up to the last offer in ``wanted`` and the last of ``receivers``."""
+    assert diary.begun is not None
+    began, asked = diary.begun
+    story = Story()
+    work = [_Work(version, base_known=asked.donor is None) for version in began.versions]
+    name, moments = f"{life[0]} (incarnation {life[1]})", list[Moment]()
+    needed_count = 0
+    for tokens, _, entry in _in_order(life, diary, receivers, tokens_per_step, story):
+        steps = tokens // tokens_per_step
+        if isinstance(entry, Receiver):
+            moments.append(Exported(steps, entry.life))
+            needed_count = len(moments)
+        elif isinstance(entry, Contribution):
+            own = work[entry.fragment]
+            if entry.base_version != own.version or entry.token_count != own.tokens(tokens):
+                story.contradictions.append(
+                    f"{name} offers {entry.token_count} tokens on version {entry.base_version} of fragment "
+                    f"{entry.fragment}, but by what it told before it has {own.tokens(tokens)} on version {own.version}"
+                )
+            own.sent[entry.offer] = (entry.payload, entry.token_count)
+            if entry.payload in wanted:
+                moments.append(Offered(steps, entry.fragment, entry.payload))
+                needed_count = len(moments)
+        elif entry.version > work[entry.fragment].version:
+            if (entry.fragment, entry.version) not in merged:
+                story.contradictions.append(
+                    f"{name} adopts version {entry.version} of fragment {entry.fragment}, never merged"
+                )
+            moments.append(_adopt(name, entry, work, diary, rule, steps, story))
+    story.moments = tuple(moments[:needed_count])
+    return story
+
+
+def _adopt(
+    name: str, event: FragmentAdopted, work: list[_Work], diary: Diary, rule: Rule, steps: int, story: Story
+) -> Adopted:
+    """Put the fragment on its new version, and say what survived."""
+    before = work[event.fragment]
+    had = before.tokens(event.tokens_total)
+    payload, covered = before.sent.get(diary.published.get((event.fragment, event.version), 0), (None, 0))
+    uncontributed = had - covered
+    kept = uncontributed if event.kept_tokens == _UNTOLD and rule == "rebase" else max(0, event.kept_tokens)
+    if rule == "rebase":
+        keeps = kept == uncontributed and (kept > 0 or payload is not None or before.base_known)
+        if kept not in (0, uncontributed):
+            story.contradictions.append(
+                f"{name} kept {kept} of {uncontributed} tokens in no version when it adopted version {event.version} of "
+                f"fragment {event.fragment}"
+            )
+        story.could_keep |= uncontributed > 0 and before.base_known
+    else:
+        keeps = rule == "mix" and bool(before.sent)
+    story.kept |= kept > 0
+    work[event.fragment] = _Work(event.version, True, event.tokens_total, kept)
+    since = payload if keeps and rule == "rebase" else None
+    return Adopted(steps, event.fragment, event.version, event.step, keeps, since)
+
+
+_UNTOLD = -1
+"""Stands for ``kept_tokens`` where an adoption was inferred."""
+
+
+def _in_order(
+    life: LifeId, diary: Diary, receivers: Sequence[Receiver], tokens_per_step: int, story: Story
+) -> list[_Placed]:
+    told: list[Contribution | FragmentAdopted] = [*diary.contributions.values(), *diary.adoptions.values()]
+    told.sort(key=_own_order)
+    placed: list[_Placed] = [(entry.tokens_total, float(place), entry) for place, entry in enumerate(told)]
+    for receiver in receivers:
+        placed += _export(life, diary, told, receiver, tokens_per_step, story)
+    return sorted(placed, key=lambda item: item[:2])
+
+
+def _own_order(entry: Contribution | FragmentAdopted) -> tuple[int, int, int, int]:
+    if isinstance(entry, Contribution):
+        return entry.tokens_total, entry.base_version, 1, entry.fragment
+    return entry.tokens_total, entry.version, 0, entry.fragment
+
+
+def _export(
+    life: LifeId,
+    diary: Diary,
+    told: Sequence[Contribution | FragmentAdopted],
+    receiver: Receiver,
+    tokens_per_step: int,
+    story: Story,
+) -> Iterator[_Placed]:
+    """Where in the donor's life the receiver's state is from, with the adoptions that no letter told of.
+
+    The receiver says the donor's versions and logical step. Letters of a donor that died soon after may be lost.
+    """
+    assert diary.begun is not None
+    began = diary.begun[0]
+    versions = list(began.versions)
+    logical_step, tokens, place, before = began.step, 0, len(told), None
+    for index, entry in enumerate(told):
+        if not isinstance(entry, FragmentAdopted):
+            continue
+        if entry.version > receiver.versions[entry.fragment]:
+            place, before = index, entry.tokens_total
+            break
+        versions[entry.fragment] = max(versions[entry.fragment], entry.version)
+        logical_step, tokens = entry.step, entry.tokens_total
+    for total, report in sorted(diary.reports.items()):  # the latest that tells of the stretch in question
+        if tokens < total and report.step <= receiver.logical_step and (before is None or total <= before):
+            logical_step, tokens = report.step, total
+    tokens += max(0, receiver.logical_step - logical_step) * tokens_per_step
+    tokens = tokens if before is None else min(tokens, before)
+    for fragment, (version, wanted) in enumerate(zip(versions, receiver.versions, strict=True)):
+        if version < wanted:
+            story.inferred_count += 1
+            yield (
+                tokens,
+                place - 0.6,
+                FragmentAdopted(0.0, *life, FragmentId(fragment), wanted, receiver.logical_step, tokens, _UNTOLD),
+            )
+    yield tokens, place - 0.5, receiver

@@ -1,0 +1,218 @@
+"""Real training by a tape: inner steps, adoptions and merges where the tape has them, and nothing decided anew.
+
+Driven from its end: each merge, in the order of the tape, asks for its contributions; a contribution asks its island to
+train up to there, adopting on the way what the tape says it adopted; an island that came later asks its donor for the
+state it took. Whatever is asked for lies earlier on the tape, so it is there. One thread, no clock, no chance: the
+parameters are a function of specification, tape and seed.
+
+Responsible for arrays and their lifetimes: a version of a fragment is kept until its last adopter has it, a contribution
+until its merge. Refuses to know: why a round closed, what time it was, who else was there.
+
+Source: arXiv:2604.21428, "event tapes".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+
+from learners.adoption import combine
+from learners.contract import Arrays
+from orchestrator.config import JobSpec
+from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
+from orchestrator.errors import DataError
+from orchestrator.laboratory.apparatus import Apparatus, MakeTrainer
+from orchestrator.laboratory.course import Adopted, Course, Evaluated, Exported, Life, LifeId, Merged, Offered
+
+Published = tuple[FragmentId, Version]
+
+
+@dataclass(slots=True)
+class Trained:
+    """What came of it. ``curve``: (tokens trained, held-out loss); ``as_recorded_count``: merges with the tape's digest."""
+
+    parameters: Arrays
+    digest: str
+    curve: list[tuple[int, float]]
+    merge_count: int
+    as_recorded_count: int
+
+    @property
+    def loss(self) -> float:
+        return self.curve[-1][1]
+
+
+class TapeTraining:
+    """One job's training by its course. ``run`` yields after every inner step, for progress; ``trained`` is then set."""
+
+    def __init__(self, spec: JobSpec, course: Course, make_trainer: MakeTrainer) -> None:
+        self._course, self._sync = course, spec.synchroniser
+        self._tokens_ratio = spec.tokens_per_step / course.tokens_per_step
+        self._apparatus = Apparatus(spec, make_trainer)
+        self._outer = self._apparatus.outer
+        self._fresh = self._apparatus.trainers[0].export_state().arrays()
+        self._replicas: dict[LifeId, _Replica] = {}
+        self._exported: dict[LifeId, Arrays] = {}
+        self._payloads: dict[PayloadId, Arrays] = {}
+        self._wanted = _uses(course)
+        self._authors = _authors(course)
+        self._published: dict[Published, Arrays] = {}
+        for fragment in range(len(self._apparatus.fragments)):
+            self._publish(FragmentId(fragment), Version(0))
+        self.trained: Trained | None = None
+
+    def run(self) -> Iterator[None]:
+        curve: list[tuple[int, float]] = []
+        merge_count = as_recorded_count = 0
+        act: Merged | Evaluated | None = None
+        for act in self._course.acts:
+            if isinstance(act, Merged):
+                digest = yield from self._merge(act)
+                merge_count += 1
+                as_recorded_count += digest == act.digest
+            else:
+                curve.append((round(act.tokens * self._tokens_ratio), self._apparatus.evaluate()))
+        if not isinstance(act, Evaluated):  # the tape breaks off
+            curve.append((round(self._course.tokens_trained * self._tokens_ratio), self._apparatus.evaluate()))
+        self.trained = Trained(
+            self._outer.parameters(), self._apparatus.digest(), curve, merge_count, as_recorded_count
+        )
+
+    # ── Θ ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _merge(self, act: Merged) -> Generator[None, None, str]:
+        """Take the outer step that the tape has, with its contributors and weights."""
+        for item in act.inputs:
+            if item.payload not in self._payloads:
+                yield from self._train_to(item.payload)
+        inputs = [(self._payloads.pop(item.payload), item.weight) for item in act.inputs]
+        digest = self._outer.merge(act.fragment, act.version, inputs)
+        self._publish(act.fragment, act.version)
+        return digest
+
+    def _publish(self, fragment: FragmentId, version: Version) -> None:
+        """Keep the value for those who will adopt it or begin from it."""
+        if self._wanted[fragment, version]:
+            self._published[fragment, version] = self._outer.fragment(fragment)
+
+    def _take(self, fragment: FragmentId, version: Version) -> Arrays:
+        """The published value, let go of after its last use."""
+        if (fragment, version) not in self._published:
+            raise DataError(detail=f"version {version} of fragment {fragment} is taken on the tape before its merge.")
+        self._wanted[fragment, version] -= 1
+        if self._wanted[fragment, version]:
+            return self._published[fragment, version]
+        return self._published.pop((fragment, version))
+
+    # ── islands ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _train_to(self, payload: PayloadId) -> Iterator[None]:
+        """Have the contribution, by training its island until it offers it."""
+        replica = yield from self._begun(self._authors[payload])
+        while payload not in self._payloads:
+            yield from self._next(replica)
+
+    def _begun(self, life_id: LifeId) -> Generator[None, None, _Replica]:
+        """The life with its state, which it is given if it has none yet.
+
+        Islands have one trainer for all their lives, so the earlier ones first go to their ends.
+        """
+        if life_id in self._replicas:
+            return self._replicas[life_id]
+        life = self._course.lives[life_id]
+        for earlier in sorted(other for other in self._course.lives if other[0] == life_id[0] and other < life_id):
+            over = yield from self._begun(earlier)
+            while over.done < len(over.life.moments):
+                yield from self._next(over)
+        if life.donor is not None:
+            donor = yield from self._begun(life.donor)
+            while life_id not in self._exported:
+                yield from self._next(donor)
+        self._replicas[life_id] = replica = _Replica(life, life.logical_step)
+        self._load(replica)
+        return replica
+
+    def _load(self, replica: _Replica) -> None:
+        """Give the island the state it began from, as ``learners.loop`` does."""
+        life, trainer = replica.life, self._apparatus.trainers[replica.life.shard]
+        if life.donor is None:
+            trainer.import_state(self._fresh)
+            for fragment, version in enumerate(life.versions):
+                self._stand_on(replica, FragmentId(fragment), self._take(FragmentId(fragment), version))
+        else:
+            trainer.import_state(self._exported.pop(life.id))
+            for fragment in map(FragmentId, range(len(life.versions))):
+                replica.base[fragment] = self._apparatus.snapshot(life.shard, fragment) if self._keeps_bases else {}
+        trainer.seek(life.cursor)
+
+    def _next(self, replica: _Replica) -> Iterator[None]:
+        """Train up to the island's next moment, and do what it did there."""
+        life, moment = replica.life, replica.life.moments[replica.done]
+        trainer = self._apparatus.trainers[life.shard]
+        while replica.step_count < moment.steps:
+            trainer.step(replica.logical_step)
+            replica.step_count += 1
+            replica.logical_step += 1
+            yield
+        match moment:
+            case Offered(_, fragment, payload):
+                arrays = self._apparatus.snapshot(life.shard, fragment)
+                self._payloads[payload] = self._apparatus.sent(arrays)
+                if self._keeps_bases:
+                    replica.sent.setdefault(fragment, {})[payload] = arrays
+            case Exported(_, receiver):
+                self._exported[receiver] = trainer.export_state().arrays()
+            case Adopted():
+                self._adopt(replica, moment)
+        replica.done += 1
+
+    def _adopt(self, replica: _Replica, moment: Adopted) -> None:
+        fragment, sync = moment.fragment, self._sync
+        published = self._take(fragment, moment.version)
+        if moment.keeps:
+            own = self._apparatus.snapshot(replica.life.shard, fragment)
+            since = replica.base[fragment] if moment.since is None else replica.sent[fragment][moment.since]
+            combined = combine(published, own, since, sync.adoption, sync.mix_alpha)
+            self._apparatus.trainers[replica.life.shard].load(combined)
+            replica.base[fragment] = published if self._keeps_bases else {}
+        else:
+            self._stand_on(replica, fragment, published)
+        replica.sent.pop(fragment, None)
+        replica.logical_step = max(replica.logical_step, moment.logical_step)
+
+    def _stand_on(self, replica: _Replica, fragment: FragmentId, published: Arrays) -> None:
+        self._apparatus.trainers[replica.life.shard].load(published)
+        replica.base[fragment] = published if self._keeps_bases else {}
+
+    @property
+    def _keeps_bases(self) -> bool:
+        """Whether adoption needs what an island stood on before, and its offers since."""
+        return self._sync.adoption == "rebase"
+
+
+@dataclass(slots=True)
+class _Replica:
+    """Where a life has come to: moments ``done``, inner steps, clock; what it stands on and has offered, by fragment."""
+
+    life: Life
+    logical_step: int
+    done: int = 0
+    step_count: int = 0
+    base: dict[FragmentId, Arrays] = field(default_factory=dict)
+    sent: dict[FragmentId, dict[PayloadId, Arrays]] = field(default_factory=dict)
+
+
+def _uses(course: Course) -> Counter[Published]:
+    """How often each published value will be taken."""
+    uses: Counter[Published] = Counter()
+    for life in course.lives.values():
+        if life.donor is None:
+            uses.update((FragmentId(fragment), version) for fragment, version in enumerate(life.versions))
+        uses.update((moment.fragment, moment.version) for moment in life.moments if isinstance(moment, Adopted))
+    return uses
+
+
+def _authors(course: Course) -> dict[PayloadId, LifeId]:
+    offers = ((moment, life.id) for life in course.lives.values() for moment in life.moments)
+    return {moment.payload: life for moment, life in offers if isinstance(moment, Offered)}

@@ -1,0 +1,295 @@
+"""Training by a tape: the bits of a recorded job again, contributors and weights of a simulated one, and no decisions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from learners.contract import StepResult
+from orchestrator.config import parse_job
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import Instant
+from orchestrator.elastic.messages import ElasticPolicy
+from orchestrator.errors import InvalidJobSpec
+from orchestrator.laboratory import course_reader, matching, train_tape, undisturbed
+from orchestrator.laboratory.course import Exported
+from orchestrator.laboratory.multiplex import MultiplexedJob
+from orchestrator.simulation.plan import Capacity, Fault, FaultKind
+from orchestrator.simulation.world import World
+from orchestrator.tape.driver import MemorySink
+from orchestrator.tape.schema import FleetHeader, Header, Tape
+from orchestrator.tape.storage import TapeWriter
+from tests.laboratory.counting import NAMES, CountingTrainer, one_hot
+from tests.laboratory.quadratic import TOKENS, QuadraticTrainer
+from tests.laboratory.train_by_tape import FRAGMENTS, ISLANDS, job, train, world
+
+ADOPTIONS = ("replace", "rebase", "mix")
+PLAIN = {"averaging": "mean", "outer_optimizer": {"kind": "sgd", "lr": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("adoption", "transfer", "spread", "wire"),
+    [
+        ("replace", 1.0, 0.4, "float32"),
+        ("rebase", 1.0, 0.4, "float32"),
+        ("mix", 1.0, 0.4, "float32"),
+        ("rebase", 2.5, 0.3, "bfloat16"),
+        ("replace", 0.0, 0.0, "float32"),
+    ],
+)
+def test_a_recorded_job_trained_by_its_tape_gives_the_same_bits(
+    adoption: str, transfer: float, spread: float, wire: str
+) -> None:
+    """Rounds are missed, and offers made early and again: all of it is on the tape."""
+    spec = job(60, adoption=adoption, grace_cap_steps=0.3, wire=wire)
+    sink = MemorySink()
+    recorded = MultiplexedJob(spec, ClockedTrainer, transfer_steps=transfer, speed_spread=spread, recorder=sink)
+    for _ in recorded.run():
+        pass
+    trained = train(sink.tape(Header(spec.name, spec.policy())), spec, ClockedTrainer)
+    assert trained.digest == recorded.outcome.digest
+    assert trained.as_recorded_count == trained.merge_count > 2 * FRAGMENTS
+    assert trained.curve[-1] == recorded.outcome.curve[-1]
+
+
+class ClockedTrainer(QuadraticTrainer):
+    """Its parameters depend on the logical step of every inner step, as with a schedule."""
+
+    def step(self, logical_step: int) -> StepResult:
+        result = super().step(logical_step)
+        self.load({name: value * np.float32(1 - 1e-4 * logical_step) for name, value in self.parameters.items()})
+        return result
+
+
+@pytest.mark.parametrize("adoption", ["replace", "rebase"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_merge_has_the_recorded_contributors_and_weights(adoption: str, seed: int) -> None:
+    """By a model of one line a merge; no island takes its state from a peer, whose unmerged work the line leaves out."""
+    tape = world(seed, adoption, catch_up_failure=1.0, corrupt=0.05, duplicate=0.1, reorder=0.1).run().tape
+    begun = _events(tape, e.IslandCaughtUp)
+    assert len(begun) > ISLANDS  # somebody died and came back
+    assert all(event.donor is None for event in begun)
+    made: list[CountingTrainer] = []
+
+    def make(*arguments: Any) -> CountingTrainer:
+        made.append(CountingTrainer(*arguments))
+        return made[-1]
+
+    trained = train(tape, job(adoption=adoption, **PLAIN), make)
+    assert [trainer.sought for trainer in made] == _cursors_of_contributors(tape)
+    expected = _by_counters(tape)
+    assert len(expected) == len(NAMES)
+    for name, value in expected.items():
+        np.testing.assert_allclose(trained.parameters[name], value, rtol=1e-4)
+
+
+def _by_counters(tape: Tape) -> dict[str, np.ndarray]:
+    """Θ out of the tape's counters and weights: θ_m is its base with its own steps on top, Θ' their weighted mean."""
+    shards = {plan.island: index for index, plan in enumerate(tape.header.policy.islands)}
+    offers = {event.contribution.payload: event.contribution for event in _events(tape, e.ContributionArrived)}
+    theta = {(p, 0): np.zeros(ISLANDS) for p in range(FRAGMENTS)}
+    merging: dict[tuple[int, int], f.MergeFragment] = {}
+    for record in tape.records:
+        merging |= {(x.fragment, x.version): x for x in record.effects if isinstance(x, f.MergeFragment)}
+        if isinstance(done := record.event, e.MergeCompleted):
+            weighed = [(offers[item.payload], item.weight) for item in merging[done.fragment, done.version].inputs]
+            theta[done.fragment, done.version] = np.sum(
+                [
+                    weight * (theta[c.fragment, c.base_version] + c.step_count * one_hot(shards[c.island], ISLANDS))
+                    for c, weight in weighed
+                ],
+                axis=0,
+            )
+    latest = {p: max(v for q, v in theta if q == p) for p in range(FRAGMENTS)}
+    return {name: theta[p, latest[p]] for p, name in enumerate(NAMES)}
+
+
+def _cursors_of_contributors(tape: Tape) -> list[list[int]]:
+    """Of each island: where the data of each of its lives began that is in a merge."""
+    asked = {(x.island, x.incarnation): x.cursor for x in _effects(tape, f.BeginCatchUp)}
+    completed = {(event.fragment, event.version) for event in _events(tape, e.MergeCompleted)}
+    merges = [merge for merge in _effects(tape, f.MergeFragment) if (merge.fragment, merge.version) in completed]
+    lives = {(i.island, int(i.payload.split(".")[1])) for merge in merges for i in merge.inputs}
+    return [[asked[life] for life in sorted(lives) if life[0] == plan.island] for plan in tape.header.policy.islands]
+
+
+@pytest.mark.parametrize("adoption", ADOPTIONS)
+def test_islands_that_took_a_peers_state_take_it_from_the_same_moment(adoption: str) -> None:
+    watched = world(4, adoption, fault_count=12, kind=_Watched, letter_s=(0.0, 0.0))
+    tape = watched.run().tape
+    course = course_reader.read(tape, adoption).course
+    exports = {m.receiver: m.steps for life in course.lives.values() for m in life.moments if isinstance(m, Exported)}
+    assert len(exports) >= 3
+    assert exports.items() <= watched.donor_steps.items()
+    assert train(tape, job(adoption=adoption)).merge_count == len(course.merges)
+
+
+class _Watched(World):
+    """Sees how many steps a donor has taken when its state is moved, which no letter says."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.donor_steps: dict[tuple[str, int], int] = {}
+
+    def tell(self, event: e.Event) -> None:
+        if isinstance(event, e.IslandCaughtUp) and event.donor is not None:
+            donor = max(life for life in self.hosts if life[0] == event.donor)
+            self.donor_steps[event.island, event.incarnation] = self.hosts[donor].process.steps_total
+        super().tell(event)
+
+
+def test_twice_gives_the_same_bits_in_any_process() -> None:
+    said = {_digest_in_a_process_of_its_own("0"), _digest_in_a_process_of_its_own("4242")}
+    assert len(said) == 1
+    assert len(said.pop().strip()) == 32
+
+
+def _digest_in_a_process_of_its_own(hash_seed: str) -> str:
+    command = [sys.executable, "-m", "tests.laboratory.train_by_tape", "5"]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_an_island_short_of_capacity_trains_as_many_tokens_in_fewer_whole_steps() -> None:
+    calm = world(0, "rebase", fault_count=0)
+    first = calm.policy.islands[0].island
+    tape = World(calm.policy, replace(calm.plan, capacity=(Capacity(2.0, first, 0.5),)), 0).run().tape
+    course = course_reader.read(tape, "rebase").course
+    half = next(life for life in course.lives.values() if life.id[0] == first)
+    reports = [event for event in _events(tape, e.ProgressReported) if event.island == first]
+    assert course.tokens_per_step == TOKENS
+    assert half.step_count == reports[-1].tokens_total // TOKENS < 0.8 * reports[-1].steps_total
+
+
+def test_a_job_without_failures_has_the_same_budget_and_nobody_away() -> None:
+    tape = world(2, "rebase").run().tape
+    course = course_reader.read(tape, "rebase").course
+    calm = undisturbed.tape_of(tape, course, "rebase", course.horizon_steps(course.policy.token_budget))
+    quiet = course_reader.read(calm, "rebase").course
+    assert {incarnation for _, incarnation in quiet.lives} == {1}
+    assert 0 <= quiet.tokens_trained - course.policy.token_budget < 2 * ISLANDS * TOKENS
+    assert train_tape.goodput_of(calm) > train_tape.goodput_of(tape)
+
+
+# ── what does not fit ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_tape_that_does_not_fit_the_job_is_refused_with_every_problem_and_remedy(tmp_path, capsys) -> None:
+    path, config = tmp_path / "tape.jsonl", tmp_path / "job.json"
+    _write(world(1, "rebase").run().tape, path)
+    document = job(fragments=3, interval_steps=24).model_dump(mode="json") | {"islands": [{"node_group": "here"}]}
+    config.write_text(json.dumps(document | {"trainer": "learners.synthetic:create"}))
+    assert train_tape.main([str(path), "--config", str(config), "--runs", str(tmp_path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "(4 problems)" in said
+    for part in ("List 4 islands", "Set it to 4.", "Set it to 12.", "trains no model"):
+        assert part in said
+
+
+@pytest.mark.parametrize(("recorded", "asked"), [("rebase", "replace"), ("replace", "rebase")])
+def test_a_tape_whose_islands_adopted_otherwise_is_refused(recorded: str, asked: str) -> None:
+    spec = job(60, adoption=recorded, grace_cap_steps=0.3)
+    sink = MemorySink()
+    for _ in MultiplexedJob(spec, QuadraticTrainer, transfer_steps=1.0, speed_spread=0.4, recorder=sink).run():
+        pass
+    tape = sink.tape(Header(spec.name, spec.policy()))
+    with pytest.raises(InvalidJobSpec, match=f"Set it to {recorded}"):
+        matching.match(tape, job(adoption=asked))
+
+
+def test_a_tape_that_lost_an_adoption_is_refused() -> None:
+    tape = world(1, "rebase").run().tape
+    adopted = [n for n, record in enumerate(tape.records) if isinstance(record.event, e.FragmentAdopted)]
+    gone = adopted[len(adopted) // 2]
+    with pytest.raises(InvalidJobSpec, match="contradicts itself"):
+        matching.match(replace(tape, records=tape.records[:gone] + tape.records[gone + 1 :]), job())
+
+
+def test_a_tape_without_its_beginning_and_one_without_merges_are_refused() -> None:
+    tape = world(1, "rebase").run().tape
+    for records, told in (
+        (tape.records[len(tape.records) // 2 :], "does not tell of"),
+        (tape.records[:8], "ever merged"),
+    ):
+        with pytest.raises(InvalidJobSpec, match=told):
+            matching.match(replace(tape, records=records), job())
+
+
+def test_a_fleets_tape_is_refused() -> None:
+    header = FleetHeader("fleet", ElasticPolicy(blocks=()), {}, 0)
+    with pytest.raises(InvalidJobSpec, match="level: protocol"):
+        matching.match(Tape(header, ()), job())
+
+
+def test_a_tape_that_breaks_off_is_trained_as_far_as_it_goes() -> None:
+    whole = world(1, "rebase").run().tape
+    half = replace(whole, records=whole.records[: len(whole.records) // 2])
+    match = matching.match(half, job(adoption="rebase"))
+    assert any("ends before its job" in note for note in match.notes)
+    assert 0 < train(half, match.spec).merge_count < train(whole, match.spec).merge_count
+
+
+# ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_command_trains_a_real_model_keeps_it_and_finds_the_same_bits_again(tmp_path, capsys) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "xla"))
+    lines = [json.dumps({"text": " ".join(str(n * n) for n in range(at, at + 50))}) for at in range(0, 5000, 50)]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    document: dict[str, Any] = {
+        "name": "tiny",
+        "islands": [{"node_group": "here", "count": 2}],
+        "budget": {"steps": 18},
+        "model": {"factory": "tests.laboratory.tiny_model:build"},
+        "data": {"source": "files", "files": ["text.jsonl"], "sequence_length": 16},
+        "training": {"batch_size": 2, "inner_optimizer": {"warmup_steps": 5, "lr": 0.01}},
+        "synchroniser": {"fragments": 2, "interval_steps": 6, "overlap_steps": 2, "adoption": "rebase"},
+        "evaluation": {"sequences": 8},
+    }
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    policy = parse_job(document | {"data": {"sequence_length": 16}}).policy()
+    plan = replace(world(0, "rebase").plan, step_s=(0.05, 0.05), tokens_per_step=32, faults=_one_crash(policy, 0.9))
+    _write(World(policy, plan, 0).run().tape, tmp_path / "tape.jsonl")
+    command = [str(tmp_path), "--config", str(tmp_path / "job.json"), "--runs", str(tmp_path / "runs"), "--json"]
+    said = []
+    for extra in (["--baseline", "data-parallel"], ["--baseline", "data-parallel"], ["--again"]):
+        assert train_tape.main([*command, *extra]) == 0
+        out, err = capsys.readouterr()
+        said.append(json.loads(out)["rows"])
+        assert err.count("the same bits as") == (extra == ["--again"])
+    assert said[0] == said[1]
+    assert said[0][:1] == said[2]
+    assert [row["method"] for row in said[0]] == ["tape", "data-parallel"]
+    assert all(2.0 < row["loss"] < 5.0 for row in said[0])
+    assert said[0][0]["gap"] == 0.0 != said[0][1]["gap"]
+    assert (
+        len((tmp_path / "runs" / "train-tape-tiny" / "runs.jsonl").read_text().splitlines()) == 3
+    )  # two, and one again
+
+
+def _one_crash(policy, at: Instant) -> tuple[Fault, ...]:
+    return (Fault(at, FaultKind.CRASH, policy.islands[1].island),)
+
+
+def _events(tape: Tape, kind: type) -> list[Any]:
+    return [record.event for record in tape.records if isinstance(record.event, kind)]
+
+
+def _effects(tape: Tape, kind: type) -> list[Any]:
+    return [effect for record in tape.records for effect in record.effects if isinstance(effect, kind)]
+
+
+def _write(tape: Tape, path: Path) -> None:
+    with TapeWriter(path, tape.header) as writer:
+        for record in tape.records:
+            writer.append(record)

@@ -1,0 +1,14 @@
+"""The smallest model of the built-in kind: one block of width 64. A ``model.factory``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from learners.model import Architecture, Model, transformer
+
+
+def build(spec: Mapping[str, Any]) -> Model:
+    return transformer(Architecture(width=64, layer_count=1), jnp.float32)
