@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench compare lock clean
+.PHONY: help install demo test lint bench soak compare lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
 
 bench: $(STAMP)  ## speeds: core events, merge arithmetic, learner overhead
 	@$(BIN)/python -m tests.bench
+
+soak: $(STAMP)  ## thousands of simulated jobs from seeds, every invariant after every event (Ctrl-C keeps the count)
+	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 5000
 
 compare: $(STAMP)  ## Decoupled DiLoCo against data-parallel and synchronous DiLoCo (hours on two cores)
 	@$(BIN)/atoll compare deploy/configs/compare.yaml --baseline data-parallel --baseline diloco

@@ -184,16 +184,23 @@ def table(match: Match, rows: Sequence[Row]) -> Table:
         f"{spec.training.batch_size} × {spec.data.sequence_length} bytes; H = {sync.interval_steps}, P = {sync.fragments}",
         caption="held-out loss in nats per byte, each at the same token budget; gap: the tape's loss over this one's",
     )
-    for column in ("trained by", "tokens", "goodput", "merges × contributors", "loss", "gap", "parameters' digest"):
-        drawn.add_column(column, justify="left" if column in ("trained by", "parameters' digest") else "right")
+    for column in ("trained by", "tokens", "goodput", "merges × contributors", "loss", "gap"):
+        drawn.add_column(column, justify="left" if column == "trained by" else "right")
     for row in rows:
         run = row.run
         merges = f"{run.merge_count:,} × {run.contributors_mean:.2f}" if run.merge_count else ""
         gap = "" if run.method == "tape" else f"{row.gap:+.2%}"
-        drawn.add_row(
-            run.method, f"{run.tokens:,}", f"{run.goodput_ratio:.1%}", merges, f"{run.loss:.4f}", gap, run.digest
-        )
+        drawn.add_row(run.method, f"{run.tokens:,}", f"{run.goodput_ratio:.1%}", merges, f"{run.loss:.4f}", gap)
     return drawn
+
+
+def digests(rows: Sequence[Row]) -> str:
+    """The parameters bit for bit, by name; and whether a live job's bits came out again."""
+    lines = [f"parameters' digest, {row.run.method}: {row.run.digest}" for row in rows]
+    recorded = rows[0].run
+    if recorded.as_recorded_count:
+        lines.append(f"{recorded.as_recorded_count:,} of {recorded.merge_count:,} merges gave the bits on the tape.")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -227,7 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         json.dump({"job": spec.name, "notes": match.notes, "rows": plain}, sys.stdout, indent=2)
         print()
     else:
-        Console().print(table(match, rows))
+        out = Console()
+        out.print(table(match, rows))
+        out.print(digests(rows), highlight=False)
     return 0
 
 
