@@ -81,7 +81,7 @@ def world_plan(spec: SimulationSpec, policy: JobPolicy, fleet: FleetOutcome) -> 
         step_samples=tuple(tuple(factor * one for one in drawn) for factor in factors) if varies else (),
         step_jitter_ratio=spec.steps.jitter_ratio,
         tokens_per_step=spec.steps.tokens_per_step,
-        adoption="rebase" if spec.synchroniser.adoption == "rebase" else "replace",
+        adoption=spec.synchroniser.adoption,
         payload_bytes=round(links.parameters * links.bits / 8 / policy.fragment_count),
         bandwidth_bytes_per_s=(links.bandwidth / 8,) * islands,
     )

@@ -273,6 +273,8 @@ def _synchroniser_problems(sync: SynchroniserSection, fleet: FleetSection | None
         message = f"is {sync.overlap_steps}, not below interval_steps {sync.interval_steps}."
         remedy = "A fragment must come back before it is due again: lower overlap_steps."
         yield Problem("synchroniser.overlap_steps", message, remedy)
+    if sync.adoption == "mix":
+        yield Problem("synchroniser.adoption", "is mix, which simulated islands do not know.", "Use rebase or replace.")
     if sync.adoption == "rebase" and sync.staleness_max:
         message = f"is {sync.staleness_max} with adoption rebase, by which a learner offers again what was late."
         yield Problem("synchroniser.staleness_max", message, "Set it to 0: work would be counted twice.")

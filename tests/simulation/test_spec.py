@@ -77,6 +77,7 @@ def test_every_problem_is_told_at_once_with_a_remedy():
         ({"steps": {"speed_classes": [{"learners": 3}]}}, "steps.speed_classes", "add up to 4"),
         ({"synchroniser": {"quorum": 5}}, "synchroniser.quorum", "at most 4"),
         ({"synchroniser": {"adoption": "rebase", "staleness_max": 1}}, "synchroniser.staleness_max", "Set it to 0"),
+        ({"synchroniser": {"adoption": "mix"}}, "synchroniser.adoption", "rebase or replace"),
         ({"duration": "60d", "level": "both"}, "duration", "level: fleet"),
         ({"steps": {"step_time": 0}, "level": "both"}, "steps.step_time", "more than 0"),
         ({"world": {"job": "x"}}, "world", "one of the two"),
