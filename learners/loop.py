@@ -75,6 +75,7 @@ class IslandLoop:
 
     def load(self, arrays: Mapping[str, np.ndarray], versions: Sequence[int], step: int, cursor: int) -> None:
         """Begin from the synchroniser's parameters, with a fresh inner optimizer."""
+        self._refuse_unless_idle(versions)
         self._trainer.load(arrays)
         self._begin_from(versions, step, cursor)
         for fragment, names in zip(self._fragments, self._plan.fragments, strict=True):
@@ -82,6 +83,7 @@ class IslandLoop:
 
     def load_peer(self, state: Mapping[str, Any], cursor: int) -> None:
         """Begin from what a peer's ``export_state`` returned. Its uncontributed work is not counted as ours."""
+        self._refuse_unless_idle(state["versions"])
         self._trainer.import_state(state["trainer"])
         self._begin_from(state["versions"], state["step"], cursor)
 
@@ -274,11 +276,14 @@ class IslandLoop:
         )
         self._steps_reported, self._gap_max_seconds, self._last_report = self._steps_total, 0.0, monotonic()
 
-    def _begin_from(self, versions: Sequence[int], step: int, cursor: int) -> None:
+    def _refuse_unless_idle(self, versions: Sequence[int]) -> None:
+        """Before anything is changed: a catch-up may be asked twice, and the second must not touch who trains already."""
         if self._thread is not None:
             raise InternalError(detail="an island was given a state while it trains.")
         if len(versions) != len(self._plan.fragments):
             raise InternalError(detail=f"{len(versions)} versions came for {len(self._plan.fragments)} fragments.")
+
+    def _begin_from(self, versions: Sequence[int], step: int, cursor: int) -> None:
         self._trainer.seek(cursor)
         self._fragments = [FragmentWork(Version(version)) for version in versions]
         self._step = self._asked_step = step

@@ -11,6 +11,8 @@
     ├── DataError               a tape or payload that is not what it claims to be
     │   └── WireError           … a payload (merge/wire.py); becomes a refusal
     └── InternalError           us: an invariant does not hold
+        ├── Violation           … as a checker outside the core found (simulation/checkers)
+        └── SwarmFailure        … under a seed of the swarm, with the command to see it again (simulation/swarm.py)
 
 Each says what was wrong with which values, what it means, and what to change. Facts are typed fields. Refusing a
 contribution is a decision with a reason (``vocabulary.RefusalReason``), not an error.

@@ -34,7 +34,7 @@ def refusal_of(
         now = "unknown" if island is None else f"incarnation {island.incarnation}"
         return RefusalReason.FENCED, f"sent by incarnation {c.incarnation}; the island is {now}"
     if phase is JobPhase.FINISHED:
-        return RefusalReason.JOB_OVER, "the job has ended"
+        return RefusalReason.JOB_OVER, "the job has ended, or waits for its last evaluation only"
     if island.state not in (IslandState.TRAINING, IslandState.SUSPECT):
         return RefusalReason.NOT_CAUGHT_UP, f"the island is {island.state}"
     if c.offer <= island.last_offer.get(c.fragment, 0):

@@ -50,7 +50,8 @@ def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Ef
     c = event.contribution
     current = state.rounds[c.fragment]
     island = state.islands.get(c.island)
-    refusal = refusal_of(c, island, current, state.phase, state.policy.staleness_max)
+    phase = JobPhase.FINISHED if state.complete else state.phase
+    refusal = refusal_of(c, island, current, phase, state.policy.staleness_max)
     if refusal is not None:
         effects: list[Effect] = [RefuseContribution(c, *refusal)]
         if all(held.payload != c.payload for held in current.offered.values()):

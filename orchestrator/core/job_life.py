@@ -147,6 +147,7 @@ def _go_on_finishing(state: JobState) -> list[Effect]:
         return []
     if any(r.offered for r in state.rounds):
         return abandon_open_rounds(state)  # below quorum, and nobody is left to make it up
+    state.complete = True  # whoever trains on unheard, as a silent island may, must not hold up the end
     if state.evaluating is not None:
         return []
     if state.evaluated != state.global_version:

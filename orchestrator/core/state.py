@@ -25,7 +25,7 @@ from orchestrator.core.vocabulary import (
 
 
 class JobState:
-    """The synchroniser's memory."""
+    """The synchroniser's memory. ``complete``: an ending job has all its work, and awaits only its evaluation."""
 
     def __init__(self, policy: JobPolicy, epoch: Epoch) -> None:
         self.policy = policy
@@ -43,6 +43,7 @@ class JobState:
         self.evaluated: int | None = None
         self.merges_since_evaluation = 0
         self.flush_serial = 0
+        self.complete = False
         self._serial = 0
 
     def next_serial(self) -> int:

@@ -34,8 +34,8 @@ UNTIL_S = 3600.0
 """Virtual time after which a job that has not ended never will: they are meant to last some ten seconds."""
 FAILURES_MAX = 10
 """A soak stops here: it is most likely always the same bug."""
-PROGRESS_EVERY = 10
-"""Seeds; a second or two."""
+PROGRESS_LINES = 100
+"""At most so many in one soak, and one for ten seeds, which take a second or two."""
 COMMAND = "python -m orchestrator.simulation.swarm --seed"
 
 
@@ -151,6 +151,7 @@ def soak(first: int, count: int) -> int:
     outcomes: Counter[str] = Counter()
     failures: list[SwarmFailure] = []
     events, advancing, waited = 0, 0, 0.0
+    every = max(10, count // PROGRESS_LINES)
     try:
         for n, seed in enumerate(range(first, first + count), start=1):
             try:
@@ -164,13 +165,14 @@ def soak(first: int, count: int) -> int:
             outcomes[survived.outcome] += 1
             events, advancing = events + survived.events, advancing + survived.advancing
             waited = max(waited, survived.waited_ratio)
-            if n % PROGRESS_EVERY == 0:
+            if n % every == 0:
                 print(f"{n} of {count} seeds, {events} events, {len(failures)} failures", flush=True)
     except KeyboardInterrupt:
         print("stopped; up to here:")
     told = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
+    print(f"{outcomes.total()} seeds held from {first} on ({told or 'none'}), {events} events")
     print(
-        f"{outcomes.total()} seeds held from {first} on ({told or 'none'}), {events} events, longest wait {waited:.2f}"
+        f"{advancing} of them calm for long enough to see every fragment advance; longest wait {waited:.2f} of allowed"
     )
     for failed in failures:
         print(f"failed: {COMMAND} {failed.seed}")

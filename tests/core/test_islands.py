@@ -14,13 +14,14 @@ from orchestrator.core.effects import (
     PlaceIsland,
     PublishFragment,
     Recipient,
+    RefuseContribution,
     ResolveCommand,
     SetTimer,
     StartTraining,
     StopIsland,
 )
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import IslandState, JobOutcome
+from orchestrator.core.vocabulary import IslandState, JobOutcome, RefusalReason
 from tests.core.story import Story, all_of, placements, policy, the
 
 
@@ -254,6 +255,20 @@ def test_an_island_that_does_not_flush_does_not_hold_up_the_end() -> None:
     timer = next(e for e in all_of(SetTimer, story.trains("a", 200)) if e.timer == "flush:job")
     story.happen(events.IslandFlushed, "a", 1)
     assert all_of(Evaluate, story.timer(timer))
+
+
+def test_an_island_that_trains_on_unheard_does_not_hold_up_the_end() -> None:
+    story = Story("ab", token_budget=300)
+    story.starts("a", "b")
+    story.offers_fragment("a")
+    story.offers_fragment("b")
+    story.merges(0, 1)
+    story.falls_silent("b")
+    story.trains("a", 200)  # b is not asked to flush: it does not answer
+    evaluation = the(Evaluate, story.happen(events.IslandFlushed, "a", 1))
+    refusal = the(RefuseContribution, story.offers_fragment("b"))
+    assert refusal.reason is RefusalReason.JOB_OVER
+    assert all_of(FinishJob, story.happen(events.EvaluationCompleted, evaluation.global_version, 3.2))
 
 
 def test_an_island_lost_while_the_job_ends_is_not_placed_again() -> None:

@@ -202,6 +202,20 @@ def test_rebasing_when_the_base_is_a_peers_and_unknown_takes_the_published_value
     assert all((array == 0.5).all() for array in island.own(0).values())
 
 
+def test_a_state_that_comes_twice_does_not_touch_an_island_that_trains(new_island):
+    island = new_island().start()
+    island.steps(2)
+    before = [island.own(fragment) for fragment in (0, 1)]
+    peers = synthetic.create(island.trainer_spec, 1, 2).export_state().arrays()
+    with pytest.raises(InternalError, match="while it trains"):
+        island.loop.load(island.published(0, 0.5) | island.published(1, 0.5), (1, 1), 8, cursor=0)
+    with pytest.raises(InternalError, match="while it trains"):
+        island.loop.load_peer({"trainer": peers, "versions": (1, 1), "step": 8}, cursor=0)
+    for fragment, own in enumerate(before):
+        for name, array in island.own(fragment).items():
+            np.testing.assert_array_equal(array, own[name])
+
+
 def test_only_the_newest_of_several_published_versions_is_adopted_and_older_ones_never(new_island):
     island = new_island().start(versions=(3, 3))
     for version in (5, 7, 6):

@@ -39,8 +39,8 @@ from orchestrator.simulation.configurations import FEATURES, draw
 
 SEEDS, CHUNK = 200, 25
 FOUND_WITHIN = 60
-RICH = 11
-"""A seed whose job is long and full of faults."""
+RICH = 18
+"""A seed whose job has five islands, many merges and faults of many kinds."""
 
 NEVER_HAPPENS = {RefusalReason.UNKNOWN_VERSION, RefusalReason.EMPTY, RefusalReason.WRONG_SHAPE}
 """No simulated island invents versions, offers nothing, or has another model; ``tests/core`` has these."""
@@ -217,9 +217,9 @@ def test_many_seeds_are_counted():
 
 
 def test_ctrl_c_keeps_the_count():
-    command = [sys.executable, "-m", "orchestrator.simulation.swarm", "--count", "100000"]
+    command = [sys.executable, "-m", "orchestrator.simulation.swarm", "--count", "1000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline().startswith("10 of 100000 seeds")
+        assert process.stdout.readline().startswith("10 of 1000 seeds")
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
     assert "stopped; up to here" in said

@@ -67,7 +67,7 @@ class Rounds:
         self._lives, self._timers = lives, timers
         self._lines: dict[tuple[IslandId, int, FragmentId], Line] = {}
         self._admitted: set[PayloadId] = set()
-        self._over = False
+        self._over = self._complete = False
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):
@@ -90,6 +90,8 @@ class Rounds:
         require(self.held == kept, "every payload is held or released and never both", self.held ^ kept)
         for current in self.all:
             self._waits_for_somebody(current)
+        gave_all = self._lives.ending and not self._lives.live
+        self._complete = self._complete or (gave_all and not any(r.open or r.inputs for r in self.all))
 
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -115,7 +117,7 @@ class Rounds:
             case RefusalReason.FENCED:
                 return c.incarnation != life.incarnation
             case RefusalReason.JOB_OVER:
-                return self._over
+                return self._over or self._complete
             case RefusalReason.NOT_CAUGHT_UP:
                 return life.stage is not Stage.TRAINING
             case RefusalReason.DUPLICATE:
@@ -137,7 +139,7 @@ class Rounds:
         life, current, line = self._lives.all[c.island], self.all[c.fragment], self._line(c)
         require(life.speaks(c.incarnation), "nothing of an incarnation that is over is admitted", (effect, life))
         require(life.stage is Stage.TRAINING, "only an island that has caught up contributes", (effect, life))
-        require(not self._over, "nothing is admitted after the job's end", effect)
+        require(not self._over and not self._complete, "nothing is admitted once the job has all its work", effect)
         require(c.payload not in self._admitted, "a contribution is admitted once", effect)
         require(c.offer > line.admitted_offer, "an older offer never replaces a newer one", (effect, line))
         require(c.step_count > 0 and c.token_count > 0, "no contribution is empty", effect)
