@@ -18,9 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 LOCK_WAIT_MAX_S = 90.0
 """After this long compile without the lock: its holder may be a stopped process, and islands never wait for others."""
+
+_used: Path | None = None
 
 
 def directory() -> Path:
@@ -35,7 +38,7 @@ def exclusive() -> Iterator[None]:
     """Within it, JAX compiles through the cache, and no other process of ours on this host writes to it."""
     folder = directory()
     folder.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    _use(folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     with (folder / "lock").open("w") as lock:
@@ -49,6 +52,15 @@ def exclusive() -> Iterator[None]:
         mark.touch()
         yield
         mark.unlink(missing_ok=True)
+
+
+def _use(folder: Path) -> None:
+    """JAX decides at its first compilation whether it has a cache, and where, and then believes it for good."""
+    global _used
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if folder != _used:
+        jax_cache.reset_cache()
+        _used = folder
 
 
 def _acquired(descriptor: int) -> bool:

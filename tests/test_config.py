@@ -9,6 +9,7 @@ import yaml
 
 from orchestrator.config import parse_job, read_job_document
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
+from orchestrator.simulation import spec as simulation
 
 SMALLEST = {"islands": [{"node_group": "us-east"}], "budget": {"steps": 10}}
 CONFIGS = sorted((Path(__file__).parent.parent / "deploy/configs").glob("*.yaml"))
@@ -61,7 +62,9 @@ def test_a_budget_in_steps_is_one_in_tokens() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_shipped_configurations_are_valid(path: Path) -> None:
     document = yaml.safe_load(path.read_text())
-    if "node_groups" not in document:
+    if "fleet" in document:
+        simulation.parse(document)
+    elif "node_groups" not in document:
         parse_job(document.get("job", document))
 
 
