@@ -114,7 +114,7 @@ class Course:
 
     ``tokens_trained`` and ``steps_trained`` count everything that islands said they trained, as the tape counts it and
     lost work too; ``inferred_count`` adoptions that no letter told of, found by what a receiver got from their island;
-    ``ended``: the budget was reached, and the islands gave what they had.
+    ``logical_step_max`` is where their clocks had come to; ``ended``: the budget was reached, and they gave what they had.
     """
 
     policy: JobPolicy
@@ -124,6 +124,7 @@ class Course:
     tokens_trained: int
     steps_trained: int
     inferred_count: int
+    logical_step_max: int
     ended: bool
 
     @property

@@ -47,6 +47,7 @@ def read(tape: Tape, rule: Rule) -> Reading:
         tokens_trained=heard.tokens_trained,
         steps_trained=sum(diary.steps_trained for diary in heard.diaries.values()),
         inferred_count=sum(story.inferred_count for story in stories.values()),
+        logical_step_max=heard.logical_step_max,
         ended=heard.ended,
     )
     return Reading(course, tuple(_problems(course, list(stories.values()), rule)))
@@ -113,6 +114,7 @@ class _Heard:
         self.author: dict[PayloadId, LifeId] = {}
         self.acts: list[Act] = []
         self.ended = False
+        self.logical_step_max = 0
         self._merging: dict[tuple[FragmentId, Version], effects.MergeFragment] = {}
         self._totals: dict[LifeId, int] = {}
         for record in tape.records:
@@ -146,6 +148,7 @@ class _Heard:
             case events.ProgressReported():
                 life = (event.island, event.incarnation)
                 self._diary(life).reports.setdefault(event.tokens_total, event)
+                self.logical_step_max = max(self.logical_step_max, event.step)
                 self._trained(life, event.tokens_total)
             case events.IslandCaughtUp():
                 diary = self._diary((event.island, event.incarnation))

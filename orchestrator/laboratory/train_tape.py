@@ -84,7 +84,9 @@ class TapeRuns:
     def _run(self, method: Method, shown: Progress, again: bool) -> Run:
         spec, tape = self._match.spec, self._tape
         # what is trained by a tape depends on all of it; data-parallel only on the budget, which is the specification's
-        key = key_of(method, "" if method == "data-parallel" else digest_of(tape), spec.model_dump_json())
+        decides = "" if method == "data-parallel" else digest_of(tape)
+        trained = self._match.schedule if method == "tape" else spec
+        key = key_of(method, decides, trained.model_dump_json())
         kept = self._finished.get(key)
         if kept is not None and not again:
             return kept
@@ -115,7 +117,7 @@ def _followed(steps: Generator[int, None, Run], show: Any) -> Run:
 
 
 def _by_tape(method: Method, key: str, tape: Tape, match: Match) -> Generator[int, None, Run]:
-    training = TapeTraining(match.spec, match.course, _warm_trainer)
+    training = TapeTraining(match.schedule, match.course, _warm_trainer)
     for step, _ in enumerate(training.run(), start=1):
         yield step * match.spec.tokens_per_step
     trained, inputs = training.trained, [len(act.inputs) for act in match.course.merges]

@@ -239,6 +239,17 @@ def test_a_tape_that_breaks_off_is_trained_as_far_as_it_goes() -> None:
     assert 0 < train(half, match.spec).merge_count < train(whole, match.spec).merge_count
 
 
+def test_the_schedule_is_the_jobs_where_it_has_a_budget_and_ends_with_the_tape_where_not() -> None:
+    whole = world(2, "rebase", calm_at=5.0).run().tape
+    ended = matching.match(whole, job(150, adoption="rebase"))
+    assert ended.schedule.horizon_steps == ended.spec.horizon_steps == 200
+    half = replace(whole, records=whole.records[: len(whole.records) // 2])
+    broken_off = matching.match(half, job(150, adoption="rebase"))
+    last = max(event.step for event in _events(half, e.ProgressReported))
+    assert broken_off.spec.horizon_steps == broken_off.course.tokens_trained // (ISLANDS * TOKENS)
+    assert broken_off.schedule.horizon_steps == last > broken_off.spec.horizon_steps
+
+
 # ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
