@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
@@ -29,6 +29,9 @@ from orchestrator.sections import (
     SyntheticSection,
     TrainingSection,
 )
+from orchestrator.validation import problem_of, valid_fields
+
+UNKNOWN = "Remove it, or correct its spelling; deploy/configs/ holds complete examples."
 
 
 class JobSpec(Section):
@@ -131,35 +134,11 @@ def parse_job(document: Mapping[str, Any]) -> JobSpec:
     try:
         spec = JobSpec.model_validate(document)
     except ValidationError as error:
-        problems = [_problem_of(item) for item in error.errors()]
-        raise InvalidJobSpec(problems=(*problems, *_cross_problems(_valid_sections(document)))) from error
+        problems = [problem_of(item, unknown=UNKNOWN) for item in error.errors()]
+        raise InvalidJobSpec(problems=(*problems, *_cross_problems(valid_fields(JobSpec, document)))) from error
     if problems := tuple(_cross_problems({name: getattr(spec, name) for name in JobSpec.model_fields})):
         raise InvalidJobSpec(problems=problems)
     return spec
-
-
-def _problem_of(item: Any) -> Problem:
-    path = ".".join(str(part) for part in item["loc"]) or "(the whole document)"
-    remedies = {
-        "extra_forbidden": "Remove it, or correct its spelling; deploy/configs/ holds complete examples.",
-        "missing": "Add it.",
-    }
-    given = "" if item["type"] == "missing" else f" (given: {item['input']!r:.60})"
-    return Problem(path, f"{item['msg']}{given}.", remedies.get(item["type"], "Change the value accordingly."))
-
-
-def _valid_sections(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Those top-level fields that are right on their own, so that rules between them are still checked."""
-    valid: dict[str, Any] = {}
-    for name, field in JobSpec.model_fields.items():
-        if name not in document and field.is_required():
-            continue
-        try:
-            kind: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field])
-            valid[name] = kind.validate_python(document.get(name, field.default))
-        except ValidationError:
-            continue
-    return valid
 
 
 def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:

@@ -50,7 +50,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.plain": frozenset(),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.sections": frozenset({"pydantic"}),
-    "orchestrator.config": frozenset({CORE, "orchestrator.sections", "orchestrator.errors", "pydantic", "yaml"}),
+    "orchestrator.validation": frozenset({"orchestrator.errors", "pydantic"}),
+    "orchestrator.config": frozenset(
+        {CORE, "orchestrator.sections", "orchestrator.validation", "orchestrator.errors", "pydantic", "yaml"}
+    ),
     "orchestrator.merge": frozenset({CORE, "orchestrator.errors", "numpy", "ml_dtypes"}),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
@@ -64,6 +67,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.errors",
             "orchestrator.plain",
             "orchestrator.sections",
+            "orchestrator.validation",
             "pydantic",
             "pydantic_core",
             "yaml",

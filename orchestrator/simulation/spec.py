@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.vocabulary import Duration, Instant
@@ -21,6 +21,7 @@ from orchestrator.sections import Count, Name, Positive, Ratio, Section, Synchro
 from orchestrator.simulation import distributions, worldfile
 from orchestrator.simulation.distributions import Constant, Distribution, Exponential
 from orchestrator.simulation.fleet import CHIPS_PER_SLICE, RESTART_S, RETURN_S, STALL_S, Scavenged
+from orchestrator.validation import problem_of, valid_fields
 
 System = Literal["data-parallel", "elastic-data-parallel", "diloco", "streaming-diloco", "decoupled"]
 ALL_SYSTEMS: tuple[System, ...] = (
@@ -33,6 +34,7 @@ ALL_SYSTEMS: tuple[System, ...] = (
 ISLAND_STEPS_MAX = 200_000
 """At protocol level: inner steps of all learners together. About three events each, so a minute of computing."""
 EXAMPLE = "deploy/configs/simulate.yaml"
+UNKNOWN = f"Remove it, or correct its spelling; {EXAMPLE} is a complete example."
 _BITS = {"bps": 1.0, "kbps": 1e3, "mbps": 1e6, "gbps": 1e9, "tbps": 1e12}
 
 
@@ -187,38 +189,12 @@ def parse(document: Mapping[str, Any]) -> SimulationSpec:
         spec = SimulationSpec.model_validate(dict(document))
         sections: Mapping[str, Any] = {name: getattr(spec, name) for name in SimulationSpec.model_fields}
     except ValidationError as error:
-        problems += [_problem_of(item) for item in error.errors()]
-        sections = _valid_sections(document)
+        problems += [problem_of(item, unknown=UNKNOWN) for item in error.errors()]
+        sections = valid_fields(SimulationSpec, document)
     problems += _between_sections(document, sections)
     if problems or spec is None:
         raise InvalidJobSpec(detail="the simulation cannot be run as specified", problems=tuple(problems))
     return spec
-
-
-def _problem_of(item: Any) -> Problem:
-    path = ".".join(str(part) for part in item["loc"]) or "(the whole document)"
-    if item["type"] in ("duration", "bandwidth", "number"):
-        return Problem(path, item["msg"], "")
-    remedies = {
-        "extra_forbidden": f"Remove it, or correct its spelling; {EXAMPLE} is a complete example.",
-        "missing": "Add it.",
-    }
-    given = "" if item["type"] == "missing" else f" (given: {item['input']!r:.60})"
-    return Problem(path, f"{item['msg']}{given}.", remedies.get(item["type"], "Change the value accordingly."))
-
-
-def _valid_sections(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Those top-level fields that are right on their own, so that rules between them are still checked."""
-    valid: dict[str, Any] = {}
-    for name, field in SimulationSpec.model_fields.items():
-        if name not in document and field.is_required():
-            continue
-        try:
-            kind: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field])  # type: ignore[arg-type]
-            valid[name] = kind.validate_python(document.get(name, field.default))
-        except ValidationError:
-            continue
-    return valid
 
 
 def _between_sections(document: Mapping[str, Any], sections: Mapping[str, Any]) -> Iterator[Problem]:

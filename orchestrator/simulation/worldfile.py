@@ -24,8 +24,11 @@ from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.simulation.fit import FittedWorld
 from orchestrator.simulation.plan import Capacity, Fault, Latency, Life, Pace, WorldPlan
 from orchestrator.simulation.world_sections import ChancesPart, LatenciesPart, PolicyPart, WorldPart
+from orchestrator.validation import problem_of
 
 DETAIL = "this world cannot be simulated"
+UNKNOWN = "Remove it, or correct its spelling."
+MISSING = "Add it, or fit the world anew with `atoll tape fit`."
 ROOM = 2.0
 """The file's ``duration`` is so many times the tape's: the job ends by its budget, under whatever policy."""
 ROOM_WITHOUT_END_S = 3600.0
@@ -118,22 +121,11 @@ def parse(data: Mapping[str, Any]) -> FittedWorld:
     try:
         part = WorldPart.model_validate(dict(data))
     except ValidationError as error:
-        raise InvalidJobSpec(detail=DETAIL, problems=tuple(_problem(item) for item in error.errors())) from error
+        problems = [problem_of(item, unknown=UNKNOWN, missing=MISSING, under="world") for item in error.errors()]
+        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems)) from error
     if problems := tuple(_between(part)):
         raise InvalidJobSpec(detail=DETAIL, problems=problems)
     return _world(part)
-
-
-def _problem(item: Any) -> Problem:
-    path = ".".join(["world", *(str(part) for part in item["loc"])])
-    if item["type"] == "duration":
-        return Problem(path, item["msg"], "")
-    given = "" if item["type"] == "missing" else f" (given: {item['input']!r:.60})"
-    remedies = {
-        "extra_forbidden": "Remove it, or correct its spelling.",
-        "missing": "Add it, or fit the world anew with `atoll tape fit`.",
-    }
-    return Problem(path, f"{item['msg']}{given}.", remedies.get(item["type"], "Change the value accordingly."))
 
 
 def _between(part: WorldPart) -> Iterator[Problem]:

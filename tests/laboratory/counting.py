@@ -6,26 +6,24 @@ what a merge must give follows from the tape's counters alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from learners.contract import Arrays, StepResult
-from tests.laboratory.quadratic import TOKENS, Copy
+from tests.laboratory.array_trainer import TOKENS, ArrayTrainer
 
 NAMES = ("a", "b", "c", "d")
 
 
-class CountingTrainer:
+class CountingTrainer(ArrayTrainer):
     """A ``learners.contract.Trainer``. ``sought`` are the places in its data that it was sent to."""
 
-    device_count = 1
-
     def __init__(self, spec: Mapping[str, Any], shard_index: int, shard_count: int) -> None:
-        self._shard, self._count, self._cursor = shard_index, shard_count, 0
+        self._count = shard_count
         self.sought: list[int] = []
-        self.parameters = self.initial_parameters()
+        super().__init__(shard_index, self.initial_parameters())
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(NAMES, (self._count,))
@@ -33,39 +31,18 @@ class CountingTrainer:
     def initial_parameters(self) -> Arrays:
         return {name: np.zeros(self._count, np.float32) for name in NAMES}
 
-    def warm_up(self) -> None:
-        """There is nothing to compile."""
-
     def step(self, logical_step: int) -> StepResult:
         for name in NAMES:
             self.parameters[name] = self.parameters[name] + one_hot(self._shard, self._count)
         self._cursor += 1
         return StepResult(TOKENS, 1.0)
 
-    def snapshot(self, names: Iterable[str]) -> Copy:
-        return Copy({name: self.parameters[name].copy() for name in names})
-
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.parameters.update({name: array.copy() for name, array in arrays.items()})
-
-    def export_state(self) -> Copy:
-        return self.snapshot(NAMES)
-
-    def import_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self.load(state)
-
-    def cursor(self) -> int:
-        return self._cursor
-
     def seek(self, cursor: int) -> None:
-        self._cursor = cursor
+        super().seek(cursor)
         self.sought.append(cursor)
 
     def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
         return float(sum(array.sum() for array in arrays.values()))
-
-    def unigram_loss(self) -> float:
-        return 1.0
 
 
 def one_hot(shard: int, count: int) -> np.ndarray:

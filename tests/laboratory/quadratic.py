@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from learners.contract import Arrays, StepResult
+from tests.laboratory.array_trainer import TOKENS, ArrayTrainer
 
 SHAPES = {"embed": (6,), "a": (4, 3), "b": (5,), "c": (2, 2), "d": (7,)}
 LR = np.float32(0.1)
-TOKENS = 32
 
 
 def initial() -> Arrays:
@@ -31,23 +31,11 @@ def target(name: str, shape: tuple[int, ...], shard: int) -> np.ndarray:
     return np.random.default_rng([1, shard, len(name), *map(ord, name)]).standard_normal(shape)
 
 
-class Copy:
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-
-    def arrays(self) -> Arrays:
-        return self._arrays
-
-
-class QuadraticTrainer:
+class QuadraticTrainer(ArrayTrainer):
     """A ``learners.contract.Trainer``."""
 
     def __init__(self, spec: Mapping[str, Any], shard_index: int, shard_count: int) -> None:
-        self.parameters = initial()
-        self._shard = shard_index
-        self._cursor = 0
-
-    device_count = 1
+        super().__init__(shard_index, initial())
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         return dict(SHAPES)
@@ -55,35 +43,11 @@ class QuadraticTrainer:
     def initial_parameters(self) -> Arrays:
         return initial()
 
-    def warm_up(self) -> None:
-        """There is nothing to compile."""
-
     def step(self, logical_step: int) -> StepResult:
         for name, value in self.parameters.items():
             self.parameters[name] = value - LR * gradient(name, value, self._shard, self._cursor)
         self._cursor += 1
         return StepResult(TOKENS, 1.0)
 
-    def snapshot(self, names: Iterable[str]) -> Copy:
-        return Copy({name: self.parameters[name].copy() for name in names})
-
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.parameters.update({name: array.copy() for name, array in arrays.items()})
-
-    def export_state(self) -> Copy:
-        return self.snapshot(SHAPES)
-
-    def import_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self.load(state)
-
-    def cursor(self) -> int:
-        return self._cursor
-
-    def seek(self, cursor: int) -> None:
-        self._cursor = cursor
-
     def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
         return float(sum(np.abs(array).sum() for array in arrays.values()))
-
-    def unigram_loss(self) -> float:
-        return 1.0

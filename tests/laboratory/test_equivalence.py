@@ -16,7 +16,8 @@ from orchestrator.config import JobSpec, parse_job
 from orchestrator.laboratory.baselines import as_diloco
 from orchestrator.laboratory.multiplex import MultiplexedJob, Outcome
 from orchestrator.merge import fragment_map
-from tests.laboratory.quadratic import LR, SHAPES, TOKENS, QuadraticTrainer, gradient, initial
+from tests.laboratory.array_trainer import TOKENS
+from tests.laboratory.quadratic import LR, SHAPES, QuadraticTrainer, gradient, initial
 
 ISLANDS, OUTER_LR, MOMENTUM = 4, 0.7, 0.9
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +26,10 @@ from orchestrator.simulation.world import World
 from orchestrator.tape.driver import MemorySink
 from orchestrator.tape.schema import FleetHeader, Header, Tape
 from orchestrator.tape.storage import TapeWriter
+from tests.hash_seeds import said_under
+from tests.laboratory.array_trainer import TOKENS
 from tests.laboratory.counting import NAMES, CountingTrainer, one_hot
-from tests.laboratory.quadratic import TOKENS, QuadraticTrainer
+from tests.laboratory.quadratic import QuadraticTrainer
 from tests.laboratory.train_by_tape import FRAGMENTS, ISLANDS, job, train, world
 
 ADOPTIONS = ("replace", "rebase", "mix")
@@ -155,9 +154,7 @@ def test_twice_gives_the_same_bits_in_any_process() -> None:
 
 
 def _digest_in_a_process_of_its_own(hash_seed: str) -> str:
-    command = [sys.executable, "-m", "tests.laboratory.train_by_tape", "5"]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return said_under(hash_seed, "-m", "tests.laboratory.train_by_tape", "5")
 
 
 def test_an_island_short_of_capacity_trains_as_many_tokens_in_fewer_whole_steps() -> None:

@@ -12,7 +12,8 @@ from orchestrator.laboratory.tape_training import TapeTraining, Trained
 from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.schema import Tape
-from tests.laboratory.quadratic import TOKENS, QuadraticTrainer
+from tests.laboratory.array_trainer import TOKENS
+from tests.laboratory.quadratic import QuadraticTrainer
 
 ISLANDS, FRAGMENTS, INTERVAL = 4, 4, 12
 STEP_S = (0.05, 0.05, 0.06, 0.055)

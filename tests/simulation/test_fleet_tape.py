@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +15,7 @@ from orchestrator.simulation.fleet_world import FleetWorld
 from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import FleetHeader, decode_header, decode_line, encode_header, encode_record
 from orchestrator.tape.storage import TapeWriter, read_tape
+from tests.hash_seeds import said_under
 from tests.simulation.print_fleet_digests import plan
 
 
@@ -128,16 +126,6 @@ def test_lines_are_json_with_the_schema_of_every_tape():
 
 
 def test_tapes_do_not_depend_on_the_hash_seed():
-    said = {
-        subprocess.run(
-            [sys.executable, "-m", "tests.simulation.print_fleet_digests"],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for seed in ("0", "1", "4242")
-    }
+    said = {said_under(seed, "-m", "tests.simulation.print_fleet_digests") for seed in ("0", "1", "4242")}
     assert len(said) == 1
     assert len(said.pop().splitlines()) == len(System)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from orchestrator.errors import InvalidJobSpec
 from orchestrator.simulation import run, spec
 from orchestrator.simulation.distributions import Exponential
 from orchestrator.simulation.fleet import System
+from tests.hash_seeds import said_under
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = {"duration": "6h", "fleet": {"chips": 100_000, "learners": 4, "mtbi_chip": "30d"}}
@@ -159,10 +157,7 @@ for seed in (7, 8):
 
 
 def _digests(hash_seed):
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    command = [sys.executable, "-c", DIGESTS]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=120)
-    return done.stdout
+    return said_under(hash_seed, "-c", DIGESTS)
 
 
 def test_the_same_seed_gives_the_same_tapes_whatever_the_hash_seed():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +15,7 @@ from orchestrator.tape.driver import Driver, MemorySink
 from orchestrator.tape.replay import fresh_core, replay
 from orchestrator.tape.schema import Tape
 from orchestrator.tape.storage import TapeWriter, read_tape
+from tests.hash_seeds import said_under
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +92,7 @@ def test_a_failing_core_tells_its_recent_story(world):
 def test_decisions_do_not_depend_on_the_hash_seed():
     """Sets and dictionaries of strings iterate in another order under each seed; the tape must not show it."""
     module = "tests.tapes.simulate_and_replay"
-    said = {
-        subprocess.run(
-            [sys.executable, "-m", module, "11"],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for seed in ("0", "1", "4242")
-    }
+    said = {said_under(seed, "-m", module, "11") for seed in ("0", "1", "4242")}
     assert len(said) == 1
     written, replayed, matching, steps, _ = said.pop().split()
     assert written == replayed
