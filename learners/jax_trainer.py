@@ -29,6 +29,10 @@ from orchestrator.errors import DataError
 PARAMETERS, OPTIMIZER = "parameters/", "optimizer/"
 """Prefixes of the names in an exported state."""
 EVALUATION_BATCH_MAX = 32
+HEAP_STEPS = 5
+"""For how many inner steps' buffers a process on CPU takes memory before its first."""
+HEAP_BYTES_MAX = 512 << 20
+"""But no more than this: larger models have longer steps, in which it does not tell."""
 
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> JaxTrainer:
@@ -103,7 +107,8 @@ class JaxTrainer:
     def warm_up(self) -> None:
         """Compile, and run each program once on copies, because a first run loads libraries and starts threads.
 
-        The text is read meanwhile: XLA compiles without Python's lock.
+        The text is read meanwhile: XLA compiles without Python's lock. On CPU the heap grows now to what later steps
+        want (``_grow_heap``).
         """
         with ThreadPoolExecutor(1) as beside:
             batch = beside.submit(self._batch)
@@ -113,6 +118,9 @@ class JaxTrainer:
                 tokens = np.zeros(self._batch_shape, np.int32)
                 compiled = self._step.lower(parameters, state, self._on_devices(tokens), np.float32(0)).compile()
             self._step = compiled
+            if self._devices[0].platform == "cpu":
+                needed = compiled.memory_analysis()
+                _grow_heap(needed.temp_size_in_bytes + needed.output_size_in_bytes)
             jax.block_until_ready(compiled(parameters, state, self._on_devices(tokens), np.float32(0)))
             batch.result()
 
@@ -234,3 +242,13 @@ class _Text:
 
 def _state_name(path: Any) -> str:
     return OPTIMIZER + jax.tree_util.keystr(path)
+
+
+def _grow_heap(step_bytes: int) -> None:
+    """Take from the kernel now the memory that steps will want later.
+
+    A step's buffers land elsewhere whenever a snapshot lies where the last step's were, and the first touch of that
+    many new pages made single steps three times as long. What is freed here stays the process's own under the
+    allocator's settings of ``orchestrator.runtime.settings``; elsewhere this changes nothing.
+    """
+    np.ones(min(HEAP_STEPS * step_bytes, HEAP_BYTES_MAX), np.uint8)

@@ -60,4 +60,6 @@ def ray_environment(token_path: Path, partition_tolerance_s: float = PARTITION_T
         "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
         "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
         "MALLOC_TOP_PAD_": str(64 << 20),
+        # one heap for all threads: what one has used and freed, another need not ask the kernel for
+        "MALLOC_ARENA_MAX": "1",
     }
