@@ -25,6 +25,7 @@ demo: $(STAMP)  ## four islands in four regions, one is killed and comes back
 	@$(BIN)/atoll demo
 
 test: $(STAMP)  ## lint, types, then every test
+	@deploy/system-packages.sh
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 	@$(BIN)/python -m pytest
 

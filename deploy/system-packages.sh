@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Install the system packages that some tests start for real: Prometheus (with promtool), Chromium, PostgreSQL. Debian and
+# its kin, as root; what is there already is left alone. Without them those tests skip, and say which package they miss.
+set -euo pipefail
+
+declare -A package_of=([prometheus]=prometheus [promtool]=prometheus [chromium]=chromium [pg_ctlcluster]=postgresql)
+
+missing=()
+for program in "${!package_of[@]}"; do
+    command -v "$program" >/dev/null || missing+=("${package_of[$program]}")
+done
+if [ ${#missing[@]} -eq 0 ]; then
+    exit 0
+fi
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "not installed (needs root and apt-get): ${missing[*]}; tests that need them will skip" >&2
+    exit 0
+fi
+
+# A package's service is not for us to start: tests run their own, on ports of their own.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    trap 'rm -f "$policy"' EXIT
+fi
+echo "installing system packages for tests: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
