@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench soak compare lock clean
+.PHONY: help install demo test lint bench soak compare dashboards lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ soak: $(STAMP)  ## thousands of simulated jobs from seeds, every invariant after
 
 compare: $(STAMP)  ## Decoupled DiLoCo against data-parallel and synchronous DiLoCo (hours on two cores)
 	@$(BIN)/atoll compare deploy/configs/compare.yaml --baseline data-parallel --baseline diloco
+
+dashboards: $(STAMP)  ## Grafana's dashboards, from their source
+	@$(BIN)/python -m dashboards.build
 
 lock: $(STAMP)  ## resolve the dependencies anew
 	@$(BIN)/python -m pip install --quiet uv

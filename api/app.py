@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, problem documents and the guard, put together.
+"""The FastAPI application: routes, problem documents, the gate and the guard, put together.
 
 Responsible for wiring only. ``create_app`` is given what it needs, so that tests and the service build the same app.
 """
@@ -13,10 +13,20 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from api import problems
+from api.auth import openapi as access_openapi
+from api.auth.code import OWN_PACKAGES
+from api.auth.gate import Gate
+from api.auth.store import AccessStore
+from api.auth.tokens import Tokens
 from api.control import ControlPort
-from api.guard import LoopbackOnly
-from api.routes import commands, fleet, health, islands, jobs
+from api.guard import Guard
+from api.merges.history import Histories
+from api.metrics.exposition import Metrics
+from api.metrics.requests import Measured
+from api.openapi import document
+from api.routes import chaos, commands, events, fleet, health, islands, jobs, merges, metrics, page, tokens
 from api.service import Service
+from api.shelf import Shelf
 from api.store import Store
 
 DESCRIPTION = """Elastic orchestration of Decoupled DiLoCo training.
@@ -25,9 +35,20 @@ Changes are commands: 202 with a command id, whose outcome is read under the job
 documents with a remedy. Repeat a request safely by giving it an `Idempotency-Key`. `latest` stands for the newest job."""
 
 
-def create_app(control: ControlPort, store: Store, runs_dir: Path) -> FastAPI:
-    """The REST API over this control port and store. Runs write below ``runs_dir``."""
-    service = Service(control, store, runs_dir)
+def create_app(
+    control: ControlPort,
+    store: Store,
+    runs_dir: Path,
+    *,
+    packages: tuple[str, ...] = OWN_PACKAGES,
+    loopback: bool = True,
+) -> FastAPI:
+    """The REST API over this control port and store. Runs write below ``runs_dir``.
+
+    ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only.
+    """
+    service = Service(control, store, runs_dir, packages)
+    access = AccessStore(store.engine)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -36,8 +57,18 @@ def create_app(control: ControlPort, store: Store, runs_dir: Path) -> FastAPI:
 
     app = FastAPI(title="atoll", version="1", description=DESCRIPTION, lifespan=lifespan)
     app.state.service = service
+    app.state.access = access
+    app.state.tokens = Tokens(access)
+    app.state.metrics = Metrics(service, store)
+    app.state.shelf = Shelf(service, store)
+    app.state.seats = events.Seats()
+    app.state.histories = Histories()
     problems.install(app)
-    for routes in (jobs, islands, commands, fleet, health):
+    for routes in (jobs, islands, commands, events, merges, fleet, health, metrics, tokens, page, chaos):
         app.include_router(routes.router)
-    app.add_middleware(LoopbackOnly)
+    access_openapi.install(app)
+    document.install(app)
+    app.add_middleware(Gate, tokens=app.state.tokens, store=access)
+    app.add_middleware(Guard, loopback=loopback)
+    app.add_middleware(Measured, seconds=app.state.metrics.request_seconds)  # outermost: refusals are measured too
     return app

@@ -13,22 +13,38 @@ code, and no traceback. It starts in well under half a second: no command's mean
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Annotated
 
 import typer
 
-from api.commands import islands, jobs, science, service, simulate, tapes
+from api.commands import chaos, doctor, fleet, islands, jobs, records, science, service, simulate, tapes, tokens
+from api.home import TOKEN_VARIABLE
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable
 
 app = typer.Typer(
     name="atoll",
     no_args_is_help=True,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Elastic orchestration of Decoupled DiLoCo training. Exit codes: 0 done, 1 failed, 2 your mistake, "
-    "3 the service does not answer.",
+    "3 the service does not answer. Completion for your shell: `atoll --install-completion`, then open a new one.",
 )
-for module in (service, jobs, islands, simulate, tapes, science):
+
+
+@app.callback()
+def options(
+    token: Annotated[
+        str | None,
+        typer.Option("--token", metavar="TOKEN", help="Who you are. Default: ATOLL_TOKEN, else HOME/token."),
+    ] = None,
+) -> None:
+    """What holds for every command. A token on the command line is seen by everybody on this machine."""
+    if token:
+        os.environ[TOKEN_VARIABLE] = token
+
+
+for module in (service, jobs, islands, fleet, records, simulate, tapes, science, tokens, chaos, doctor):
     module.register(app)
 
 

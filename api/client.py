@@ -7,16 +7,22 @@ of ``orchestrator.errors``, so that a remote refusal reads like a local one. Eve
 
 from __future__ import annotations
 
-import getpass
+import os
 import secrets
-import socket
-from collections.abc import Mapping
+import ssl
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
 
+from api.auth.roles import Role
+from api.auth.schemas import AuditTrail, NewToken, Token, TokenList
+from api.eventstream import events_of
+from api.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
+from api.refusals import error_of
 from api.schemas import (
     Answer,
     Command,
@@ -27,20 +33,16 @@ from api.schemas import (
     Job,
     Jobs,
     JobSummary,
+    Merge,
+    Merges,
     NodeGroup,
+    NodeGroupChange,
     NodeGroups,
-    ProblemDocument,
+    TapeRecord,
 )
 from orchestrator.errors import (
-    AtollError,
-    ConfigurationError,
-    Conflict,
     InfrastructureError,
     InternalError,
-    InvalidJobSpec,
-    NotFound,
-    Problem,
-    RequestError,
     ServiceUnreachable,
 )
 
@@ -50,11 +52,35 @@ Shape = TypeVar("Shape", bound=Answer)
 class Client:
     """One service at ``url``. Raises ServiceUnreachable when it does not answer within ``timeout_s``."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0, caller: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, timeout_s: float = 30.0, certificate: Path | None = None
+    ) -> None:
         self.url = url.rstrip("/")
-        headers = {"Atoll-Caller": caller or default_caller()}
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        verify = ssl.create_default_context(cafile=certificate) if certificate else True
         # trust_env off: a proxy of the environment has no business between this machine and itself.
-        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, verify=verify, trust_env=False)
+
+    @classmethod
+    def at(cls, home: Path = DEFAULT_HOME, url: str | None = None) -> Self:
+        """A client of the service that runs in ``home``, or of the one at ``url``.
+
+        The token is the one in ``ATOLL_TOKEN``, else the one in ``home``, which is sent to that home's own service and
+        nowhere else, also not to whoever listens at its address after it has died. Raises ServiceUnreachable if nothing
+        says where the service is.
+        """
+        place = Home(home)
+        address, token = place.address(), os.environ.get(TOKEN_VARIABLE)
+        if url is None and address is None:
+            raise ServiceUnreachable(
+                detail=f"No service is up in {home}: there is no {home / 'service.json'}.",
+                remedy="Start one with `atoll up`, or say where it is with --home or --url.",
+            )
+        if address is None or url not in (None, address.url):
+            return cls(str(url), token=token)
+        if token is None and place.running():
+            token = place.token()
+        return cls(address.url, token=token, certificate=address.certificate)
 
     def __enter__(self) -> Self:
         return self
@@ -76,12 +102,24 @@ class Client:
     def node_groups(self) -> list[NodeGroup]:
         return self._get("/v1/node-groups", NodeGroups).node_groups
 
+    def cordon(self, node_group: str) -> NodeGroupChange:
+        """Nothing new is placed on the node group, in any job, until it is uncordoned."""
+        return self._post(f"/v1/node-groups/{quote(node_group, safe='')}/cordon", NodeGroupChange)
+
+    def uncordon(self, node_group: str) -> NodeGroupChange:
+        return self._post(f"/v1/node-groups/{quote(node_group, safe='')}/uncordon", NodeGroupChange)
+
     def submit(self, document: Mapping[str, Any]) -> Job:
         """Submit a job specification. Raises InvalidJobSpec with every problem."""
         return self._post("/v1/jobs", Job, dict(document))
 
-    def jobs(self) -> list[JobSummary]:
-        return self._get("/v1/jobs", Jobs).jobs
+    def jobs(self, *, state: str | None = None, name: str | None = None, limit: int = 100) -> list[JobSummary]:
+        """The newest jobs, newest first."""
+        return self._get("/v1/jobs", Jobs, {"state": state, "name": name, "limit": limit}).jobs
+
+    def delete(self, job: str) -> None:
+        """Remove a job that has ended, with all that it left. Raises Conflict while it lives."""
+        self._request("DELETE", f"/v1/jobs/{quote(job, safe='')}")
 
     def job(self, job: str) -> Job:
         return self._get(f"/v1/jobs/{quote(job, safe='')}", Job)
@@ -92,17 +130,56 @@ class Client:
     def kill(self, job: str, island: str, *, restart: bool = True) -> Command:
         return self._post(f"{_island(job, island)}/kill", Command, {"restart": restart})
 
+    def drain(self, job: str, island: str) -> Command:
+        return self._post(f"{_island(job, island)}/drain", Command)
+
     def readd(self, job: str, island: str) -> Command:
         return self._post(f"{_island(job, island)}/readd", Command)
 
+    def scale(self, job: str, node_group: str, count: int) -> Command:
+        """Have so many islands of the job on the node group. Those that leave are drained."""
+        body = {"node_group": node_group, "count": count}
+        return self._post(f"/v1/jobs/{quote(job, safe='')}/scale", Command, body)
+
     def cancel(self, job: str) -> Command:
         return self._post(f"/v1/jobs/{quote(job, safe='')}/cancel", Command)
+
+    def strike(self, job: str, kind: str, island: str, duration_s: float = 0.0) -> Command:
+        """Let chaos strike an island: kill it, stop it for so long, or let it continue before that."""
+        fault = {"kind": kind, "island": island, **({"duration_s": duration_s} if duration_s else {})}
+        return self._post(f"/v1/jobs/{quote(job, safe='')}/chaos/faults", Command, fault)
 
     def command(self, job: str, command: str) -> Command:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/commands/{quote(command, safe='')}", Command)
 
     def commands(self, job: str) -> list[Command]:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/commands", Commands).commands
+
+    def events(self, job: str, *, after: int = 0, follow: bool = True) -> Iterator[TapeRecord]:
+        """The records of the job's tape after number ``after``, and those to come until it has ended, unless not to follow.
+
+        Raises ServiceUnreachable when the connection breaks; begin again after the last record's number.
+        """
+        path, query = f"/v1/jobs/{quote(job, safe='')}/events", {"after": after, "follow": follow}
+        try:
+            with self._http.stream("GET", path, params=query) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise error_of(answer)
+                for name, data in events_of(answer.iter_lines()):
+                    if name == "record":
+                        yield TapeRecord.model_validate(data)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def merges(self, job: str, *, fragment: int | None = None, limit: int = 50, cursor: str | None = None) -> Merges:
+        """One page of the job's merges, newest first; ``cursor`` is the ``next_cursor`` of the page before."""
+        query = {"fragment": fragment, "limit": limit, "cursor": cursor}
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/merges", Merges, query)
+
+    def merge(self, job: str, fragment: int, version: int) -> Merge:
+        """One merge explained."""
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/merges/{fragment}/{version}", Merge)
 
     def report(self, job: str) -> dict[str, Any]:
         """The finished job's report. Raises Conflict while it is not finished."""
@@ -113,10 +190,28 @@ class Client:
             raise InternalError(detail=f"The report of {job} is not JSON: {error}.") from error
         return report
 
+    # ── access ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def tokens(self) -> list[Token]:
+        return self._get("/v1/tokens", TokenList).tokens
+
+    def create_token(self, name: str, role: Role, *, expires_in_s: float | None = None) -> NewToken:
+        """A new token; its ``token`` cannot be had again. Raises Conflict if the name was given before."""
+        body = {"name": name, "role": role, "expires_in_s": expires_in_s}
+        return self._post("/v1/tokens", NewToken, body)
+
+    def revoke_token(self, name: str) -> Token:
+        return self._post(f"/v1/tokens/{quote(name, safe='')}/revoke", Token)
+
+    def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditTrail:
+        """One page of what was changed by whom, newest first; ``cursor`` is the ``next_cursor`` of the page before."""
+        return self._get("/v1/audit", AuditTrail, {"limit": limit, "cursor": cursor})
+
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _get(self, path: str, shape: type[Shape]) -> Shape:
-        return self._read(self._request("GET", path), shape)
+    def _get(self, path: str, shape: type[Shape], query: Mapping[str, Any] | None = None) -> Shape:
+        asked = {name: value for name, value in (query or {}).items() if value is not None}
+        return self._read(self._request("GET", path, params=asked), shape)
 
     def _post(self, path: str, shape: type[Shape], body: dict[str, Any] | None = None) -> Shape:
         headers = {"Idempotency-Key": secrets.token_hex(16)}
@@ -132,13 +227,16 @@ class Client:
         try:
             answer = self._http.request(method, path, **options)
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise ServiceUnreachable(
-                detail=f"The service at {self.url} does not answer ({str(error) or type(error).__name__}).",
-                remedy="Start it with `atoll up`; jobs that run go on without it. Is --url or --home right?",
-            ) from error
+            raise self._unreachable(error) from error
         if answer.is_success:
             return answer
         raise error_of(answer)
+
+    def _unreachable(self, error: Exception) -> ServiceUnreachable:
+        return ServiceUnreachable(
+            detail=f"The service at {self.url} does not answer ({str(error) or type(error).__name__}).",
+            remedy="Start it with `atoll up`; jobs that run go on without it. Is --url or --home right?",
+        )
 
     def _read(self, answer: httpx.Response, shape: type[Shape]) -> Shape:
         try:
@@ -147,43 +245,6 @@ class Client:
             remedy = "Is it another program's, or another version's?"
             detail = f"The answer of {self.url} is not understood."
             raise InfrastructureError(detail=detail, remedy=remedy) from error
-
-
-def error_of(answer: httpx.Response) -> AtollError:
-    """The error that the service meant by this answer."""
-    try:
-        document = ProblemDocument.model_validate_json(answer.content)
-    except ValueError:
-        detail = (
-            f"{answer.request.method} {answer.request.url} was answered {answer.status_code} {answer.reason_phrase}."
-        )
-        return InfrastructureError(detail=detail, remedy="Is this the address of an atoll service?")
-    detail, remedy = document.detail, document.remedy
-    problems = tuple(Problem(item.path, item.message, item.remedy) for item in document.problems)
-    match document.type.rpartition(":")[2]:
-        case "invalid-job-spec":
-            return InvalidJobSpec(detail=detail, problems=problems)
-        case "configuration":
-            return ConfigurationError(detail=detail)
-        case "not-found":
-            return NotFound(detail=detail, remedy=remedy)
-        case "conflict":
-            return Conflict(detail=detail, remedy=remedy)
-        case "request" | "forbidden":
-            lines = "".join(f"\n  - {problem}" for problem in problems)
-            return RequestError(detail=detail, remedy=remedy + lines)
-        case "internal":
-            return InternalError(detail=detail)
-    return InfrastructureError(detail=detail, remedy=remedy)
-
-
-def default_caller() -> str:
-    """Who this is, for the record of commands."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = "someone"
-    return f"{user}@{socket.gethostname()}".encode("ascii", "replace").decode()
 
 
 def _island(job: str, island: str) -> str:

@@ -13,12 +13,14 @@ Source: ports and adapters (Cockburn, 2005).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 from orchestrator.config import JobSpec
 
-CommandKind = Literal["kill", "readd", "cancel"]
+CommandKind = Literal["kill", "drain", "readd", "scale", "cordon", "uncordon", "cancel"]
+FaultKind = Literal["kill", "stop", "continue"]
 
 
 class NodeGroupRecord(TypedDict):
@@ -53,6 +55,7 @@ class StatusRecord(TypedDict):
     statistics   ``orchestrator.accounting.statistics.Statistics.summary``
     loss_curve   [tokens trained, held-out loss in nats per token, at] of every evaluation, oldest first
     commands     every command on the tape, by id
+    fragment_parameters  how many parameters each fragment has, by which payload counts become bytes
     """
 
     job_id: str
@@ -65,6 +68,7 @@ class StatusRecord(TypedDict):
     loss_curve: list[list[float]]
     commands: dict[str, CommandRecord]
     unigram_loss: NotRequired[float | None]
+    fragment_parameters: NotRequired[list[int]]
 
 
 class ControlPort(Protocol):
@@ -74,9 +78,10 @@ class ControlPort(Protocol):
         """The node groups of the fleet, by name."""
         ...
 
-    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path) -> None:
+    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str]) -> None:
         """From here on the job exists and runs by itself, and writes its tape and report under ``run_dir``.
 
+        ``cordoned`` says which node groups it places nothing on until it is told otherwise, and who cordoned each.
         Idempotent by ``job_id``. When it raises, nothing of the job is left running.
         """
         ...
@@ -91,6 +96,23 @@ class ControlPort(Protocol):
         """Hand a command to the job; its outcome appears in ``status()["commands"]``.
 
         Idempotent by ``command_id``. ``restart`` matters for a kill only: false keeps the island away.
+        """
+        ...
+
+    def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
+        """Have so many islands of the job on the node group; as a command of that id."""
+        ...
+
+    def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
+        """Tell the job that the node group takes nothing new, or takes islands again; as a command of that id."""
+        ...
+
+    def inject_fault(
+        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str, duration_s: float
+    ) -> None:
+        """Let chaos strike an island, as a command of that id; ``duration_s`` is how long a stop lasts.
+
+        A kill is the operator's, with restart. Each is on the tape as ``FaultInjected``.
         """
         ...
 

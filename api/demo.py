@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -33,9 +34,14 @@ def run_demo(wanted: Installation, spec: Path | None, island: str, console: Cons
     document = read_job_document(spec or DEPLOY / "demo.yaml")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # whoever ends this ends all of it
+    with wanted.home.locked_for_demo():
+        return _run_demo(wanted, document, island, console, say)
+
+
+def _run_demo(wanted: Installation, document: dict[str, Any], island: str, console: Console, say: Say) -> int:
     try:
-        address = up(wanted, say)
-        with Client(address.url) as client:
+        up(wanted, say)
+        with Client.at(wanted.home.path) as client:
             job = client.submit(document)
             say(f"submitted {job.job}: {job.island_count} islands, {job.token_budget:,} tokens")
             ended = watch(client, job.job, console, Saboteur(client, island))

@@ -1,8 +1,8 @@
-"""The home folder of one installation: where its service is, and whether it runs.
+"""The home folder of one installation: where its service is, whether it runs, and the token that it left there.
 
-Responsible for two files. ``service.json`` says where the service listens; ``service.lock`` is locked for as long as the
-process lives, however it ends, so that a stale address or a reused pid never passes for a running service. Light enough
-to be imported by every command.
+Responsible for three files. ``service.json`` says where the service listens; ``service.lock`` is locked for as long as the
+process lives, however it ends, so that a stale address or a reused pid never passes for a running service; ``token`` is an
+admin's, for whoever may read this folder as its owner. Light enough to be imported by every command.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,11 @@ from orchestrator.errors import Conflict, InfrastructureError
 
 DEFAULT_HOME = Path(".atoll")
 DEFAULT_RUNS = Path("runs")
+LOCK_PATIENCE_S = 0.5
+"""Whoever asks whether a service runs holds the lock for an instant."""
+TOKEN_VARIABLE = "ATOLL_TOKEN"
+DATABASE_VARIABLE = "ATOLL_DATABASE"
+"""Secrets may come by the environment, which only their owner sees; a command line is seen by everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,8 @@ class Address:
     url: str
     pid: int
     runs: Path
+    certificate: Path | None = None
+    """What clients on this machine may trust it by; None over plain HTTP."""
 
 
 class Home:
@@ -43,14 +50,20 @@ class Home:
         """What ``service.json`` says, true or stale; None if there is none that can be read."""
         try:
             written = json.loads((self.path / "service.json").read_text())
-            return Address(str(written["url"]), int(written["pid"]), Path(written["runs"]))
+            certificate = written.get("certificate")
+            return Address(
+                str(written["url"]),
+                int(written["pid"]),
+                Path(written["runs"]),
+                Path(certificate) if certificate else None,
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def running(self) -> bool:
         """Whether a service process holds this home."""
         try:
-            with (self.path / "service.lock").open("r+") as held:
+            with (self.path / "service.lock").open() as held:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -61,22 +74,54 @@ class Home:
             raise InfrastructureError(detail=detail, remedy="Choose another with --home.") from error
         return False
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """This process is the home's service until the block is left or the process ends."""
-        with (self.path / "service.lock").open("w") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                detail = f"A service for {self.path} runs already."
-                raise Conflict(detail=detail, remedy="Use it, or end it with `atoll down`.") from error
+        remedy = "Use it, or end it with `atoll down`."
+        return self._held("service.lock", LOCK_PATIENCE_S, f"A service for {self.path} runs already.", remedy)
+
+    def locked_for_demo(self) -> AbstractContextManager[None]:
+        """This process is the home's demo: a second one would be ended by the first one's end."""
+        remedy = "Wait for its end, or give this one a home of its own with --home."
+        return self._held("demo.lock", 0.0, f"A demo runs in {self.path} already.", remedy)
+
+    @contextmanager
+    def _held(self, name: str, patience_s: float, detail: str, remedy: str) -> Iterator[None]:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / name).open("w") as held:
+            deadline = time.monotonic() + patience_s
+            while True:
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() >= deadline:
+                        raise Conflict(detail=detail, remedy=remedy) from error
+                    time.sleep(0.02)
             yield
 
-    def write_address(self, url: str, runs: Path) -> None:
+    def write_address(self, url: str, runs: Path, certificate: Path | None = None) -> None:
         """Say where this process listens, all at once."""
+        facts = {"url": url, "pid": os.getpid(), "runs": str(runs), "started_at": time.time()}
+        facts |= {"certificate": str(certificate)} if certificate else {}
         fresh = self.path / "service.json.new"
-        fresh.write_text(json.dumps({"url": url, "pid": os.getpid(), "runs": str(runs), "started_at": time.time()}))
+        fresh.write_text(json.dumps(facts))
         os.replace(fresh, self.path / "service.json")
 
     def forget_address(self) -> None:
         (self.path / "service.json").unlink(missing_ok=True)
+
+    def token(self) -> str | None:
+        """The admin token left here; None if there is none, or none that this user may read."""
+        try:
+            return (self.path / "token").read_text().strip() or None
+        except OSError:
+            return None
+
+    def write_token(self, token: str) -> None:
+        """Leave a token that nobody but the owner of this folder can read, at no instant."""
+        fresh = self.path / "token.new"
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(token + "\n")
+        os.replace(fresh, self.path / "token")

@@ -1,7 +1,7 @@
 """Errors as problem documents: the one place where an exception meets an HTTP status.
 
-Responsible for the mapping: every exception becomes ``application/problem+json`` (``api.client`` turns it into the same
-exception again). It refuses to leak tracebacks: an unforeseen exception is logged here and answered with a plain 500.
+Responsible for the mapping: every exception becomes ``application/problem+json`` (``api.refusals`` turns it into the
+same exception again). It refuses to leak tracebacks: an unforeseen exception is logged here and answered with a plain 500.
 
 Source: RFC 9457, Problem Details for HTTP APIs.
 """
@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from api.schemas import ProblemDocument, ProblemItem
 from orchestrator.errors import (
@@ -23,11 +24,14 @@ from orchestrator.errors import (
     ConfigurationError,
     Conflict,
     DataError,
+    Forbidden,
     InfrastructureError,
     InternalError,
     InvalidJobSpec,
     NotFound,
     RequestError,
+    TooManyFailures,
+    Unauthenticated,
 )
 
 CONTENT_TYPE = "application/problem+json"
@@ -39,6 +43,9 @@ KINDS: tuple[tuple[type[AtollError], str, int, str], ...] = (
     (ConfigurationError, "configuration", 422, "The configuration cannot be used"),
     (NotFound, "not-found", 404, "There is no such thing"),
     (Conflict, "conflict", 409, "Not possible as things stand"),
+    (Unauthenticated, "unauthenticated", 401, "Nobody known asks"),
+    (Forbidden, "forbidden", 403, "The role does not reach"),
+    (TooManyFailures, "too-many-failures", 429, "Too many wrong tokens"),
     (RequestError, "request", 400, "The request cannot be answered"),
     (InfrastructureError, "infrastructure", 503, "The infrastructure does not answer"),
     (DataError, "data", 500, "Stored data is damaged"),
@@ -88,7 +95,10 @@ def install(app: FastAPI) -> None:
         document = _plain(error.status_code, "request", title, str(error.detail), request.url.path)
         if error.status_code in (404, 405):
             document.remedy = "GET /openapi.json lists every path and method."
-        return response(document, headers=dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405 and (methods := _methods_of(request)):
+            headers["Allow"] = ", ".join(methods)
+        return response(document, headers=headers)
 
     @app.exception_handler(Exception)
     def _unforeseen(request: Request, error: Exception) -> JSONResponse:
@@ -110,6 +120,13 @@ def _plain(
     return ProblemDocument(
         type=PREFIX + slug, title=title, status=status, detail=detail, instance=instance, problems=list(problems)
     )
+
+
+def _methods_of(request: Request) -> list[str]:
+    """What the path knows, by all its routes: the router names the methods of the first one only."""
+    paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    matching = (operations for path, operations in paths.items() if compile_path(path)[0].match(request.url.path))
+    return sorted({method.upper() for operations in matching for method in operations})
 
 
 def _item_of(detail: Any) -> ProblemItem:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,23 @@ import yaml
 
 from api.control import StatusRecord
 from orchestrator.errors import InfrastructureError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A job's folder, by the job's real id. ``settled`` once the store knows how the job ended."""
+
+    job: str
+    folder: Path
+    settled: bool
+
+    @property
+    def tape(self) -> Path:
+        return self.folder / "tape.jsonl"
+
+    def ended(self) -> bool:
+        """Whether nothing will be written here any more, as far as store and disk know."""
+        return self.settled or read_status(self.folder) is not None
 
 
 def prepare_run_dir(run_dir: Path, spec: Mapping[str, Any]) -> None:

@@ -47,7 +47,10 @@ class Island(Answer):
     node_group: str
     region: str
     accelerator_count: int
-    state: str = Field(description="placing, starting, catching_up, training, suspect, lost, stopped or failed")
+    state: str = Field(
+        description="placing, starting, catching_up, training, suspect, draining, drained, cordoned, lost, "
+        "stopped or failed"
+    )
     reason: str = Field(description="why the island is in this state")
     incarnation: int = Field(default=0, description="which life of the island: one more each time it is placed again")
     node: str = ""
@@ -113,6 +116,7 @@ class Job(JobSummary):
 
 class Jobs(Answer):
     jobs: list[JobSummary]
+    next_cursor: str | None = Field(default=None, description="give it as `cursor` for the next page; null: no more")
 
 
 class Islands(Answer):
@@ -126,6 +130,8 @@ class NodeGroup(Answer):
     cpus: float
     cpus_free: float
     accelerators: int
+    cordoned: bool = Field(default=False, description="whether nothing new is placed there")
+    cordoned_by: str | None = None
 
 
 class NodeGroups(Answer):
@@ -146,6 +152,98 @@ class Command(Answer):
 
 
 class Commands(Answer):
+    commands: list[Command]
+
+
+class TapeRecord(Answer):
+    """One record of a job's tape: an event, and what was decided on it. Messages carry their name under ``type``."""
+
+    n: int = Field(description="the record's number, from 1")
+    event: dict[str, Any]
+    effects: list[dict[str, Any]]
+
+
+class Contributor(Answer):
+    """One input of a merge."""
+
+    island: str
+    incarnation: int
+    step: int = Field(description="logical step of the snapshot")
+    step_count: int
+    token_count: int
+    base_version: int
+    staleness: int = Field(description="versions between its base and the one that was current")
+    weight: float = Field(description="its share of the average; the weights of a merge sum to one")
+    arrived_after_s: float
+    on_time: bool = Field(description="false: made before the round's due point")
+
+
+class Refusal(Answer):
+    """A contribution that did not enter a round, or came too late for it."""
+
+    island: str
+    incarnation: int
+    step: int
+    token_count: int
+    base_version: int
+    reason: str
+    detail: str
+    after_s: float
+
+
+class Absence(Answer):
+    island: str
+    state: str = Field(description="of the island, when the round closed")
+
+
+class MergeSummary(Answer):
+    """One line of the list of merges."""
+
+    fragment: int
+    version: int = Field(description="the version that the merge made")
+    islands: list[str] = Field(description="whose contributions are in it")
+    reason: str = Field(description="why it closed: everyone_in, grace_over, no_grace_left or final_flush")
+    because: str = Field(description="the same in plain words, with who was late or away")
+    closed_after_s: float
+    merged_after_s: float | None = Field(description="null while the outer step is being taken")
+
+
+class Merge(MergeSummary):
+    """One merge explained."""
+
+    step: int = Field(description="logical step of the result")
+    quorum: int
+    opened_after_s: float = Field(description="the first contribution on time")
+    quorum_after_s: float = Field(description="from here on the round could have closed")
+    grace_window_s: float | None = Field(description="how long it might wait after quorum; null if it did not")
+    grace_used_s: float
+    detail: str = Field(description="the synchroniser's own words on why it closed")
+    contributors: list[Contributor]
+    absent: list[Absence]
+    refusals: list[Refusal]
+    refusal_count: int
+    merge_s: float | None
+    digest: str | None
+
+
+class Merges(Answer):
+    merges: list[MergeSummary]
+    next_cursor: str | None = Field(default=None, description="give it as `cursor` for the next page; null: no more")
+
+
+class Scale(BaseModel):
+    """How many islands of the job shall be on the node group: at most ``islands.count_max`` of its specification."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"node_group": "us-east", "count": 2}]})
+
+    node_group: str = Field(min_length=1, max_length=200)
+    count: int = Field(ge=0, le=10_000)
+
+
+class NodeGroupChange(Answer):
+    """A node group as it is from now on, and the commands by which the jobs that run were told."""
+
+    node_group: NodeGroup
     commands: list[Command]
 
 

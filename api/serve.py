@@ -1,8 +1,9 @@
 """The service's process: ``python -m api.serve --home HOME --runs RUNS --port N --control package.module:factory``.
 
-Responsible for the process: one per home (a lock says so), on a loopback address, with its address in
-``HOME/service.json`` while it runs. It refuses to know what runs the jobs: the control port is loaded by its dotted name
-and called with the home folder. It may be killed and started again at any time; jobs do not notice.
+Responsible for the process: one per home (a lock says so), on a loopback address or under TLS, with its address in
+``HOME/service.json`` and an admin's token in ``HOME/token`` while it runs. It refuses to know what runs the jobs: the
+control port is loaded by its dotted name and called with the home folder. It may be killed and started again at any time;
+jobs do not notice.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
 
 from api.app import create_app
+from api.auth.code import OWN_PACKAGES, refuse_unfit
+from api.binding import LOOPBACK, Binding
 from api.control import ControlPort
-from api.guard import is_loopback
-from api.home import Home
+from api.home import DATABASE_VARIABLE, Home
 from api.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
 
@@ -28,23 +32,40 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m api.serve", description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default=LOOPBACK)
+    parser.add_argument("--certificate", type=Path, help="serve HTTPS with this certificate (PEM)")
+    parser.add_argument("--key", type=Path, help="the certificate's key (PEM)")
+    parser.add_argument("--insecure", action="store_true", help="allow HTTP beyond loopback")
+    parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="jobs may name its code")
     parser.add_argument("--port", type=int, default=0, help="0 takes any free one")
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
     parser.add_argument("--control", required=True, metavar="MODULE:FACTORY")
-    parser.add_argument("--database", default=None, help="SQLAlchemy URL; default: SQLite at HOME/service.sqlite")
+    parser.add_argument("--database", help="SQLAlchemy URL, or in ATOLL_DATABASE; default: SQLite in the home")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    binding = Binding(options.host, options.certificate, options.key, options.insecure)
     try:
-        listener = listen(options.host, options.port) if options.listener is None else inherited(options.listener)
-        serve(options.home, options.runs, listener, options.control, options.database)
+        binding.refuse_if_unfit()
+        refuse_unfit(options.allow)
+        listener = listen(binding, options.port) if options.listener is None else inherited(binding, options.listener)
+        packages = (*OWN_PACKAGES, *options.allow)
+        database = options.database or os.environ.get(DATABASE_VARIABLE)
+        serve(options.home, options.runs, binding, listener, options.control, database, packages)
     except AtollError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError | Conflict) else 1
     return 0
 
 
-def serve(home: Path, runs: Path, listener: socket.socket, control_name: str, database: str | None) -> None:
+def serve(
+    home: Path,
+    runs: Path,
+    binding: Binding,
+    listener: socket.socket,
+    control_name: str,
+    database: str | None,
+    packages: tuple[str, ...],
+) -> None:
     """Serve until told to stop by SIGTERM or SIGINT."""
     home, runs = home.resolve(), runs.resolve()
     home.mkdir(parents=True, exist_ok=True)
@@ -53,8 +74,20 @@ def serve(home: Path, runs: Path, listener: socket.socket, control_name: str, da
         control = load_control(control_name, home)
         store = Store(database or f"sqlite:///{home / 'service.sqlite'}")
         try:
-            server = uvicorn.Server(uvicorn.Config(create_app(control, store, runs), log_config=None, access_log=False))
-            place.write_address(url_of(listener), runs)
+            app = create_app(control, store, runs, packages=packages, loopback=binding.loopback)
+            app.state.tokens.leave_first(place)
+            place.write_address(binding.url(listener), runs, binding.certificate)
+            server = uvicorn.Server(
+                uvicorn.Config(
+                    app,
+                    log_config=None,
+                    access_log=False,
+                    timeout_graceful_shutdown=1,  # event streams end when their job does, which is not now
+                    proxy_headers=False,  # whoever is nearest is the client: failures are counted by address
+                    ssl_certfile=binding.certificate,
+                    ssl_keyfile=binding.key,
+                )
+            )
             server.run(sockets=[listener])
         finally:
             place.forget_address()
@@ -62,33 +95,18 @@ def serve(home: Path, runs: Path, listener: socket.socket, control_name: str, da
             store.close()
 
 
-def inherited(descriptor: int) -> socket.socket:
-    """The listening socket that whoever started us made. Raises ConfigurationError if it is open to the network."""
+def inherited(binding: Binding, descriptor: int) -> socket.socket:
+    """The listening socket that whoever started us made. Raises ConfigurationError if it is more open than they say."""
     listener = socket.socket(fileno=descriptor)
-    refuse_network(listener.getsockname()[0])
+    replace(binding, host=listener.getsockname()[0]).refuse_if_unfit()
     return listener
 
 
-def refuse_network(host: str) -> None:
-    if not is_loopback(host):
-        raise ConfigurationError(
-            detail=f"--host {host} is not a loopback address. The service has no passwords yet and would let anyone on "
-            "the network run jobs; use 127.0.0.1, and a tunnel (ssh -L) from elsewhere."
-        )
-
-
-def listen(host: str, port: int) -> socket.socket:
-    refuse_network(host)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host.strip("[]"), port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        detail = f"Port {port} of {host} cannot be listened on: {error.strerror}."
-        raise InfrastructureError(detail=detail, remedy="Choose another --port.") from error
+def listen(binding: Binding, port: int) -> socket.socket:
+    listener = binding.listen([port])
+    if listener is None:
+        detail = f"Port {port} of {binding.host} is taken by another program."
+        raise InfrastructureError(detail=detail, remedy="Choose another --port.")
     return listener
 
 
@@ -102,11 +120,6 @@ def load_control(name: str, home: Path) -> ControlPort:
         raise ConfigurationError(detail=detail) from error
     control: ControlPort = factory(home)
     return control
-
-
-def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 if __name__ == "__main__":

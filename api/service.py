@@ -9,23 +9,25 @@ row's last summary should the run folder be gone.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
 from collections.abc import Mapping
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from api.control import CommandKind, ControlPort, NodeGroupRecord, StatusRecord
+from api.auth.code import OWN_PACKAGES, code_problems
+from api.control import CommandKind, ControlPort, FaultKind, NodeGroupRecord, StatusRecord
+from api.cordons import Cordons
+from api.delivery import deliver
 from api.fleet import fleet_problems, sections_of
-from api.runs import has_report, prepare_run_dir, read_status
-from api.schemas import Command, Island, Job, JobState, JobSummary
+from api.idempotency import digest_of, refuse_other_request
+from api.runs import Run, has_report, prepare_run_dir, read_status
+from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
 from api.store import AlreadyKnown, CommandRow, JobRow, Store
-from api.translate import command_of, job_of, summary_of
+from api.translate import command_of, job_of, plans_of, summary_of
 from orchestrator.config import JobSpec, parse_job
-from orchestrator.errors import AtollError, Conflict, InfrastructureError, InvalidJobSpec, NotFound, RequestError
+from orchestrator.errors import AtollError, Conflict, InfrastructureError, InvalidJobSpec, NotFound
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +36,14 @@ SUFFIX_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
 class Service:
-    def __init__(self, control: ControlPort, store: Store, runs_dir: Path) -> None:
+    def __init__(
+        self, control: ControlPort, store: Store, runs_dir: Path, packages: tuple[str, ...] = OWN_PACKAGES
+    ) -> None:
         self._control = control
         self._store = store
         self._runs_dir = runs_dir
+        self._packages = packages
+        self.cordons = Cordons(control, store)
         self._inherited: set[str] = set()
         """Jobs that an earlier process was starting when it ended, and that are not settled yet."""
 
@@ -45,6 +51,7 @@ class Service:
         """After a restart: settle jobs that were being started when the last process ended."""
         self._inherited = {row.job for row in self._store.jobs() if row.state == JobState.STARTING}
         self._settle_inherited()
+        self.cordons.tell_all("the service, started again")
 
     def node_groups(self) -> list[NodeGroupRecord]:
         return self._control.node_groups()
@@ -83,34 +90,42 @@ class Service:
             return self._answer(known.row)
         try:
             prepare_run_dir(run_dir, row.spec)
-            self._control.start_job(job, spec, run_dir)
+            cordoned = self.cordons.callers()
+            self._control.start_job(job, spec, run_dir, cordoned)
         except Exception as error:
             # The key is freed: whoever tries again under it wants a job, not this failure once more.
             values = {"state": JobState.FAILED.value, "reason": f"could not be started: {error}"}
             self._store.update_job(job, **values, idempotency_key=None)
             raise
         self._store.update_job(job, state=JobState.RUNNING.value)
+        if self.cordons.callers() != cordoned:
+            self.cordons.tell(job, caller)
         return self.job(job)
 
     def jobs(self) -> list[JobSummary]:
         """All jobs, newest first. One whose state cannot be had right now is shown as last known, with the reason."""
         self._settle_inherited()
-        return [self._summary(row) for row in self._store.jobs()]
+        return [self.summary(row) for row in self._store.jobs()]
 
     def job(self, job: str) -> Job:
         return self._answer(self._row(job))
 
-    def report_path(self, job: str, kind: str) -> Path:
-        """Where the finished job's report lies. Raises Conflict while there is none."""
+    def run(self, job: str) -> Run:
+        """Where the job writes. Asks the store and the disk only, so that it is cheap and works without the cluster."""
         row = self._row(job)
-        path = Path(row.run_dir) / f"report.{kind}"
+        return Run(row.job, Path(row.run_dir), JobState(row.state).final)
+
+    def result_path(self, job: str, name: str) -> Path:
+        """Where a file lies that a job leaves at its end. Raises Conflict before that."""
+        row = self._row(job)
+        path = Path(row.run_dir) / name
         if not path.is_file():
             state = self._answer(row).state
             if state.final:
                 raise NotFound(
                     detail=f"Job {row.job} is {state} and left no {path.name}.", remedy=f"See {row.run_dir}."
                 )
-            remedy = f"Follow it with `atoll watch {row.job}`; the report is written when it ends."
+            remedy = f"Follow it with `atoll watch {row.job}`; {path.name} is written when it ends."
             raise Conflict(detail=f"Job {row.job} is still {state}.", remedy=remedy)
         return path
 
@@ -125,11 +140,23 @@ class Service:
         raise NotFound(detail=f"Job {answer.job} has no island {island!r}.", remedy=f"Its islands are {names}.")
 
     def submit_command(
-        self, job: str, kind: CommandKind, island: str | None, restart: bool, caller: str, key: str | None
+        self,
+        job: str,
+        kind: CommandKind | FaultKind,
+        island: str | None,
+        restart: bool,
+        caller: str,
+        key: str | None,
+        fault_s: float | None = None,
+        scale: Scale | None = None,
     ) -> Command:
-        """Hand a command to a living job and remember who asked. The outcome is read by ``command``."""
+        """Hand a command to a living job and remember who asked. The outcome is read by ``command``.
+
+        With ``fault_s`` it is a fault of chaos, of that duration; ``scale`` goes with the kind of that name.
+        """
         row = self._row(job)
-        digest = digest_of([row.job, kind, island, restart])
+        more = [part for part in (fault_s, scale and scale.model_dump()) if part is not None]
+        digest = digest_of([row.job, kind, island, restart, *more])
         command = CommandRow(
             command=f"{kind}-{secrets.token_hex(6)}",
             job=row.job,
@@ -157,7 +184,7 @@ class Service:
             refuse_other_request(earlier, digest, key)
             command = earlier
         if not command.delivered:
-            self._control.submit_command(row.job, kind, command.command, command.caller, island, restart)
+            deliver(self._control, command, Path(row.run_dir), fault_s, scale)
             self._store.update_command(command.command, delivered=True)
         return self.command(row.job, command.command)
 
@@ -179,13 +206,13 @@ class Service:
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _validated(self, document: Mapping[str, Any]) -> JobSpec:
-        groups = self._control.node_groups()
+        groups, foreign = self._control.node_groups(), code_problems(document, self._packages)
         try:
             spec = parse_job(document)
         except InvalidJobSpec as error:
             more = fleet_problems(sections_of(document), groups)
-            raise InvalidJobSpec(problems=(*error.problems, *more)) from error
-        if problems := fleet_problems(spec.islands, groups):
+            raise InvalidJobSpec(problems=(*error.problems, *more, *foreign)) from error
+        if problems := (*fleet_problems(spec.islands, groups), *foreign):
             raise InvalidJobSpec(problems=problems)
         return spec
 
@@ -194,8 +221,8 @@ class Service:
         for job in list(self._inherited):
             row = self._store.job(job)
             try:
-                # ``_record`` asks the run folder first: the job may have ended while no service was up.
-                if row and self._record(row):
+                # ``record`` asks the run folder first: the job may have ended while no service was up.
+                if row and self.record(row):
                     self._store.update_job(job, state=JobState.RUNNING.value)
                 elif row:
                     reason = "the service ended while it was starting this job. Submit it again."
@@ -213,7 +240,7 @@ class Service:
             raise NotFound(detail=detail, remedy="`atoll jobs` lists them.")
         return row
 
-    def _record(self, row: JobRow) -> StatusRecord | None:
+    def record(self, row: JobRow) -> StatusRecord | None:
         """What is known of the job: its final state if it left one, else the live one; None if there is neither."""
         if record := read_status(Path(row.run_dir)):
             return record
@@ -225,7 +252,7 @@ class Service:
             return read_status(Path(row.run_dir))  # it may have ended between the two looks
 
     def _answer(self, row: JobRow) -> Job:
-        record = self._record(row)
+        record = self.record(row)
         if record is None and row.summary:
             return Job.model_validate(row.summary)
         answer = job_of(row, record, *plans_of(row), report=has_report(Path(row.run_dir)))
@@ -235,7 +262,7 @@ class Service:
             )
         return answer
 
-    def _summary(self, row: JobRow) -> JobSummary:
+    def summary(self, row: JobRow) -> JobSummary:
         if row.summary:
             return JobSummary.model_validate(row.summary)
         try:
@@ -250,7 +277,7 @@ class Service:
         waiting = [command for command in self._store.commands(job) if command.delivered and command.accepted is None]
         if not waiting:
             return
-        record = self._record(row)
+        record = self.record(row)
         outcomes = record["commands"] if record else {}
         over = record is None or record["view"]["phase"] == "finished"
         for command in waiting:
@@ -262,34 +289,3 @@ class Service:
                 self._store.update_command(
                     command.command, accepted=False, detail="the job ended before it was decided."
                 )
-
-
-def digest_of(request: Any) -> str:
-    return blake2b(json.dumps(request, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
-
-
-def refuse_other_request(row: JobRow | CommandRow, digest: str, key: str | None) -> None:
-    """One idempotency key names one request."""
-    if row.request_digest != digest:
-        raise RequestError(
-            detail=f"The Idempotency-Key {key!r} was used before for a different request.",
-            remedy="Use a new key for a new request, and repeat a key only with the very same request.",
-        )
-
-
-def plans_of(row: JobRow) -> tuple[list[Island], int]:
-    """The islands the specification asks for, as yet unplaced, and the token budget."""
-    spec = JobSpec.model_validate(row.spec)
-    starting = row.state == JobState.STARTING
-    islands = [
-        Island(
-            island=plan.island,
-            node_group=plan.node_group,
-            region=plan.region,
-            accelerator_count=plan.accelerator_count,
-            state="placing" if starting else "lost",
-            reason="the job is being started" if starting else "nothing of the job runs",
-        )
-        for plan in spec.policy().islands
-    ]
-    return islands, spec.token_budget

@@ -3,21 +3,28 @@
 Responsible for rows: insert, look up, update. It refuses to know what a job is doing (the control port and
 ``RUN_DIR/status.json`` do); of a job that ended it keeps the last summary, so that lists need nobody else.
 
-SQLite in a file by default, any SQLAlchemy URL otherwise. Every method is one transaction and safe from any thread: what
-it returned is on disk, so a SIGKILL of the service loses nothing it has answered for.
+SQLite in a file by default, PostgreSQL by its URL; opening it upgrades it (``api.store_upgrade``). Every method is one
+transaction and safe from any thread: what it returned is on disk, so a SIGKILL of the service loses nothing it has
+answered for.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Set
+from contextlib import suppress
+from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import JSON, ForeignKey, create_engine, event, select
+from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
+from api.store_upgrade import upgrade, url_of
+
 
 class Base(DeclarativeBase):
-    pass
+    """All tables. A change to one of them needs a migration too (``api/migrations``)."""
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double}
 
 
 class JobRow(Base):
@@ -59,6 +66,16 @@ class CommandRow(Base):
     request_digest: Mapped[str] = mapped_column(default="")
 
 
+class CordonRow(Base):
+    """A node group that nothing new is placed on, and who wanted that."""
+
+    __tablename__ = "cordons"
+
+    node_group: Mapped[str] = mapped_column(primary_key=True)
+    caller: Mapped[str]
+    cordoned_at: Mapped[float]
+
+
 Row = TypeVar("Row", JobRow, CommandRow)
 
 
@@ -74,14 +91,15 @@ class Store:
     """Jobs and commands in a database. Rows handed out are detached copies."""
 
     def __init__(self, url: str) -> None:
-        self._engine = create_engine(url)
-        if url.startswith("sqlite"):
-            event.listen(self._engine, "connect", _tune_sqlite)
-        Base.metadata.create_all(self._engine)
-        self._session = sessionmaker(self._engine, expire_on_commit=False)
+        place = url_of(url)
+        upgrade(place)
+        self.engine = create_engine(place, pool_pre_ping=True)  # a database server may be started again meanwhile
+        if place.get_backend_name() == "sqlite":
+            event.listen(self.engine, "connect", _tune_sqlite)
+        self._session = sessionmaker(self.engine, expire_on_commit=False)
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
 
     def add_job(self, row: JobRow) -> JobRow:
         """Store a new job. Raises AlreadyKnown with the earlier one if its idempotency key was used before."""
@@ -101,10 +119,32 @@ class Store:
         with self._session() as session:
             return session.scalar(select(JobRow).where(JobRow.idempotency_key == idempotency_key))
 
-    def jobs(self) -> list[JobRow]:
-        """All jobs, newest first."""
+    def jobs(
+        self,
+        *,
+        name: str | None = None,
+        states: Set[str] | None = None,
+        before: int | None = None,
+        limit: int | None = None,
+    ) -> list[JobRow]:
+        """All jobs, newest first; or the newest of this name, in these states, submitted before that number."""
+        query = select(JobRow).order_by(JobRow.number.desc())
+        if name is not None:
+            query = query.where(JobRow.name == name)
+        if states is not None:
+            query = query.where(JobRow.state.in_(sorted(states)))
+        if before is not None:
+            query = query.where(JobRow.number < before)
+        if limit is not None:
+            query = query.limit(limit)
         with self._session() as session:
-            return list(session.scalars(select(JobRow).order_by(JobRow.number.desc())))
+            return list(session.scalars(query))
+
+    def remove_job(self, job: str) -> None:
+        """The job and its commands are gone. Nothing happens if they were."""
+        with self._session.begin() as session:
+            session.execute(delete(CommandRow).where(CommandRow.job == job))
+            session.execute(delete(JobRow).where(JobRow.job == job))
 
     def command(self, command: str) -> CommandRow | None:
         with self._session() as session:
@@ -124,6 +164,20 @@ class Store:
 
     def update_command(self, command: str, **values: Any) -> None:
         self._update(CommandRow, CommandRow.command == command, values)
+
+    def cordons(self) -> dict[str, CordonRow]:
+        """The cordoned node groups, by name."""
+        with self._session() as session:
+            return {row.node_group: row for row in session.scalars(select(CordonRow).order_by(CordonRow.node_group))}
+
+    def cordon(self, row: CordonRow) -> None:
+        """The node group is cordoned from now on; by whom it was cordoned first stays."""
+        with suppress(IntegrityError), self._session.begin() as session:
+            session.add(row)
+
+    def uncordon(self, node_group: str) -> None:
+        with self._session.begin() as session:
+            session.execute(delete(CordonRow).where(CordonRow.node_group == node_group))
 
     def _add(self, row: Row) -> Row:
         try:

@@ -13,6 +13,7 @@ from typing import Any
 from api.control import StatusRecord
 from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, LossPoint
 from api.store import CommandRow, JobRow
+from orchestrator.config import JobSpec
 from orchestrator.plain import finite
 
 GONE = (
@@ -123,3 +124,21 @@ def command_of(row: CommandRow) -> Command:
         state=state,
         detail=row.detail,
     )
+
+
+def plans_of(row: JobRow) -> tuple[list[Island], int]:
+    """The islands the specification asks for, as yet unplaced, and the token budget."""
+    spec = JobSpec.model_validate(row.spec)
+    starting = row.state == JobState.STARTING
+    islands = [
+        Island(
+            island=plan.island,
+            node_group=plan.node_group,
+            region=plan.region,
+            accelerator_count=plan.accelerator_count,
+            state="placing" if starting else "lost",
+            reason="the job is being started" if starting else "nothing of the job runs",
+        )
+        for plan in spec.policy().islands
+    ]
+    return islands, spec.token_budget

@@ -19,12 +19,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from api.home import Address, Home
+from api.auth.code import refuse_unfit
+from api.binding import Binding
+from api.home import DATABASE_VARIABLE, Address, Home
 from orchestrator.errors import ConfigurationError, InfrastructureError
 
 CLUSTER_MODULE = "orchestrator.runtime.embedded"
@@ -49,6 +51,10 @@ class Installation:
     groups: Path = DEPLOY / "groups.yaml"
     port: int | None = None
     control: str = RAY_CONTROL
+    binding: Binding = field(default_factory=Binding)
+    packages: tuple[str, ...] = ()
+    """Whose code jobs may name, besides learners' own."""
+    database: str | None = None
 
     @property
     def with_cluster(self) -> bool:
@@ -58,6 +64,8 @@ class Installation:
 def up(wanted: Installation, say: Say) -> Address:
     """The cluster and the service run and answer. Says what it does; already up is said and changes nothing."""
     home = wanted.home
+    wanted.binding.refuse_if_unfit()
+    refuse_unfit(wanted.packages)
     if home.running():
         # Another `up` may be at work: give it time before taking its service for a stuck one.
         if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), PATIENCE_S):
@@ -100,14 +108,15 @@ def _start_service(wanted: Installation, say: Say) -> Address:
     home, before = wanted.home, wanted.home.address()
     home.forget_address()
     command = [sys.executable, "-m", "api.serve", "--home", str(home.path), "--runs", str(wanted.runs.resolve())]
-    with bound_listener(wanted.port, before) as listener, home.log.open("ab") as log:
-        command += ["--listener", str(listener.fileno()), "--control", wanted.control]
+    with bound_listener(wanted.binding, wanted.port, before) as listener, home.log.open("ab") as log:
+        command += ["--listener", str(listener.fileno()), "--control", wanted.control, *options_of(wanted)]
         say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            env=os.environ | ({DATABASE_VARIABLE: wanted.database} if wanted.database else {}),  # argv is seen by all
             start_new_session=True,  # Ctrl-C in this terminal is not meant for it
             pass_fds=(listener.fileno(),),
         )
@@ -157,7 +166,7 @@ def _answering(home: Home, timeout_s: float) -> Address | None:
     address = home.address()
     if address is None:
         return None
-    with Client(address.url, timeout_s=timeout_s) as client:
+    with Client(address.url, timeout_s=timeout_s, certificate=address.certificate) as client:
         try:
             client.ready()
         except InfrastructureError:
@@ -165,21 +174,28 @@ def _answering(home: Home, timeout_s: float) -> Address | None:
     return address
 
 
-def bound_listener(asked: int | None, before: Address | None) -> socket.socket:
+def options_of(wanted: Installation) -> list[str]:
+    """How the service is told what it was started with."""
+    binding = wanted.binding
+    options = ["--host", binding.host]
+    if binding.certificate and binding.key:
+        options += ["--certificate", str(binding.certificate.resolve()), "--key", str(binding.key.resolve())]
+    if binding.insecure:
+        options += ["--insecure"]
+    for package in wanted.packages:
+        options += ["--allow", package]
+    return options
+
+
+def bound_listener(binding: Binding, asked: int | None, before: Address | None) -> socket.socket:
     """A socket on the port asked for; else on the one it had before, so that addresses stay; else on the first free one.
 
     The service inherits it: a port that was only looked at may be gone when the service wants it.
     """
     had: list[int] = [int(before.url.rpartition(":")[2])] if before else []
-    for port in [asked] if asked is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)):
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-            listener.listen(128)
-            return listener
-        except OSError:
-            listener.close()
+    listener = binding.listen([asked] if asked is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)))
+    if listener:
+        return listener
     ports = f"Port {asked} is" if asked is not None else f"The ports {PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are"
     raise InfrastructureError(detail=f"{ports} taken by other programs.", remedy="Give another with --port.")
 

@@ -100,6 +100,9 @@ class Island:
     def flush(self) -> None:
         self._built().flush()
 
+    def drain(self) -> None:
+        self._built().drain()
+
     def deliver(self, fragment: FragmentId, version: Version, step: int, merged_offer: int, payload: bytes) -> None:
         """Put a published fragment into the mailbox."""
         self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer)

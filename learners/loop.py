@@ -18,7 +18,6 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import median
 from time import monotonic
@@ -28,14 +27,17 @@ import numpy as np
 
 from learners.adoption import FragmentWork, Rule, Sent, combine
 from learners.contract import Arrays, Snapshot, Trainer
+from learners.exports import Exports
 from learners.mailbox import Mail, Mailbox
 from learners.outbox import Outbox
 from orchestrator.core import schedule
-from orchestrator.core.messages import Adopted, Broken, Flushed, Offer, Progress
+from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer, Progress
 from orchestrator.core.vocabulary import FragmentId, Version
-from orchestrator.errors import InfrastructureError, InternalError
+from orchestrator.errors import InternalError
 
 STEP_TIMES_KEPT = 64
+DRAINING_POLL_S = 0.1
+"""How soon an island that drains, and waits for mail, notices anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,9 @@ class IslandLoop:
         self._mailbox = Mailbox()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._over = False
-        self._stopping, self._flushing = threading.Event(), threading.Event()
+        self._stopping, self._flushing, self._draining = (threading.Event() for _ in range(3))
         self._held: dict[FragmentId, Sent] = {}  # under the lock: other threads take from it
-        self._exports: list[Future[tuple[Snapshot, tuple[Version, ...], int]]] = []  # under the lock
+        self._exports: Exports[tuple[Snapshot, tuple[Version, ...], int]] = Exports()
         self._fragments: list[FragmentWork] = []
         self._offers_made = 0
         self._step = self._asked_step = 0
@@ -88,11 +89,21 @@ class IslandLoop:
         self._begin_from(state["versions"], state["step"], cursor)
 
     def start(self) -> None:
-        """Train until flushed or stopped. Asked twice, the second changes nothing."""
+        """Train until flushed, drained or stopped. Asked again, it calls a drain off, or changes nothing."""
+        self._draining.clear()
+        self._begin()
+
+    def drain(self) -> None:
+        """Finish the step and step no more; offer all work, again what a version lacks, then say ``Drained``."""
+        self._draining.set()
+        self._begin()
+
+    def _begin(self) -> None:
         with self._lock:
             if self._thread is None:
                 if not self._fragments:
                     raise InternalError(detail="an island was started before it held a state.")
+                self._exports.open()
                 self._thread = threading.Thread(target=self._run, name="island-loop", daemon=True)
                 self._thread.start()
 
@@ -102,7 +113,7 @@ class IslandLoop:
         if not self._fragments:
             self._outbox.put(Flushed())
         else:
-            self.start()
+            self._begin()
 
     def stop(self) -> None:
         """End after the present step, offering nothing; returns when the loop has ended. Offers stay takeable."""
@@ -132,16 +143,7 @@ class IslandLoop:
         Taken at one boundary, so it is consistent; the copy to the host happens in the calling thread.
         Raises InfrastructureError when this island does not train, or reaches no boundary in time.
         """
-        asked: Future[tuple[Snapshot, tuple[Version, ...], int]] = Future()
-        with self._lock:
-            if self._thread is None or self._over:
-                raise InfrastructureError(detail="this island does not train, so it has no state to give.")
-            self._exports.append(asked)
-        try:
-            snapshot, versions, step = asked.result(timeout_s)
-        except TimeoutError as error:
-            detail = f"no boundary between steps came within {timeout_s} s."
-            raise InfrastructureError(detail=detail, remedy="Ask another donor.") from error
+        snapshot, versions, step = self._exports.ask(timeout_s)
         return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
 
     # ── the loop's own thread ─────────────────────────────────────────────────────────────────────────────────────
@@ -152,21 +154,24 @@ class IslandLoop:
                 if self._flushing.is_set():
                     self.give_all()
                     break
-                self.advance()
+                if not self._draining.is_set():
+                    self.advance()
+                elif self.hand_over():
+                    self._outbox.put(Drained())
+                    break
+                else:
+                    self._mailbox.wait(DRAINING_POLL_S)
         except Exception as error:  # whatever failed, the service must hear of it: this thread has nobody to raise to
             logging.getLogger(__name__).exception("the island's loop failed")
             self._outbox.put(Broken(traceback.format_exception_only(error)[-1].strip()))
         finally:
-            with self._lock:
-                self._over = True
-                for asked in self._exports:
-                    asked.set_exception(InfrastructureError(detail="this island has just ended its training."))
+            self._exports.close()
 
     def advance(self) -> None:
         """One boundary and the inner step after it, in the calling thread."""
         self.adopt_mail()
         self.offer_due()
-        self._answer_exports()
+        self._exports.answer(self._state)
         self.train()
 
     def give_all(self) -> None:
@@ -175,6 +180,13 @@ class IslandLoop:
         self._offer_all(range(len(self._fragments)))
         self._report()
         self._outbox.put(Flushed())
+
+    def hand_over(self) -> bool:
+        """A boundary that no step follows: adopt, and offer what no offer covers. Whether versions hold all work."""
+        self.adopt_mail()
+        self._offer_all(range(len(self._fragments)))
+        self._exports.answer(self._state)
+        return all(fragment.token_count == 0 for fragment in self._fragments)
 
     def adopt_mail(self) -> None:
         """Take over what was published and has arrived."""
@@ -251,13 +263,8 @@ class IslandLoop:
         self._report()
         self._outbox.put(Adopted(mail.fragment, mail.version, self._step, self._tokens_total, after.token_count))
 
-    def _answer_exports(self) -> None:
-        with self._lock:
-            asked, self._exports = self._exports, []
-        if asked:
-            state = (self._trainer.export_state(), tuple(f.version for f in self._fragments), self._step)
-            for future in asked:
-                future.set_result(state)
+    def _state(self) -> tuple[Snapshot, tuple[Version, ...], int]:
+        return self._trainer.export_state(), tuple(f.version for f in self._fragments), self._step
 
     def _report(self) -> None:
         """Say how far training is, unless that was said already."""

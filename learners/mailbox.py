@@ -1,7 +1,7 @@
 """Where published fragments wait for the island's next step boundary. The newest version of each fragment wins.
 
 An island that was busy or cut off for long so never works through a backlog: at most one value a fragment is kept.
-Thread-safe; never blocks.
+Thread-safe; blocks only who asks to wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Mail:
 
 class Mailbox:
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._newest: dict[FragmentId, Mail] = {}
 
     def put(self, mail: Mail) -> None:
@@ -38,6 +38,12 @@ class Mailbox:
             kept = self._newest.get(mail.fragment)
             if kept is None or kept.version < mail.version:
                 self._newest[mail.fragment] = mail
+                self._lock.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something waits here, or that long. For an island that has no step to take."""
+        with self._lock:
+            self._lock.wait_for(lambda: bool(self._newest), timeout_s)
 
     def take_all(self) -> list[Mail]:
         """Everything that waits, by fragment; the mailbox is empty after."""

@@ -68,11 +68,16 @@ class JobSpec(Section):
         """How many inner steps each island takes if all are equally fast: the learning-rate schedule's length."""
         return max(1, self.token_budget // (self.island_count * self.tokens_per_step))
 
-    def island_sections(self) -> dict[IslandId, IslandsSection]:
-        """Every island by name, in the order of the specification."""
-        return {IslandId(name): section for section in self.islands for name in section.island_names()}
+    def island_sections(self, *, spares: bool = False) -> dict[IslandId, IslandsSection]:
+        """Every island by name, in the order of the specification; with those that are not wanted at first, if asked."""
+        named = ((section, section.island_names(spares=spares)) for section in self.islands)
+        return {IslandId(name): section for section, names in named for name in names}
 
-    def policy(self, regions: Mapping[str, str] | None = None) -> JobPolicy:
+    def wanted_counts(self) -> dict[NodeGroupId, int]:
+        """How many islands are wanted at first, of each node group with spares."""
+        return {NodeGroupId(section.node_group): section.count for section in self.islands if section.has_spares}
+
+    def policy(self, regions: Mapping[str, str] | None = None, *, spares: bool = False) -> JobPolicy:
         """What the core may know. ``regions`` maps node groups to regions (a node group's own name if absent)."""
         sync, recovery = self.synchroniser, self.recovery
         return JobPolicy(
@@ -83,7 +88,7 @@ class JobSpec(Section):
                     region=(regions or {}).get(section.node_group, section.node_group),
                     accelerator_count=max(1, section.accelerators),
                 )
-                for island, section in self.island_sections().items()
+                for island, section in self.island_sections(spares=spares).items()
             ),
             fragment_count=sync.fragments,
             sync_interval_steps=sync.interval_steps,
@@ -152,13 +157,20 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     islands, sync = sections.get("islands"), sections.get("synchroniser")
     if islands:
         count = sum(section.count for section in islands)
-        names = [name for section in islands for name in section.island_names()]
+        names = [name for section in islands for name in section.island_names(spares=True)]
+        groups = [section.node_group for section in islands]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield Problem("islands", f"the name {name!r} is used twice.", "Give each entry its own name.")
         if sync and sync.quorum > count:
             remedy = f"Lower it to at most {count}, or add islands."
             yield Problem("synchroniser.quorum", f"is {sync.quorum}, but the job has {count} islands.", remedy)
         for index, section in enumerate(islands):
+            where, most = f"islands.{index}.count_max", section.count_max
+            if most is not None and most < section.count:
+                yield Problem(where, f"is {most}, below count {section.count}.", "Raise it, or leave it out.")
+            if section.has_spares and groups.count(section.node_group) > 1:
+                detail = f"is set, but other entries are on {section.node_group!r} too: which of them is scaled?"
+                yield Problem(where, detail, "Use one entry for each node group that may be scaled.")
             if (section.accelerator == "cpu") != (section.accelerators == 0):
                 yield Problem(
                     f"islands.{index}.accelerators",

@@ -5,7 +5,10 @@
     │   └── InvalidJobSpec      … with every problem at once
     ├── RequestError            a command that cannot be done as asked
     │   ├── NotFound
-    │   └── Conflict
+    │   ├── Conflict
+    │   ├── Unauthenticated     nobody known asks
+    │   ├── Forbidden           somebody known asks, whose role does not reach
+    │   └── TooManyFailures     … with tokens that are none, too often
     ├── InfrastructureError     nodes, Ray, disks, the network
     │   └── ServiceUnreachable
     ├── DataError               a tape or payload that is not what it claims to be
@@ -91,6 +94,23 @@ class NotFound(RequestError):
 @dataclass(eq=False, kw_only=True)
 class Conflict(RequestError):
     """The thing exists, but is not in a state in which this can be done."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Unauthenticated(RequestError):
+    """Whoever asks showed no token, or one that is not valid."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Forbidden(RequestError):
+    """Whoever asks is known, and may not do this."""
+
+
+@dataclass(eq=False, kw_only=True)
+class TooManyFailures(RequestError):
+    """One address showed wrong tokens so often that it has to wait."""
+
+    retry_after_s: int
 
 
 @dataclass(eq=False, kw_only=True)

@@ -85,18 +85,31 @@ class SynchroniserSection(Section):
 
 
 class IslandsSection(Section):
-    """One or more islands on one node group. ``accelerators`` 0 means CPU; ``cpus`` is what Ray reserves."""
+    """One or more islands on one node group. ``accelerators`` 0 means CPU; ``cpus`` is what Ray reserves.
+
+    Of the islands from ``count`` up to ``count_max`` each has a name and a data shard from the beginning, and a process only
+    once the job is scaled up.
+    """
 
     node_group: Name
     count: Count = 1
+    count_max: Count | None = Field(
+        None, description="islands that the job may be scaled up to; no more than count if absent"
+    )
     name: Name | None = Field(None, description="defaults to the node group's; numbered when count is above 1")
     accelerator: Literal["cpu", "gpu", "tpu"] = "cpu"
     accelerators: Annotated[int, Field(ge=0)] = 0
     cpus: Positive = 1.0
 
-    def island_names(self) -> list[str]:
-        base = self.name or self.node_group
-        return [base] if self.count == 1 else [f"{base}-{number}" for number in range(self.count)]
+    @property
+    def has_spares(self) -> bool:
+        return self.count_max is not None and self.count_max > self.count
+
+    def island_names(self, *, spares: bool = False) -> list[str]:
+        """The names of the islands that are wanted at first, and of the spares behind them."""
+        base, most = self.name or self.node_group, max(self.count, self.count_max or 0)
+        names = [base] if most == 1 else [f"{base}-{number}" for number in range(most)]
+        return names if spares else names[: self.count]
 
 
 class BudgetSection(Section):

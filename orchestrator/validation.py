@@ -12,8 +12,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from orchestrator.errors import Problem
 
-COMPLETE = ("duration", "bandwidth", "number")
-"""Kinds of errors whose message is our own and says the remedy itself (``simulation.spec``, ``world_sections``)."""
+COMPLETE = ("duration", "bandwidth", "number", "comparison")
+"""Kinds of errors whose message is our own and says the remedy itself (``simulation.spec``, ``chaos.plan``)."""
 
 
 def problem_of(item: Any, *, unknown: str, missing: str = "Add it.", under: str = "") -> Problem:

@@ -79,3 +79,17 @@ def test_a_file_that_is_no_mapping_is_refused_without_a_traceback(tmp_path: Path
     spec.write_text("- a list")
     with pytest.raises(ConfigurationError, match=r"demo\.yaml"):
         read_job_document(spec)
+
+
+def test_islands_up_to_count_max_have_names_but_are_not_wanted_at_first() -> None:
+    spec = parse_job({**SMALLEST, "islands": [{"node_group": "a", "count_max": 3}, {"node_group": "b"}]})
+    assert [plan.island for plan in spec.policy().islands] == ["a-0", "b"]
+    assert [plan.island for plan in spec.policy(spares=True).islands] == ["a-0", "a-1", "a-2", "b"]
+    assert (spec.island_count, spec.wanted_counts()) == (2, {"a": 1})
+
+
+def test_a_count_max_that_makes_no_sense_is_refused() -> None:
+    below = [{"node_group": "a", "count": 3, "count_max": 2}]
+    unclear = [{"node_group": "a", "count_max": 2}, {"node_group": "a", "name": "x"}]
+    for islands in (below, unclear):
+        assert set(problems({**SMALLEST, "islands": islands})) == {"islands.0.count_max"}

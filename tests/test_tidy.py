@@ -26,6 +26,7 @@ PURE_STDLIB = frozenset(
         "collections",
         "contextlib",
         "dataclasses",
+        "difflib",
         "enum",
         "functools",
         "hashlib",
@@ -73,6 +74,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "yaml",
         }
     ),
+    "orchestrator.chaos": frozenset(
+        {
+            CORE,
+            FOLDS,
+            "orchestrator.simulation",
+            "orchestrator.errors",
+            "orchestrator.plain",
+            "orchestrator.sections",
+            "orchestrator.validation",
+            "pydantic",
+            "pydantic_core",
+        }
+    ),
     "orchestrator.report": frozenset({FOLDS, CORE, "orchestrator.errors"}),
     "orchestrator.runtime": frozenset({"orchestrator", "ray", "numpy", "psutil", "safetensors", "yaml", "pydantic"}),
     "orchestrator.laboratory": frozenset({"orchestrator", "learners", "numpy", "yaml", "rich", "pydantic"}),
@@ -98,6 +112,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
+            "orchestrator.accounting.explanation",
+            "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.sections",
             "orchestrator.errors",
@@ -110,6 +126,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "uvicorn",
             "pydantic",
             "sqlalchemy",
+            "alembic",
             "httpx",
             "typer",
             "click",
@@ -128,6 +145,7 @@ PURE = (
     "orchestrator.elastic",
     "orchestrator.tape",
     "orchestrator.simulation",
+    "orchestrator.chaos",
 )
 EXEMPT_FROM_PURITY = frozenset({"orchestrator.tape.storage", "orchestrator.simulation.swarm"})
 """The one place of a pure package that touches a disk, and a command that reads its arguments."""

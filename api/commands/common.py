@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.home import DEFAULT_HOME, DEFAULT_RUNS, Home
-from orchestrator.errors import ServiceUnreachable
+from api.home import DEFAULT_HOME, DEFAULT_RUNS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,18 +29,10 @@ IslandArgument = Annotated[str, typer.Argument(metavar="ISLAND", help="An island
 
 
 def connect(home: Path, url: str | None) -> Client:
-    """A client of the service at ``url``, or else of the one that runs in ``home``."""
+    """A client of the service at ``url``, or else of the one that runs in ``home``. Its token: see ``Client.at``."""
     from api.client import Client
 
-    if url is None:
-        address = Home(home).address()
-        if address is None:
-            raise ServiceUnreachable(
-                detail=f"No service is up in {home}: there is no {home / 'service.json'}.",
-                remedy="Start one with `atoll up`, or say where it is with --home or --url.",
-            )
-        url = address.url
-    return Client(url)
+    return Client.at(home, url)
 
 
 def console() -> Console:

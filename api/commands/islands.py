@@ -1,4 +1,4 @@
-"""Commands about a job's islands: look, kill, place again."""
+"""Commands about a job's islands: look, kill, drain, place again."""
 
 from __future__ import annotations
 
@@ -54,6 +54,18 @@ def kill(
         conclude(client, client.kill(job, island, restart=not stay_down), as_json)
 
 
+def drain(
+    job: JobArgument,
+    island: IslandArgument,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take an island out of the job without losing its work. It stays away until `atoll readd`."""
+    with connect(home, url) as client:
+        conclude(client, client.drain(job, island), as_json)
+
+
 def readd(
     job: JobArgument,
     island: IslandArgument,
@@ -64,6 +76,19 @@ def readd(
     """Place an island that is away, now. It catches up before it contributes."""
     with connect(home, url) as client:
         conclude(client, client.readd(job, island), as_json)
+
+
+def scale(
+    job: JobArgument,
+    node_group: Annotated[str, typer.Argument(metavar="GROUP", help="The node group.")],
+    count: Annotated[int, typer.Argument(min=0, help="How many islands of the job shall be there.")],
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have more islands on a node group, or fewer. Those that leave are drained, the last first."""
+    with connect(home, url) as client:
+        conclude(client, client.scale(job, node_group, count), as_json)
 
 
 def conclude(client: Client, command: Command, as_json: bool) -> None:
@@ -90,5 +115,5 @@ def decision(client: Client, command: Command) -> Command:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (islands, kill, readd):
+    for command in (islands, kill, drain, readd, scale):
         app.command(rich_help_panel="Islands")(command)

@@ -1,10 +1,10 @@
-"""Commands about jobs: submit, list, look, watch, cancel, report."""
+"""Commands about jobs: submit, list, look, watch, cancel, remove, report."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from api.schemas import Job
 
 INTERRUPTED = 130
+JobStateName = Literal["starting", "running", "finishing", "completed", "cancelled", "failed"]
 SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job specification, YAML or JSON.")]
 
 
@@ -60,12 +61,22 @@ def submit(
             say(f"watch it with `atoll watch {job.job}`")
 
 
-def jobs(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """List all jobs, newest first."""
+def jobs(
+    state: Annotated[JobStateName | None, typer.Option("--state", help="Only jobs in this state.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Only jobs of this name.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many.")] = 100,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List jobs, newest first."""
     with connect(home, url) as client:
-        found = client.jobs()
+        found = client.jobs(state=state, name=name, limit=limit)
     if as_json:
         print_json(found)
+        return
+    if not found and (state or name):
+        say("no job matches")
         return
     if not found:
         say("no job was submitted yet; try `atoll submit deploy/configs/demo.yaml`")
@@ -118,6 +129,21 @@ def cancel(
         conclude(client, client.cancel(job), as_json)
 
 
+def delete(
+    job: JobArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+) -> None:
+    """Remove a job that has ended, with all that it left: tape, report, merged parameters."""
+    with connect(home, url) as client:
+        folder = client.job(job).run_dir
+        if not yes:
+            typer.confirm(f"Remove {job} and {folder} for good?", abort=True)
+        client.delete(job)
+    say(f"removed {job} and {folder}")
+
+
 def report(
     job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
@@ -159,5 +185,5 @@ def tell_end(job: Job) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (submit, jobs, status, watch, cancel, report):
+    for command in (submit, jobs, status, watch, cancel, delete, report):
         app.command(rich_help_panel="Jobs")(command)

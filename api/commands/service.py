@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from api.binding import LOOPBACK, Binding
 from api.commands.common import HomeOption, JsonOption, RunsOption, UrlOption, connect, console, print_json, say
-from api.home import DEFAULT_HOME, DEFAULT_RUNS, Home
+from api.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
 from api.up import RAY_CONTROL, Installation
 from api.up import down as take_down
 from api.up import up as bring_up
@@ -29,9 +30,23 @@ def up(
     control: Annotated[
         str, typer.Option("--control", metavar="MODULE:FACTORY", help="What runs the jobs; Ray, unless you say so.")
     ] = RAY_CONTROL,
+    host: Annotated[
+        str, typer.Option("--host", help="Listen here; beyond loopback only with a certificate.")
+    ] = LOOPBACK,
+    certificate: Annotated[Path | None, typer.Option("--certificate", help="Serve HTTPS with this (PEM).")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The certificate's key (PEM).")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow --host without a certificate.")] = False,
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", metavar="PACKAGE", help="Jobs may name its code. Repeatable.")
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option("--database", envvar=DATABASE_VARIABLE, help="SQLAlchemy URL.", show_default="SQLite in the home"),
+    ] = None,
 ) -> None:
-    """Start the service and an embedded cluster. Does nothing if they are up."""
-    bring_up(Installation(Home(home), runs, groups, port, control), say)
+    """Start the service and an embedded cluster. Does nothing if they are up. Leaves an admin's token in HOME/token."""
+    binding = Binding(host, certificate, key, insecure)
+    bring_up(Installation(Home(home), runs, groups, port, control, binding, tuple(allow or ()), database), say)
 
 
 def down(home: HomeOption = DEFAULT_HOME) -> None:

@@ -1,4 +1,4 @@
-"""The islands of a job: look at them, kill one, place one again."""
+"""The islands of a job: look at them, kill or drain one, place one again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ class KillOptions(BaseModel):
 
 @router.get("")
 def list_islands(job: str, service: ServiceHere) -> Islands:
+    """The islands of a job as they stand, in the order of its specification."""
     return Islands(islands=service.job(job).islands)
 
 
 @router.get("/{island}")
 def get_island(job: str, island: str, service: ServiceHere) -> Island:
+    """One island as it stands: its state and why, its process, how far and how fast it trains."""
     return service.island(job, island)
 
 
@@ -44,6 +46,22 @@ def kill_island(
     return _accepted(service.submit_command(job, "kill", island, restart, caller, idempotency_key), response)
 
 
+@router.post("/{island}/drain", status_code=202)
+def drain_island(
+    job: str,
+    island: str,
+    response: Response,
+    service: ServiceHere,
+    caller: Caller = ANONYMOUS,
+    idempotency_key: IdempotencyKey = None,
+) -> Command:
+    """Have the island step no more and see all its work merged, then end its process. It stays away until re-added.
+
+    Refused where that could not be kept: the island does not train, or no quorum would go on merging without it.
+    """
+    return _accepted(service.submit_command(job, "drain", island, True, caller, idempotency_key), response)
+
+
 @router.post("/{island}/readd", status_code=202)
 def readd_island(
     job: str,
@@ -53,7 +71,7 @@ def readd_island(
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
-    """Place an island that is away, now. It catches up before it contributes."""
+    """Place an island that is away, now. It catches up before it contributes. One that is draining trains on."""
     return _accepted(service.submit_command(job, "readd", island, True, caller, idempotency_key), response)
 
 

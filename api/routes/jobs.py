@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere
-from api.schemas import Command, Job, Jobs
+from api.schemas import Command, Job, Jobs, JobState, Scale
+from api.shelf import Shelf
 from orchestrator.config import JobSpec
 from orchestrator.errors import ConfigurationError
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+
+def shelf_of(request: Request) -> Shelf:
+    shelf: Shelf = request.app.state.shelf
+    return shelf
+
+
+ShelfHere = Annotated[Shelf, Depends(shelf_of)]
+
+REPORT_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
+REPORT_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
+PARAMETERS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 SPEC_BYTES_MAX = 1 << 20
 SPEC_SCHEMA = {"schema": JobSpec.model_json_schema()}
 SPEC_BODY = {
@@ -50,15 +62,27 @@ async def submit_job(
 
 
 @router.get("")
-def list_jobs(service: ServiceHere) -> Jobs:
-    """All jobs, newest first."""
-    return Jobs(jobs=service.jobs())
+def list_jobs(
+    shelf: ShelfHere,
+    state: Annotated[JobState | None, Query(description="only jobs in this state")] = None,
+    name: Annotated[str | None, Query(max_length=200, description="only jobs of this name")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")] = None,
+) -> Jobs:
+    """Jobs, newest first. One whose state cannot be had right now is shown as last known, with the reason."""
+    return shelf.page(state, name, limit, cursor)
 
 
 @router.get("/{job}")
 def get_job(job: str, service: ServiceHere) -> Job:
     """One job with its islands, fragments, losses, goodput and statistics. ``latest`` is the newest."""
     return service.job(job)
+
+
+@router.delete("/{job}", status_code=204)
+def delete_job(job: str, shelf: ShelfHere) -> None:
+    """Remove a job that has ended, with all that it left: tape, report, merged parameters. 409 while it lives."""
+    shelf.remove(job)
 
 
 @router.post("/{job}/cancel", status_code=202)
@@ -75,17 +99,42 @@ def cancel_job(
     return command
 
 
-@router.get("/{job}/report", response_class=FileResponse)
-@router.get("/{job}/report.json", response_class=FileResponse)
+@router.post("/{job}/scale", status_code=202)
+def scale_job(
+    job: str,
+    scale: Scale,
+    response: Response,
+    service: ServiceHere,
+    caller: Caller = ANONYMOUS,
+    idempotency_key: IdempotencyKey = None,
+) -> Command:
+    """Have more islands of a job on a node group, or fewer, while it trains. Those that leave are drained, the last first.
+
+    Refused beyond the ``count_max`` of the job's specification, or where too few for a merge would go on training.
+    """
+    command = service.submit_command(job, "scale", None, True, caller, idempotency_key, scale=scale)
+    response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
+    return command
+
+
+@router.get("/{job}/report", response_class=FileResponse, responses=REPORT_JSON)
+@router.get("/{job}/report.json", response_class=FileResponse, responses=REPORT_JSON)
 def get_report(job: str, service: ServiceHere) -> FileResponse:
     """The figures of a finished job; 409 while it is not finished."""
-    return FileResponse(service.report_path(job, "json"), media_type="application/json")
+    return FileResponse(service.result_path(job, "report.json"), media_type="application/json")
 
 
-@router.get("/{job}/report.html", response_class=FileResponse)
+@router.get("/{job}/report.html", response_class=FileResponse, responses=REPORT_HTML)
 def get_report_page(job: str, service: ServiceHere) -> FileResponse:
     """The page of a finished job, complete in itself; 409 while it is not finished."""
-    return FileResponse(service.report_path(job, "html"), media_type="text/html")
+    return FileResponse(service.result_path(job, "report.html"), media_type="text/html")
+
+
+@router.get("/{job}/parameters", response_class=FileResponse, responses=PARAMETERS)
+def download_parameters(job: str, service: ServiceHere) -> FileResponse:
+    """The merged parameters that a finished job left, as safetensors; 409 while it is not finished."""
+    path = service.result_path(job, "merged.safetensors")
+    return FileResponse(path, media_type="application/octet-stream", filename=f"{service.run(job).job}.safetensors")
 
 
 async def read_body(request: Request) -> bytes:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.accounting.lifecycle import ABSENT, FLUSHED, GONE
+from orchestrator.accounting.lifecycle import ABSENT, FLUSHED, GONE, KEPT_AWAY
 from orchestrator.core.events import ProgressReported
 from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandState
 
-_TRAINING, _SUSPECT, _STOPPED = IslandState.TRAINING.value, IslandState.SUSPECT.value, IslandState.STOPPED.value
+_TRAINING, _SUSPECT = IslandState.TRAINING.value, IslandState.SUSPECT.value
+_DRAINING, _CORDONED = IslandState.DRAINING.value, IslandState.CORDONED.value
 _WAITS = {
     IslandState.PLACING.value: "placing",
     IslandState.STARTING.value: "compiling",
@@ -23,7 +24,9 @@ _WAITS = {
 }
 NOT_STEPPING = "alive, not stepping"
 ENDING = "waiting for the job to end"
+DRAINING = "draining"
 AWAY = "away, waiting to be placed"
+HELD = "away, its node group is cordoned"
 SILENT = "no connection"
 DIED = "lost with the island"
 
@@ -73,7 +76,7 @@ class IslandTime:
         if after == _TRAINING and not self.training:
             self.heard_at = at
         if after in GONE and self.state not in GONE:
-            self._settle(self.past, self.training, self.suspect, died=self.state != FLUSHED)
+            self._settle(self.past, self.training, self.suspect, died=self.state not in (FLUSHED, _DRAINING))
             self.training = self.suspect = self.stepping = self.reported_stepping = 0.0
             self.reported_steps = 0
         self.state, self.since, self.incarnation = after, at, incarnation
@@ -110,8 +113,10 @@ class IslandTime:
             into.add((kind, _WAITS[self.state]), seconds)
         elif self.state == FLUSHED:
             into.add(("stalled", ENDING), seconds)
-        elif self.state in GONE and self.state != _STOPPED:
-            into.add(("down", AWAY), seconds)
+        elif self.state == _DRAINING:
+            into.add(("stalled", DRAINING), seconds)
+        elif self.state in GONE - KEPT_AWAY:
+            into.add(("down", HELD if self.state == _CORDONED else AWAY), seconds)
 
     def _settle(self, into: Closed, training: Duration, suspect: Duration, *, died: bool) -> None:
         """Book the incarnation's time in training and under suspicion: what it stepped, and the rest."""

@@ -8,6 +8,7 @@ the job's end. Refuses to know: tokens, classes of time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -21,11 +22,14 @@ ACTIVE = frozenset(
         IslandState.CATCHING_UP.value,
         IslandState.TRAINING.value,
         IslandState.SUSPECT.value,
+        IslandState.DRAINING.value,
         FLUSHED,
     }
 )
 """States in which a process of the current incarnation may exist."""
-GONE = frozenset({IslandState.LOST.value, IslandState.STOPPED.value, IslandState.FAILED.value})
+KEPT_AWAY = frozenset({IslandState.STOPPED.value, IslandState.DRAINED.value})
+"""States that an operator wanted."""
+GONE = KEPT_AWAY | {IslandState.LOST.value, IslandState.FAILED.value, IslandState.CORDONED.value}
 ABSENT = "absent"
 """Before an island was first placed."""
 
@@ -65,14 +69,25 @@ class Lifecycle:
             return changes
         if isinstance(event, _SPOKEN):
             self._spoke(event, effects, changes)
-        elif isinstance(event, (e.KillRequested, e.ReaddRequested)) and _accepted(event.command, effects):
-            self.lives[event.island].wanted = isinstance(event, e.ReaddRequested) or event.restart
+        elif isinstance(event, _WANTING) and _accepted(event.command, effects):
+            readded = isinstance(event, e.ReaddRequested)
+            self.lives[event.island].wanted = event.restart if isinstance(event, e.KillRequested) else readded
         for effect in effects:
-            if isinstance(effect, _ASKED):
+            if isinstance(effect, f.HoldIsland):
+                self._move(event.at, effect.island, self.lives[effect.island], IslandState.CORDONED.value, changes)
+            elif isinstance(effect, f.WantIsland):
+                self._want(event.at, effect, changes)
+            elif isinstance(effect, _ASKED):
                 self._asked(event.at, effect, effects, changes)
             elif isinstance(effect, f.FinishJob):
                 self.finished_at = event.at
         return changes
+
+    def _want(self, at: Instant, effect: f.WantIsland, changes: list[Change]) -> None:
+        life = self.lives[effect.island]
+        life.wanted = effect.wanted
+        if not effect.wanted and life.state in GONE - KEPT_AWAY:
+            self._move(at, effect.island, life, IslandState.STOPPED.value, changes)
 
     def _spoke(self, event: Spoken, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
         life = self.lives.get(event.island)
@@ -88,9 +103,11 @@ class Lifecycle:
                 life.before_suspect, after = life.state, IslandState.SUSPECT.value
             case e.ConnectionRestored() if life.state == IslandState.SUSPECT.value:
                 after = life.before_suspect
-            case e.IslandFlushed() if life.state == IslandState.SUSPECT.value:
+            case e.IslandDrained() if any(isinstance(effect, f.StopIsland) for effect in effects):
+                after = IslandState.DRAINED.value
+            case e.IslandFlushed() | e.IslandDrained() if life.state == IslandState.SUSPECT.value:
                 life.before_suspect = FLUSHED
-            case e.IslandFlushed():
+            case e.IslandFlushed() | e.IslandDrained():
                 after = FLUSHED
         self._move(event.at, event.island, life, after, changes)
 
@@ -105,6 +122,8 @@ class Lifecycle:
             self._move(at, effect.island, life, IslandState.CATCHING_UP.value, changes)
         elif isinstance(effect, f.StartTraining):
             self._move(at, effect.island, life, IslandState.TRAINING.value, changes)
+        elif isinstance(effect, f.DrainIsland):
+            self._move(at, effect.island, life, IslandState.DRAINING.value, changes)
         else:
             finishing = any(isinstance(other, f.FinishJob) for other in effects)
             after = IslandState.STOPPED.value if finishing else _gone(effect.island, life, effects)
@@ -117,10 +136,11 @@ class Lifecycle:
         life.state, life.since = after, at
 
 
-Spoken = e.IslandPlaced | e.PlacementFailed | e.ConnectionLost | e.ConnectionRestored | e.IslandFlushed
-Asked = f.PlaceIsland | f.BeginCatchUp | f.StartTraining | f.StopIsland
-_SPOKEN = (e.IslandPlaced, e.PlacementFailed, e.ConnectionLost, e.ConnectionRestored, e.IslandFlushed)
-_ASKED = (f.PlaceIsland, f.BeginCatchUp, f.StartTraining, f.StopIsland)
+Spoken = (
+    e.IslandPlaced | e.PlacementFailed | e.ConnectionLost | e.ConnectionRestored | e.IslandFlushed | e.IslandDrained
+)
+Asked = f.PlaceIsland | f.BeginCatchUp | f.StartTraining | f.DrainIsland | f.StopIsland
+_SPOKEN, _ASKED, _WANTING = get_args(Spoken), get_args(Asked), get_args(e.IslandCommand)
 
 
 def _gone(island: IslandId, life: Life, effects: tuple[f.Effect, ...]) -> str:

@@ -2,6 +2,9 @@
 
 ``waited`` is the time from when the round could have closed (quorum, and a contribution on time) to when it did: what
 grace was used. A contribution is on time from the fragment's due point on (``core.fragment_round``).
+
+A round's time has three parts, each a histogram: ``collecting`` from its first contribution to when it could have closed,
+``grace`` from then to when it did, ``merging`` from then to the new version.
 """
 
 from __future__ import annotations
@@ -11,10 +14,14 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any
 
+from orchestrator.accounting.histogram import Histogram
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.schedule import next_due
 from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandId, JobPolicy, Version
+
+ROUND_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+COLLECTING, GRACE, MERGING = "collecting", "grace", "merging"
 
 
 @dataclass(slots=True)
@@ -32,7 +39,16 @@ class _Round:
     due_step: int
     islands: set[IslandId] = field(default_factory=set)
     on_time: bool = False
+    began_at: Instant | None = None
     closable_at: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Merging:
+    """A round that closed and whose merge is under way."""
+
+    islands: tuple[IslandId, ...]
+    closed_at: Instant
 
 
 class Merges:
@@ -47,7 +63,8 @@ class Merges:
         self._due = (policy.fragment_count, policy.sync_interval_steps)
         self._rounds = [self._next_round(FragmentId(p), 0) for p in range(policy.fragment_count)]
         self._reasons: dict[str, _Reason] = {}
-        self._merging: dict[tuple[FragmentId, Version], tuple[IslandId, ...]] = {}
+        self._merging: dict[tuple[FragmentId, Version], _Merging] = {}
+        self._round_seconds = {part: Histogram(ROUND_BOUNDS_S) for part in (COLLECTING, GRACE, MERGING)}
         self._merge_seconds: Duration = 0.0
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
@@ -58,6 +75,7 @@ class Merges:
                 c = effect.contribution
                 current = self._rounds[c.fragment]
                 current.islands.add(c.island)
+                current.began_at = event.at if current.began_at is None else current.began_at
                 current.on_time = current.on_time or c.step >= current.due_step
                 if current.closable_at is None and current.on_time and len(current.islands) >= self._quorum:
                     current.closable_at = event.at
@@ -88,6 +106,7 @@ class Merges:
             ],
             "grace_used_mean_s": fsum(r.waited for r in self._reasons.values()) / max(1, self._closed_count()),
             "merge_seconds_mean": self._merge_seconds / self.count if self.count else 0.0,
+            "round_seconds": {part: histogram.summary() for part, histogram in self._round_seconds.items()},
             "refusals": {reason: self.refusals[reason] for reason in sorted(self.refusals)},
         }
 
@@ -99,9 +118,12 @@ class Merges:
 
     def _closed(self, effect: f.MergeFragment, at: Instant) -> None:
         current = self._rounds[effect.fragment]
-        waited = 0.0 if current.closable_at is None else at - current.closable_at
+        closable_at = at if current.closable_at is None else current.closable_at
+        waited = at - closable_at
+        self._round_seconds[COLLECTING].observe(closable_at - (at if current.began_at is None else current.began_at))
+        self._round_seconds[GRACE].observe(waited)
         self._rounds[effect.fragment] = self._next_round(effect.fragment, effect.step)
-        self._merging[effect.fragment, effect.version] = tuple(item.island for item in effect.inputs)
+        self._merging[effect.fragment, effect.version] = _Merging(tuple(item.island for item in effect.inputs), at)
         reason = self._reasons.setdefault(effect.reason.value, _Reason())
         reason.count += 1
         reason.contributors += len(effect.inputs)
@@ -109,10 +131,11 @@ class Merges:
         reason.waited_max = max(reason.waited_max, waited)
 
     def _completed(self, event: e.MergeCompleted) -> None:
-        islands = self._merging.pop((event.fragment, event.version), None)
-        if islands is None:
+        merging = self._merging.pop((event.fragment, event.version), None)
+        if merging is None:
             return
         self.count += 1
-        self.contributors[event.fragment][len(islands)] += 1
-        self.islands.update(islands)
+        self.contributors[event.fragment][len(merging.islands)] += 1
+        self.islands.update(merging.islands)
+        self._round_seconds[MERGING].observe(event.at - merging.closed_at)
         self._merge_seconds += event.merge_seconds

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.accounting.lifecycle import GONE, Change
+from orchestrator.accounting.lifecycle import ABSENT, GONE, KEPT_AWAY, Change
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import (
@@ -22,7 +22,6 @@ from orchestrator.core.vocabulary import (
     Incarnation,
     Instant,
     IslandId,
-    IslandState,
     PayloadId,
     Version,
 )
@@ -99,9 +98,10 @@ class Recoveries:
             self._follow(effects)
 
     def _changed(self, change: Change) -> None:
+        if change.before == ABSENT or (change.before in GONE and change.incarnation == 1):
+            return  # it comes for the first time
         if change.after in GONE and change.before not in GONE:
-            kept_away = change.after == IslandState.STOPPED.value
-            if kept_away:
+            if change.after in KEPT_AWAY:
                 self._open.pop(change.island, None)
             elif change.island not in self._open:
                 killed_at = self._killed_at.get(change.island, self._heard_at.get(change.island, change.at))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.accounting.bystanders import Bystanders
 from orchestrator.accounting.lifecycle import ABSENT, GONE, Change, Lifecycle
 from orchestrator.accounting.merges import Merges
 from orchestrator.accounting.recovery import PARTS, Recoveries
 from orchestrator.accounting.series import Series, median
+from orchestrator.accounting.traffic import Traffic
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, IslandState, JobPolicy
@@ -26,6 +28,8 @@ class Statistics:
         self.at: Instant = 0.0
         self.merges = Merges(policy)
         self.recoveries = Recoveries()
+        self.bystanders = Bystanders()
+        self.traffic = Traffic(policy)
         self.evaluations: Series[tuple[float, float, Instant]] = Series()
         self.training_loss: Series[tuple[float, float, Instant]] = Series()
         self.parameter_count: int | None = None
@@ -38,6 +42,7 @@ class Statistics:
         self._tokens: dict[IslandId, tuple[Incarnation, int, int]] = {}
         self._tokens_all = 0
         self._gaps: dict[IslandId, Duration] = {}
+        self._gaps_at: dict[IslandId, Instant] = {}
         self._step_seconds: dict[IslandId, Series[Duration]] = {island: Series(256) for island in self._islands}
 
     @property
@@ -51,6 +56,8 @@ class Statistics:
         changes = self._lifecycle.apply(event, effects)
         self.merges.apply(event, effects)
         self.recoveries.apply(event, effects, changes)
+        self.bystanders.apply(event)
+        self.traffic.apply(event, effects)
         for change in changes:
             self._changed(change)
         if isinstance(event, e.ProgressReported):
@@ -68,6 +75,7 @@ class Statistics:
         until = self.at if at is None or self.finished_at is not None else max(at, self.at)
         steps = {island: _median(series) for island, series in self._step_seconds.items()}
         survivors = [island for island in self._islands if island in self._gaps and island not in self._harmed]
+        worst = max(survivors, key=lambda island: self._gaps[island], default=None)
         known = [seconds for seconds in steps.values() if seconds is not None]
         return {
             **self.merges.summary(),
@@ -82,11 +90,16 @@ class Statistics:
             "step_times_s": steps,
             "gaps_max_s": {island: self._gaps[island] for island in self._islands if island in self._gaps},
             "survivors": survivors,
-            "survivor_gap_max_s": max((self._gaps[island] for island in survivors), default=None),
+            "survivor_gap_max_s": self._gaps[worst] if worst else None,
+            "survivor_gap": {"seconds": self._gaps[worst], "at": self._gaps_at[worst], "island": worst}
+            if worst
+            else None,
             "survivor_step_time_median_s": median([steps[i] or 0.0 for i in survivors]) if survivors else None,
             "recoveries": [recovery.summary() for recovery in self.recoveries.all],
             "recovery_s": _slowest([recovery.summary() for recovery in self.recoveries.all]),
+            **self.bystanders.summary(),
             "timeline": self._timeline(until),
+            "traffic": self.traffic.summary(),
         }
 
     def _timeline(self, until: Instant) -> list[list[Any]]:
@@ -117,7 +130,8 @@ class Statistics:
         self._tokens[island] = (event.incarnation, event.tokens_total, before)
         self._tokens_all += event.tokens_total - tokens
         self.training_loss.add((float(self._tokens_all), event.loss, event.at))
-        self._gaps[island] = max(self._gaps.get(island, 0.0), event.gap_max_seconds)
+        if island not in self._gaps or event.gap_max_seconds > self._gaps[island]:
+            self._gaps[island], self._gaps_at[island] = event.gap_max_seconds, event.at
         if event.step_seconds_median > 0.0:
             self._step_seconds[island].add(event.step_seconds_median)
 

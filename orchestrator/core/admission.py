@@ -35,7 +35,7 @@ def refusal_of(
         return RefusalReason.FENCED, f"sent by incarnation {c.incarnation}; the island is {now}"
     if phase is JobPhase.FINISHED:
         return RefusalReason.JOB_OVER, "the job has ended, or waits for its last evaluation only"
-    if island.state not in (IslandState.TRAINING, IslandState.SUSPECT):
+    if island.state not in (IslandState.TRAINING, IslandState.SUSPECT, IslandState.DRAINING):
         return RefusalReason.NOT_CAUGHT_UP, f"the island is {island.state}"
     if c.offer <= island.last_offer.get(c.fragment, 0):
         return RefusalReason.DUPLICATE, f"offer {island.last_offer[c.fragment]} of this fragment was seen before"

@@ -120,6 +120,24 @@ class PlaceIsland:
 
 
 @dataclass(frozen=True, slots=True)
+class WantIsland:
+    """From now on the island is wanted, or is not, because the job was scaled. For records, nothing to do."""
+
+    island: IslandId
+    wanted: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldIsland:
+    """The island is not placed while its node group is cordoned. For records, nothing to do."""
+
+    island: IslandId
+    node_group: NodeGroupId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class BeginCatchUp:
     """Give the island a state, from ``donor`` (island, incarnation), or from the synchroniser when ``None``.
 
@@ -142,6 +160,14 @@ class StartTraining:
 @dataclass(frozen=True, slots=True)
 class FlushIsland:
     """Step no more, offer what is left, and say ``IslandFlushed``."""
+
+    island: IslandId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class DrainIsland:
+    """Step no more, offer what is left until versions hold it, and say ``IslandDrained``. ``StartTraining`` calls it off."""
 
     island: IslandId
     incarnation: Incarnation
@@ -200,9 +226,12 @@ Effect = (
     | PublishFragment
     | ReleasePayload
     | PlaceIsland
+    | WantIsland
+    | HoldIsland
     | BeginCatchUp
     | StartTraining
     | FlushIsland
+    | DrainIsland
     | KillIsland
     | StopIsland
     | Evaluate

@@ -3,13 +3,23 @@
 Every event carries ``at``, the instant it was stamped on entry. The core has no other clock. Events from an island carry
 its incarnation, so that a process which was replaced cannot speak for its successor.
 
-Three groups: the life of the job, the life of an island, the life of a fragment; then what operators ask for.
+Three groups: the life of the job, the life of an island, the life of a fragment; what operators ask for is in ``commands``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.core.commands import CancelRequested as CancelRequested
+from orchestrator.core.commands import Command as Command
+from orchestrator.core.commands import CordonRequested as CordonRequested
+from orchestrator.core.commands import DrainRequested as DrainRequested
+from orchestrator.core.commands import IslandCommand as IslandCommand
+from orchestrator.core.commands import KillRequested as KillRequested
+from orchestrator.core.commands import NodeGroupCommand as NodeGroupCommand
+from orchestrator.core.commands import ReaddRequested as ReaddRequested
+from orchestrator.core.commands import ScaleRequested as ScaleRequested
+from orchestrator.core.commands import UncordonRequested as UncordonRequested
 from orchestrator.core.vocabulary import (
     CommandId,
     Contribution,
@@ -25,7 +35,7 @@ from orchestrator.core.vocabulary import (
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """The first event of every tape."""
+    """The first event of every tape, but for commands that say what is cordoned and how many islands are wanted."""
 
     at: Instant
 
@@ -162,6 +172,15 @@ class IslandFlushed:
     incarnation: Incarnation
 
 
+@dataclass(frozen=True, slots=True)
+class IslandDrained:
+    """Asked to drain, the island steps no more, and has adopted versions that all its work went into."""
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+
+
 # ── the life of a fragment ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -221,37 +240,23 @@ class TimerFired:
     serial: int
 
 
-# ── what operators ask for ────────────────────────────────────────────────────────────────────────────────────────
+# ── what chaos did ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class KillRequested:
-    """SIGKILL the island's process, no warning. With ``restart`` false it stays away until it is re-added."""
+class FaultInjected:
+    """Chaos struck the island: ``kind`` is kill, stop (for ``duration``) or continue. For records, nothing to decide.
+
+    A kill is decided on as the ``KillRequested`` beside it.
+    """
 
     at: Instant
     command: CommandId
     caller: str
+    kind: str
     island: IslandId
-    restart: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ReaddRequested:
-    """Place an island that is away, now: forget its back-off and its failures."""
-
-    at: Instant
-    command: CommandId
-    caller: str
-    island: IslandId
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
-    """Stop the job without waiting for the work in flight."""
-
-    at: Instant
-    command: CommandId
-    caller: str
+    incarnation: Incarnation
+    duration: Duration
 
 
 IslandEvent = (
@@ -264,9 +269,9 @@ IslandEvent = (
     | ConnectionLost
     | ConnectionRestored
     | IslandFlushed
+    | IslandDrained
     | FragmentAdopted
 )
-Command = KillRequested | ReaddRequested | CancelRequested
 Event = (
     JobStarted
     | OuterStateSeeded
@@ -277,5 +282,6 @@ Event = (
     | ContributionUnusable
     | MergeCompleted
     | TimerFired
+    | FaultInjected
     | Command
 )

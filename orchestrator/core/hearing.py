@@ -19,6 +19,7 @@ Heard = (
     | messages.CaughtUp
     | messages.CatchUpFailure
     | messages.Flushed
+    | messages.Drained
     | messages.Broken
 )
 _EVENTS: dict[type, Callable[..., events.IslandEvent]] = {
@@ -28,6 +29,7 @@ _EVENTS: dict[type, Callable[..., events.IslandEvent]] = {
     messages.CaughtUp: events.IslandCaughtUp,
     messages.CatchUpFailure: events.CatchUpFailed,
     messages.Flushed: events.IslandFlushed,
+    messages.Drained: events.IslandDrained,
 }
 """Letters whose fields are their event's, by the same names."""
 

@@ -11,8 +11,10 @@ from dataclasses import replace
 from orchestrator.core import fleet, membership
 from orchestrator.core.effects import (
     BeginCatchUp,
+    DrainIsland,
     Effect,
     FlushIsland,
+    HoldIsland,
     KillIsland,
     SetTimer,
     StartTraining,
@@ -23,6 +25,7 @@ from orchestrator.core.events import (
     ConnectionLost,
     ConnectionRestored,
     IslandCaughtUp,
+    IslandDrained,
     IslandEvent,
     IslandFlushed,
     IslandPlaced,
@@ -111,9 +114,20 @@ def progressed(state: JobState, island: Island, event: ProgressReported) -> list
     return []
 
 
-def flushed(state: JobState, island: Island, event: IslandFlushed) -> list[Effect]:
+def flushed(state: JobState, island: Island, event: IslandFlushed | IslandDrained) -> list[Effect]:
     state.islands[island.id] = replace(island, flushed=True, reason="gave all its work")
     return advance_all(state, event.at)
+
+
+def drained(state: JobState, island: Island, event: IslandDrained) -> list[Effect]:
+    """It has nothing left to give. A drain that was called off when the island had ended already is no loss, either."""
+    if state.phase is not JobPhase.RUNNING:
+        return flushed(state, island, event)
+    after = membership.drained(island)
+    state.islands[island.id] = after
+    stop = StopIsland(island.id, island.incarnation, after.reason)
+    again = place(state, after, "re-added while it drained") if island.wanted else []
+    return [stop, *again, *advance_all(state, event.at)]
 
 
 def connection_lost(state: JobState, island: Island, event: ConnectionLost) -> list[Effect]:
@@ -135,10 +149,11 @@ def connection_restored(state: JobState, island: Island, event: ConnectionRestor
     waits_for_state = after.state is IslandState.STARTING and after.ready
     if (waits_for_state and state.seeded) or after.state is IslandState.CATCHING_UP:
         return _catch_up(state, island.id)
-    if after.state is not IslandState.TRAINING:
+    if after.state not in (IslandState.TRAINING, IslandState.DRAINING):
         return []
     missed = publish_newer(state, island, tuple(Version(0) for _ in state.rounds))
-    asked = FlushIsland if state.phase is JobPhase.FINISHING else StartTraining
+    usual = StartTraining if after.state is IslandState.TRAINING else DrainIsland
+    asked = FlushIsland if state.phase is JobPhase.FINISHING else usual
     return [*missed, asked(island.id, island.incarnation), *flush_deadline(state, event.at)]
 
 
@@ -164,6 +179,11 @@ def timer_fired(state: JobState, kind: str, island_id: IslandId, serial: int, no
 
 
 def place(state: JobState, island: Island, reason: str) -> list[Effect]:
+    """Begin the island's next incarnation, or hold it until its node group takes islands again."""
+    if island.plan.node_group in state.cordoned:
+        why = f"node group {island.plan.node_group} is cordoned"
+        state.islands[island.id] = membership.held(island, why)
+        return [HoldIsland(island.id, island.plan.node_group, why)]
     after, effects = fleet.place(island, state.reports.pop(island.id, None), reason)
     state.islands[island.id] = after
     return list(effects)

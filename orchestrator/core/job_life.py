@@ -11,12 +11,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import island_life
-from orchestrator.core.effects import Effect, FinishJob, FlushIsland, KillIsland, ResolveCommand, StopIsland
+from orchestrator.core import island_life, membership
+from orchestrator.core.effects import (
+    DrainIsland,
+    Effect,
+    FinishJob,
+    FlushIsland,
+    KillIsland,
+    ResolveCommand,
+    StartTraining,
+    StopIsland,
+)
 from orchestrator.core.events import (
     CancelRequested,
     CatchUpFailed,
     ConnectionLost,
+    CordonRequested,
+    DrainRequested,
     EvaluationCompleted,
     EvaluationFailed,
     Event,
@@ -26,6 +37,7 @@ from orchestrator.core.events import (
     ProgressReported,
     ReaddRequested,
     TimerFired,
+    UncordonRequested,
 )
 from orchestrator.core.fragment_life import abandon_open_rounds, advance_all, begin_evaluation
 from orchestrator.core.membership import WITH_PROCESS, Island
@@ -37,7 +49,7 @@ MAY_GIVE_UP = (PlacementFailed, ConnectionLost, CatchUpFailed, TimerFired)
 
 
 def started(state: JobState, event: JobStarted) -> list[Effect]:
-    fleet = list(state.islands.values())
+    fleet = [island for island in state.islands.values() if island.wanted]
     return [effect for island in fleet for effect in island_life.place(state, island, "the job starts")]
 
 
@@ -47,8 +59,8 @@ def settle(state: JobState, event: Event) -> list[Effect]:
         if isinstance(event, ProgressReported):
             over = state.tokens_trained >= state.policy.token_budget
             return _begin_finishing(state, event.at) if over else []
-        if isinstance(event, MAY_GIVE_UP) and all(i.state is IslandState.FAILED for i in state.islands.values()):
-            reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.islands.values())
+        if isinstance(event, MAY_GIVE_UP) and all(i.state is IslandState.FAILED for i in state.known):
+            reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.known)
             return finish(state, JobOutcome.FAILED, f"every island was given up ({reasons})")
     elif state.phase is JobPhase.FINISHING:
         return _go_on_finishing(state)
@@ -66,9 +78,9 @@ def evaluated(state: JobState, event: EvaluationCompleted | EvaluationFailed) ->
 def flush_timed_out(state: JobState, serial: int, now: Instant) -> list[Effect]:
     if state.phase is not JobPhase.FINISHING or serial != state.flush_serial:
         return []
-    for island in list(state.islands.values()):
-        if island.live:
-            state.islands[island.id] = replace(island, flushed=True, reason="did not give its last work in time")
+    for island in sorted(state.live):
+        late = replace(state.islands[island], flushed=True, reason="did not give its last work in time")
+        state.islands[island] = late
     return advance_all(state, now)
 
 
@@ -103,6 +115,29 @@ def kill_requested(state: JobState, event: KillRequested) -> list[Effect]:
     ]
 
 
+def drain_requested(state: JobState, event: DrainRequested) -> list[Effect]:
+    """Only where the drain can keep its promise: the island trains, and a quorum goes on merging without it."""
+    island = _addressed(state, event.island)
+    if isinstance(island, str):
+        return [ResolveCommand(event.command, False, island)]
+    others = len(state.live - {island.id})
+    if island.state is not IslandState.TRAINING or island.doomed:
+        now = island.doomed or f"it is {island.state} ({island.reason})"
+        return [ResolveCommand(event.command, False, f"{island.id} is not training, and has no work to give: {now}")]
+    if others < state.policy.quorum:
+        detail = (
+            f"without {island.id} only {others} of the {state.policy.quorum} islands that the quorum needs would train, "
+            f"and nothing would merge: re-add others first, or kill it and keep it away"
+        )
+        return [ResolveCommand(event.command, False, detail)]
+    state.islands[island.id] = membership.draining(island, f"drained by {event.caller}; its work is to be merged")
+    return [
+        ResolveCommand(event.command, True, f"{island.id} steps no more; it ends when all its work is merged"),
+        DrainIsland(island.id, island.incarnation),
+        *advance_all(state, event.at),
+    ]
+
+
 def readd_requested(state: JobState, event: ReaddRequested) -> list[Effect]:
     island = _addressed(state, event.island)
     if isinstance(island, str):
@@ -110,11 +145,33 @@ def readd_requested(state: JobState, event: ReaddRequested) -> list[Effect]:
     if island.state in WITH_PROCESS and island.wanted:
         return [ResolveCommand(event.command, False, f"{island.id} is there already: it is {island.state}")]
     if island.state in WITH_PROCESS:
-        state.islands[island.id] = replace(island, wanted=True)
-        return [ResolveCommand(event.command, True, f"{island.id} is being killed; it will be placed again")]
+        state.islands[island.id] = after = membership.wanted_again(island, f"re-added by {event.caller}")
+        goes_on = after.state is IslandState.TRAINING and not island.doomed
+        then = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
+        start = [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
+        return [ResolveCommand(event.command, True, f"{island.id} {then}"), *start]
     again = replace(island, wanted=True, failures=0)
     placing = island_life.place(state, again, f"re-added by {event.caller}")
-    return [ResolveCommand(event.command, True, f"{island.id} is being placed again"), *placing]
+    after = state.islands[island.id]
+    then = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"
+    return [ResolveCommand(event.command, True, f"{island.id} {then}"), *placing]
+
+
+def cordon_requested(state: JobState, event: CordonRequested) -> list[Effect]:
+    state.cordoned.add(event.node_group)
+    return [ResolveCommand(event.command, True, f"nothing new is placed on node group {event.node_group}")]
+
+
+def uncordon_requested(state: JobState, event: UncordonRequested) -> list[Effect]:
+    """Those that waited are placed at once; when the job ends, nobody is."""
+    state.cordoned.discard(event.node_group)
+    answer = ResolveCommand(event.command, True, f"node group {event.node_group} takes islands again")
+    if state.phase is not JobPhase.RUNNING:
+        return [answer]
+    held = (i for i in list(state.islands.values()) if i.state is IslandState.CORDONED)
+    waiting = [island for island in held if island.plan.node_group == event.node_group]
+    why = f"node group {event.node_group} was uncordoned by {event.caller}"
+    return [answer, *(effect for island in waiting for effect in island_life.place(state, island, why))]
 
 
 def cancel_requested(state: JobState, event: CancelRequested) -> list[Effect]:
@@ -138,7 +195,7 @@ def _addressed(state: JobState, island_id: IslandId) -> Island | str:
 def _begin_finishing(state: JobState, now: Instant) -> list[Effect]:
     state.phase = JobPhase.FINISHING
     state.reason = "the token budget is reached; collecting the last contributions"
-    flushes = [FlushIsland(i.id, i.incarnation) for i in state.islands.values() if i.live]
+    flushes = [FlushIsland(i.id, i.incarnation) for i in state.islands.values() if i.id in state.live]
     return [*island_life.flush_deadline(state, now), *flushes, *_go_on_finishing(state)]
 
 

@@ -4,12 +4,15 @@
         │           │              │            │  ▲
         │           └──────────────┴────────────┤  │ connection restored
         │                                       ▼  │
-        │                                     SUSPECT            (no answer; a guess)
+        │                                     SUSPECT            (no answer; a guess; also while DRAINING)
         │                                       │ timeout
         └──────────────▶ LOST ◀─────────────────┘                (dead; known or decided)
                           │ back-off over: PLACING, incarnation + 1 (``fleet``)
                           ├──▶ STOPPED   an operator wants it away
+                          ├──▶ CORDONED  its node group takes nothing new; PLACING once it does
                           └──▶ FAILED    given up, with the reason
+
+    TRAINING ◀──re-added── DRAINING ──all its work is merged──▶ DRAINED      (an operator wants it away, and its work kept)
 
 Records are frozen; every function returns the next one. Whether and when to place again is ``fleet``'s business.
 """
@@ -38,6 +41,7 @@ WITH_PROCESS = frozenset(
         IslandState.CATCHING_UP,
         IslandState.TRAINING,
         IslandState.SUSPECT,
+        IslandState.DRAINING,
     }
 )
 """States in which a process of the current incarnation may exist."""
@@ -87,6 +91,11 @@ class Island:
         """Somebody a round may wait for."""
         return self.state is IslandState.TRAINING and not self.flushed
 
+    @property
+    def gives(self) -> bool:
+        """Somebody who steps no more, and may still have work to offer."""
+        return self.state is IslandState.DRAINING and not self.flushed
+
 
 def placed(before: Island, event: IslandPlaced) -> Island:
     return replace(before, state=IslandState.STARTING, reason="building the model", node=event.node, pid=event.pid)
@@ -114,6 +123,37 @@ def suspected(before: Island, reason: str, timer_serial: int) -> Island:
         state_before_suspect=before.state,
         reason=reason,
         timer_serial=timer_serial,
+    )
+
+
+def draining(before: Island, reason: str) -> Island:
+    """It steps no more, and nobody waits for it."""
+    return replace(before, state=IslandState.DRAINING, wanted=False, reason=reason)
+
+
+def held(before: Island, reason: str) -> Island:
+    """It is wanted, and not placed for now."""
+    return replace(before, state=IslandState.CORDONED, reason=reason, timer_serial=0)
+
+
+def dismissed(before: Island, reason: str) -> Island:
+    """Nobody wants it any more, and it has no work to lose."""
+    return replace(before, state=IslandState.STOPPED, wanted=False, state_before_suspect=None, reason=reason, pid=None)
+
+
+def wanted_again(before: Island, reason: str) -> Island:
+    """A drain is called off, now or once the island answers again; what is being killed will be placed again."""
+    after = replace(before, wanted=True)
+    if before.state is IslandState.DRAINING:
+        return replace(after, state=IslandState.TRAINING, reason=reason)
+    if before.state_before_suspect is IslandState.DRAINING:
+        return replace(after, state_before_suspect=IslandState.TRAINING)
+    return after
+
+
+def drained(before: Island) -> Island:
+    return replace(
+        before, state=IslandState.DRAINED, state_before_suspect=None, reason="all its work is merged", pid=None
     )
 
 

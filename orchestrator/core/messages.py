@@ -79,10 +79,15 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing trained here is missing from the versions that were adopted; no step will follow."""
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The island's own code failed; its process is about to end. ``detail`` is the last line of the traceback."""
 
     detail: str
 
 
-Letter = Progress | Offer | Adopted | CaughtUp | CatchUpFailure | Ready | Flushed | Broken
+Letter = Progress | Offer | Adopted | CaughtUp | CatchUpFailure | Ready | Flushed | Drained | Broken

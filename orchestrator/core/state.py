@@ -21,6 +21,7 @@ from orchestrator.core.vocabulary import (
     JobOutcome,
     JobPhase,
     JobPolicy,
+    NodeGroupId,
 )
 
 
@@ -39,6 +40,7 @@ class JobState:
         self.rounds = [FragmentRound(FragmentId(p)) for p in range(policy.fragment_count)]
         self.reports: dict[IslandId, ProgressReported] = {}
         self.commands: set[CommandId] = set()
+        self.cordoned: set[NodeGroupId] = set()
         self.evaluating: int | None = None
         self.evaluated: int | None = None
         self.merges_since_evaluation = 0
@@ -52,8 +54,14 @@ class JobState:
 
     @property
     def live(self) -> frozenset[IslandId]:
-        """The islands a round may wait for."""
-        return frozenset(island.id for island in self.islands.values() if island.live)
+        """The islands a round may wait for. One that drains offers out of turn: only the last rounds wait for it."""
+        ending = self.phase is JobPhase.FINISHING
+        return frozenset(i.id for i in self.islands.values() if i.live or (ending and i.gives))
+
+    @property
+    def known(self) -> tuple[Island, ...]:
+        """All but spares that were never wanted."""
+        return tuple(i for i in self.islands.values() if i.wanted or i.incarnation)
 
     @property
     def global_version(self) -> int:
@@ -72,7 +80,8 @@ class JobState:
     @property
     def holders(self) -> tuple[Island, ...]:
         """Who hears of a new version: those that hold a state, also when we only think that they are gone."""
-        return tuple(i for i in self.islands.values() if i.state in (IslandState.TRAINING, IslandState.SUSPECT))
+        holding = (IslandState.TRAINING, IslandState.SUSPECT, IslandState.DRAINING)
+        return tuple(i for i in self.islands.values() if i.state in holding)
 
     def pause_reason(self) -> str | None:
         """Why no fragment can merge at present, if so."""
@@ -92,6 +101,7 @@ class JobState:
             token_budget=self.policy.token_budget,
             tokens_trained=self.tokens_trained,
             global_version=self.global_version,
+            cordoned=tuple(sorted(self.cordoned)),
             islands=tuple(_view_of(island, self.reports.get(island.id)) for island in self.islands.values()),
             fragments=tuple(
                 FragmentView(r.fragment, r.version, r.phase, tuple(sorted(r.offered)), r.step) for r in self.rounds

@@ -6,6 +6,7 @@ Whoever drives it (live, simulated, replayed, recovered) carries the effects out
 as events. The same events in the same order always give the same effects: there is no clock, no chance and no I/O here.
 
     job_life        start, end, operators          island_life     come, catch up, fall silent, be lost
+    scaling         more islands, or fewer
     fragment_life   contribute, merge, adopt       state           what is remembered
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.core import events, fragment_life, island_life, job_life
+from orchestrator.core import events, fragment_life, island_life, job_life, scaling
 from orchestrator.core.effects import Effect
 from orchestrator.core.membership import Island
 from orchestrator.core.state import JobState
@@ -31,10 +32,15 @@ _ISLAND_HANDLERS: dict[type, Callable[[JobState, Island, Any], list[Effect]]] = 
     events.ConnectionLost: island_life.connection_lost,
     events.ConnectionRestored: island_life.connection_restored,
     events.IslandFlushed: island_life.flushed,
+    events.IslandDrained: island_life.drained,
 }
 _COMMAND_HANDLERS: dict[type, Callable[[JobState, Any], list[Effect]]] = {
     events.KillRequested: job_life.kill_requested,
+    events.DrainRequested: job_life.drain_requested,
     events.ReaddRequested: job_life.readd_requested,
+    events.ScaleRequested: scaling.scale_requested,
+    events.CordonRequested: job_life.cordon_requested,
+    events.UncordonRequested: job_life.uncordon_requested,
     events.CancelRequested: job_life.cancel_requested,
 }
 
@@ -57,7 +63,7 @@ class Synchroniser:
 
     def _dispatch(self, event: events.Event) -> list[Effect]:
         state = self.state
-        if isinstance(event, (events.KillRequested, events.ReaddRequested, events.CancelRequested)):
+        if isinstance(event, events.Command):
             if event.command in state.commands:
                 return []  # repeated under its own id
             state.commands.add(event.command)
@@ -81,6 +87,8 @@ class Synchroniser:
                 return island_life.seeded(state)
             case events.JobStarted():
                 return job_life.started(state, event)
+            case events.FaultInjected():
+                return []
             case _:
                 island = island_life.current_island(state, event)
                 if island is None:

@@ -58,7 +58,10 @@ class FragmentView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """The whole job. ``global_version`` is Σ_p version; ``pause_reason`` is set while no fragment can merge."""
+    """The whole job. ``global_version`` is Σ_p version; ``pause_reason`` is set while no fragment can merge.
+
+    ``cordoned`` are the node groups that the job places nothing new on.
+    """
 
     at: Instant
     phase: JobPhase
@@ -69,5 +72,6 @@ class JobView:
     token_budget: int
     tokens_trained: int
     global_version: int
+    cordoned: tuple[NodeGroupId, ...]
     islands: tuple[IslandView, ...]
     fragments: tuple[FragmentView, ...]

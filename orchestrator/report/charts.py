@@ -29,9 +29,12 @@ STATES = {
     "starting": "building and compiling",
     "placing": "being placed",
     "suspect": "silent",
+    "draining": "draining",
     "lost": "lost, waiting",
     "failed": "given up",
     "stopped": "kept away",
+    "drained": "drained",
+    "cordoned": "waiting for its node group",
 }
 CLASSES = {
     "productive": "productive",

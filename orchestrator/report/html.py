@@ -6,12 +6,12 @@ network, no plotting library. Names that users chose are escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from orchestrator.report.charts import goodput_chart, loss_chart, merges_chart, parts_bar, timeline_chart
-from orchestrator.report.style import CSS
+from orchestrator.report.charts import goodput_chart, loss_chart, merges_chart, timeline_chart
+from orchestrator.report.page import card, cards, document, header, table, tile, tiles
 from orchestrator.report.words import count, loss, percent, seconds
 
 Report = Mapping[str, Any]
@@ -26,37 +26,34 @@ _WHY = {
 
 def render(report: Report) -> str:
     """The page, as text to be written in UTF-8."""
-    title = escape(f"{report.get('name') or 'job'} · atoll")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{title}</title><style>{CSS}</style></head><body><main>"
-        f"{_header(report)}{_tiles(report)}"
-        '<div class="grid">'
-        + _card("Loss", "Held-out loss of the merged parameters, as training went on.", loss_chart(report))
-        + _card("Where island time went", _goodput_words(report), goodput_chart(report))
-        + _card("Islands over time", "× lost   ○ its work is in a merge again", timeline_chart(report))
-        + _card("Merges per fragment", _merges_words(report), merges_chart(report))
-        + _card("Why rounds closed", _grace_words(report), _reasons(report))
-        + _card("Contributions refused", "Each refusal is a decision with a reason; nothing failed.", _refusals(report))
-        + _card("Recoveries", _recovery_words(report), _recoveries(report), wide=True)
-        + _card("Islands", "Each with its own data and inner optimizer.", _islands(report), wide=True)
-        + f"</div>{_footer(report)}</main></body></html>\n"
+    body = (
+        _header(report)
+        + _tiles(report)
+        + cards(
+            card("Loss", "Held-out loss of the merged parameters, as training went on.", loss_chart(report)),
+            card("Where island time went", _goodput_words(report), goodput_chart(report)),
+            card("Islands over time", "× lost   ○ its work is in a merge again", timeline_chart(report)),
+            card("Merges per fragment", _merges_words(report), merges_chart(report)),
+            card("Why rounds closed", _grace_words(report), _reasons(report)),
+            card(
+                "Contributions refused", "Each refusal is a decision with a reason; nothing failed.", _refusals(report)
+            ),
+            card("Recoveries", _recovery_words(report), _recoveries(report), wide=True),
+            card("Islands", "Each with its own data and inner optimizer.", _islands(report), wide=True),
+        )
+        + _footer(report)
     )
+    return document(f"{report.get('name') or 'job'} · atoll", body)
 
 
 def _header(report: Report) -> str:
     outcome = report.get("outcome") or "running"
-    bad = "" if outcome in ("completed", "running") else " bad"
     regions = sorted({island["region"] for island in report["islands"].values()})
     where = f"{len(report['islands'])} islands in {len(regions)} regions ({', '.join(regions)})"
     size = f", {count(report['parameter_count'])} parameters" if report.get("parameter_count") else ""
-    return (
-        f'<header><p class="eyebrow">atoll · training report</p>'
-        f'<h1>{escape(report.get("name") or "job")}<span class="badge{bad}">{escape(outcome)}</span></h1>'
-        f'<p class="lead">{escape(where)}{size}, {seconds(report["duration_s"])}. {escape(_sentence(report.get("reason")))}'
-        "</p></header>"
-    )
+    lead = f"{where}{size}, {seconds(report['duration_s'])}. {_sentence(report.get('reason'))}"
+    bad = outcome not in ("completed", "running")
+    return header("atoll · training report", report.get("name") or "job", outcome, lead, bad=bad)
 
 
 def _tiles(report: Report) -> str:
@@ -67,30 +64,15 @@ def _tiles(report: Report) -> str:
     recovery = report.get("recovery_s")
     if recovery:
         parts = {name: recovery[name] for name in _PARTS}
-        back = _tile(f"Recovery of {recovery['island']}", seconds(recovery["total"]), _parts_words(parts), parts)
+        back = tile(f"Recovery of {recovery['island']}", seconds(recovery["total"]), _parts_words(parts), parts)
     else:
         gap = report.get("survivor_gap_max_s")
-        back = _tile("Recovery", "none needed", f"longest gap between two steps: {seconds(gap)}")
-    return (
-        '<div class="tiles">'
-        + _tile("Final loss", loss(report["loss_final"]), against)
-        + _tile("Goodput", percent(report["goodput_ratio"]), worth)
-        + back
-        + "</div>"
+        back = tile("Recovery", "none needed", f"longest gap between two steps: {seconds(gap)}")
+    return tiles(
+        tile("Final loss", loss(report["loss_final"]), against),
+        tile("Goodput", percent(report["goodput_ratio"]), worth),
+        back,
     )
-
-
-def _tile(what: str, figure: str, note: str, parts: Mapping[str, float] | None = None) -> str:
-    bar = parts_bar(parts) if parts else ""
-    return (
-        f'<div class="card tile"><div class="what">{escape(what)}</div><div class="figure">{escape(figure)}</div>'
-        f'{bar}<div class="note">{escape(note)}</div></div>'
-    )
-
-
-def _card(title: str, sub: str, body: str, *, wide: bool = False) -> str:
-    kind = "card wide" if wide else "card"
-    return f'<section class="{kind}"><h2>{escape(title)}</h2><p class="sub">{escape(sub)}</p>{body}</section>'
 
 
 # ── sentences ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -130,14 +112,6 @@ def _recovery_words(report: Report) -> str:
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> str:
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    if not body:
-        return f'<p class="nothing">{escape(empty)}</p>'
-    named = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return f'<div class="scroll"><table><thead><tr>{named}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
 def _reasons(report: Report) -> str:
     rows = (
         (
@@ -150,12 +124,12 @@ def _reasons(report: Report) -> str:
         for row in report["close_reasons"]
     )
     head = ("because", "merges", "islands", "waited", "longest")
-    return _table(head, rows, "No round has closed.")
+    return table(head, rows, "No round has closed.")
 
 
 def _refusals(report: Report) -> str:
     rows = [(escape(reason.replace("_", " ")), str(times)) for reason, times in report["refusals"].items()]
-    return _table(("because", "times"), rows, "No contribution was refused.")
+    return table(("because", "times"), rows, "No contribution was refused.")
 
 
 def _recoveries(report: Report) -> str:
@@ -169,7 +143,7 @@ def _recoveries(report: Report) -> str:
         for recovery in report["recoveries"]
     )
     head = ("island", "at", *(part.replace("_", " ") for part in _PARTS), "total")
-    return _table(head, rows, "No island was lost.")
+    return table(head, rows, "No island was lost.")
 
 
 def _islands(report: Report) -> str:
@@ -187,7 +161,7 @@ def _islands(report: Report) -> str:
         for name, island in report["islands"].items()
     )
     head = ("island", "region", "tokens trained", "of them merged", "merges", "step", "longest gap", "goodput")
-    return _table(head, rows, "The job has no islands.")
+    return table(head, rows, "The job has no islands.")
 
 
 def _footer(report: Report) -> str:

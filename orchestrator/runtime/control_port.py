@@ -6,8 +6,10 @@ answers or fails within seconds. Refuses to know HTTP, and to remember jobs: wha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.config import JobSpec
@@ -42,7 +44,9 @@ class RayControlPort:
             group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))
         return [groups[name] for name in sorted(groups)]
 
-    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path) -> None:
+    def start_job(
+        self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """From here on the job runs by itself. Asked twice, the second finds the first."""
         import ray
 
@@ -59,7 +63,7 @@ class RayControlPort:
             max_restarts=0,
             max_concurrency=8,
             label_selector={GROUP_LABEL: CONTROL_GROUP},
-        ).remote(job_id, spec, regions, str(run_dir.resolve()))
+        ).remote(job_id, spec, regions, str(run_dir.resolve()), dict(cordoned))
         try:
             ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
@@ -80,6 +84,20 @@ class RayControlPort:
     ) -> None:
         """Hand a command to the job. Raises NotFound or Conflict when it cannot be taken."""
         self._ask(job_id, "command", kind, command_id, caller, island, restart)
+
+    def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
+        """Have so many islands of the job on the node group. Raises as ``submit_command``."""
+        self._ask(job_id, "scale", command_id, caller, node_group, count)
+
+    def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
+        """Tell the job that a node group takes nothing new, or takes islands again. Raises as ``submit_command``."""
+        self._ask(job_id, "set_cordon", command_id, caller, node_group, cordoned)
+
+    def inject_fault(
+        self, job_id: str, kind: str, command_id: str, caller: str, island: str, duration_s: float
+    ) -> None:
+        """Let chaos strike an island: kill, stop or continue. Raises as ``submit_command``."""
+        self._ask(job_id, "command", kind, command_id, caller, island, True, duration_s)
 
     def close(self) -> None:
         cluster.leave()

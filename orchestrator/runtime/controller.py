@@ -65,7 +65,7 @@ class Controller:
     def __init__(self, job: str, spec: JobSpec) -> None:
         self._job, self._spec = job, spec
         self._document = spec.model_dump(mode="json")
-        self._sections = spec.island_sections()
+        self._sections = spec.island_sections(spares=True)
         self._lock = threading.Lock()
         self._actors: dict[Life, Any] = {}
         self._placements: dict[Life, Placement] = {}
@@ -127,6 +127,14 @@ class Controller:
                 self._wardens.pop(placed.node_id, None)
             cluster.end_actor(actor)  # no warden within reach: Ray's own way, which needs the process to cooperate
 
+    def stop(self, island: IslandId, incarnation: Incarnation, duration_s: float) -> str:
+        """SIGSTOP the process; it goes on after ``duration_s``. Empty when that is done, else why it could not be."""
+        return self._signal(island, incarnation, "stop", duration_s)
+
+    def go_on(self, island: IslandId, incarnation: Incarnation) -> str:
+        """SIGCONT the process, before its time. Answers as ``stop``."""
+        return self._signal(island, incarnation, "go_on")
+
     def end(self, island: IslandId, incarnation: Incarnation) -> None:
         """Take the name away and end the process for certain, also one that is stopped or hangs."""
         life = (island, incarnation)
@@ -173,6 +181,17 @@ class Controller:
                 # as a call, for an actor can be left only from one
                 own.close.remote()
                 return
+
+    def _signal(self, island: IslandId, incarnation: Incarnation, what: str, *arguments: Any) -> str:
+        with self._lock:
+            placed = self._placements.get((island, incarnation))
+        if placed is None:
+            return f"{island} has no process"
+        asked = getattr(self._warden(placed.node_id), what).remote(placed.pid, placed.seen_at, *arguments)
+        try:
+            return "" if ray.get(asked, timeout=KILL_TIMEOUT_S) else f"the process of {island} is gone"
+        except (RayError, TimeoutError) as error:
+            return f"the warden of {placed.node} did not answer: {first_line(error)}"
 
     def _warden(self, node_id: str) -> Any:
         with self._lock:

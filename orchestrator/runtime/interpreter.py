@@ -82,6 +82,8 @@ class Interpreter:
                 self._tell(island, incarnation, "start")
             case f.FlushIsland(island, incarnation):
                 self._tell(island, incarnation, "flush")
+            case f.DrainIsland(island, incarnation):
+                self._tell(island, incarnation, "drain")
             case f.KillIsland(island, incarnation):
                 self._ask("kill", island, incarnation)
             case f.StopIsland(island, incarnation):
@@ -92,7 +94,7 @@ class Interpreter:
                 self._resolve(effect)
             case f.FinishJob():
                 self._finish(effect)
-            case f.AdmitContribution() | f.RefuseContribution():
+            case f.AdmitContribution() | f.RefuseContribution() | f.HoldIsland() | f.WantIsland():
                 pass  # for the record
             case _:
                 raise InternalError(detail=f"No way is known to carry out {effect}.")

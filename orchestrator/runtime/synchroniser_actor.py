@@ -30,9 +30,9 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import CommandId, Instant, IslandId, JobOutcome, JobPhase
+from orchestrator.core.vocabulary import CommandId, Instant, IslandId, JobOutcome, JobPhase, NodeGroupId
 from orchestrator.errors import Conflict, NotFound, first_line
-from orchestrator.runtime import cluster, records
+from orchestrator.runtime import cluster, faults, records
 from orchestrator.runtime.controller import CONCURRENCY, Controller
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.names import controller_name, synchroniser_name
@@ -54,10 +54,12 @@ Make = Callable[[Instant], events.Event]
 class SynchroniserActor:
     """Made with several threads: status is answered while the pump works."""
 
-    def __init__(self, job: str, spec: JobSpec, regions: dict[str, str], run_dir: str) -> None:
+    def __init__(
+        self, job: str, spec: JobSpec, regions: dict[str, str], run_dir: str, cordoned: dict[str, str]
+    ) -> None:
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
         self._started_at, self._zero = time.time(), time.monotonic()
-        self._policy = spec.policy(regions)
+        self._policy = spec.policy(regions, spares=True)
         self._entry = threading.Lock()
         self._queue: queue.SimpleQueue[events.Event | BaseException] = queue.SimpleQueue()
         self._state = threading.Lock()  # the pump changes what status reads
@@ -96,6 +98,10 @@ class SynchroniserActor:
             finish=self._finish,
             failed=self._queue.put,
         )
+        for group, caller in sorted(cordoned.items()):
+            self.set_cordon(f"cordon-{group}-before-the-start", caller, group, cordoned=True)
+        for node_group, count in spec.wanted_counts().items():
+            self.scale(f"scale-{node_group}-at-the-start", "the specification", node_group, count)
         self._post(events.JobStarted)
         self._workshop.seed()
         threading.Thread(target=self._pump, name="pump", daemon=True).start()
@@ -110,26 +116,72 @@ class SynchroniserActor:
         with self._state:
             return self._status(self._now())
 
-    def command(self, kind: str, command: str, caller: str, island: str | None, restart: bool) -> None:
-        """Put an operator's command into the queue; its outcome appears among the status's commands."""
+    def command(
+        self, kind: str, command: str, caller: str, island: str | None, restart: bool, duration_s: float | None = None
+    ) -> None:
+        """Put an operator's command into the queue; its outcome appears among the status's commands.
+
+        With ``duration_s`` it is a fault of chaos, and put on the tape as that.
+        """
         if kind != "cancel" and island not in {plan.island for plan in self._policy.islands}:
             known = ", ".join(plan.island for plan in self._policy.islands)
             raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=f"Its islands are {known}.")
-        if self._core.state.phase is JobPhase.FINISHED:
-            raise Conflict(detail=f"Job {self._job} has ended.", remedy="Submit it again to run it once more.")
-        with self._state:
-            if command in self._commands:
-                return
-            at = self._now()
-            noted = {"kind": kind, "island": island, "caller": caller, "at": at, "accepted": None, "detail": ""}
-            self._commands[command] = noted
+        if not self._noted(command, kind, island, caller):
+            return
         name, whom = CommandId(command), IslandId(island or "")
+        if duration_s is not None and not self._injected(kind, name, caller, whom, duration_s):
+            return
         makers: dict[str, Make] = {
             "kill": lambda at: events.KillRequested(at, name, caller, whom, restart),
+            "drain": lambda at: events.DrainRequested(at, name, caller, whom),
             "readd": lambda at: events.ReaddRequested(at, name, caller, whom),
             "cancel": lambda at: events.CancelRequested(at, name, caller),
         }
         self._post(makers[kind])
+
+    def _injected(self, kind: str, name: CommandId, caller: str, island: IslandId, duration: float) -> bool:
+        """Chaos strikes, and the tape says so. True for what is a command of an operator's as well."""
+        with self._state:
+            incarnation = self._core.state.islands[island].incarnation
+        fault = faults.recorded(kind, name, caller, island, incarnation, duration)
+        if kind not in faults.SIGNALS:
+            self._post(fault)
+            return True
+        why = faults.send(self._controller, kind, island, incarnation, duration)
+        if not why:
+            self._post(fault)
+        self._resolve(f.ResolveCommand(name, not why, why or f"{island} is told to {kind}"))
+        return False
+
+    def set_cordon(self, command: str, caller: str, node_group: str, cordoned: bool) -> None:
+        """Put the cordoning of a node group, or its end, into the queue; its outcome appears as a command's."""
+        make = events.CordonRequested if cordoned else events.UncordonRequested
+        if self._noted(command, "cordon" if cordoned else "uncordon", None, caller):
+            self._post(lambda at: make(at, CommandId(command), caller, NodeGroupId(node_group)))
+
+    def scale(self, command: str, caller: str, node_group: str, count: int) -> None:
+        """Put the number of islands that a node group shall have into the queue; its outcome appears as a command's."""
+        if self._noted(command, "scale", None, caller):
+            name, group = CommandId(command), NodeGroupId(node_group)
+            self._post(lambda at: events.ScaleRequested(at, name, caller, group, count))
+
+    def _noted(self, command: str, kind: str, island: str | None, caller: str) -> bool:
+        """Whether the command is new. Raises Conflict when the job has ended."""
+        if self._core.state.phase is JobPhase.FINISHED:
+            raise Conflict(detail=f"Job {self._job} has ended.", remedy="Submit it again to run it once more.")
+        with self._state:
+            if command in self._commands:
+                return False
+            noted = {
+                "kind": kind,
+                "island": island,
+                "caller": caller,
+                "at": self._now(),
+                "accepted": None,
+                "detail": "",
+            }
+            self._commands[command] = noted
+            return True
 
     # ── the pump ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -236,4 +288,5 @@ class SynchroniserActor:
             "loss_curve": statistics["loss_curve"],
             "commands": {name: dict(noted) for name, noted in self._commands.items()},
             "unigram_loss": self._workshop.unigram_loss,
+            "fragment_parameters": self._workshop.fragment_parameters(),
         }

@@ -1,5 +1,7 @@
 """One small actor on every node that can end a process by SIGKILL, as the kernel would: no warning, no clean-up.
 
+For chaos it can stop one as well (SIGSTOP), and sees to it that it goes on when its time is over, whoever is gone by then.
+
 Kept for as long as the cluster is up and shared by all jobs, so that a kill or a recovery never waits for a process to
 start. Refuses to touch a process other than the one meant: ids are reused, so it must be older than its last sighting.
 """
@@ -7,6 +9,7 @@ start. Refuses to touch a process other than the one meant: ids are reused, so i
 from __future__ import annotations
 
 import signal
+import threading
 from typing import Any
 
 import psutil
@@ -24,11 +27,27 @@ class Warden:
 
     def kill(self, pid: int, seen_at: float) -> bool:
         """SIGKILL process ``pid`` if it is the one seen at ``seen_at`` (unix seconds). True if it was there."""
+        return self._send(signal.SIGKILL, pid, seen_at)
+
+    def stop(self, pid: int, seen_at: float, duration_s: float) -> bool:
+        """SIGSTOP it, and let it go on after ``duration_s``."""
+        stopped = self._send(signal.SIGSTOP, pid, seen_at)
+        if stopped:
+            timer = threading.Timer(duration_s, self.go_on, (pid, seen_at))
+            timer.daemon = True
+            timer.start()
+        return stopped
+
+    def go_on(self, pid: int, seen_at: float) -> bool:
+        """SIGCONT: no harm to one that runs."""
+        return self._send(signal.SIGCONT, pid, seen_at)
+
+    def _send(self, number: signal.Signals, pid: int, seen_at: float) -> bool:
         try:
             process = psutil.Process(pid)
             if process.create_time() > seen_at + CLOCK_TOLERANCE_S:
                 return False
-            process.send_signal(signal.SIGKILL)
+            process.send_signal(number)
         except psutil.NoSuchProcess:
             return False
         return True

@@ -93,6 +93,13 @@ class Workshop:
     def shapes(self, fragment: FragmentId) -> dict[str, tuple[int, ...]]:
         return {name: array.shape for name, array in self._state().fragment(fragment).items()}
 
+    def fragment_parameters(self) -> list[int]:
+        """How many parameters each fragment has; empty while there is no Θ."""
+        if self._outer is None:
+            return []
+        fragments = (self._outer.fragment(FragmentId(n)) for n in range(self._spec.synchroniser.fragments))
+        return [sum(array.size for array in fragment.values()) for fragment in fragments]
+
     def parameters(self) -> dict[str, Array]:
         return self._state().parameters()
 

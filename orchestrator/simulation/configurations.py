@@ -12,10 +12,11 @@ Source: Groce et al., "Swarm Testing", ISSTA 2012.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from orchestrator.core.vocabulary import Duration, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
 from orchestrator.simulation.weather import Weather
 
@@ -27,8 +28,14 @@ OFFERS_MAX = 300
 NEVER = 1000
 """Restarts: more than any short job has."""
 
+MEMBERSHIP = {
+    FaultKind.DRAIN: FaultKind.READD,
+    FaultKind.CORDON: FaultKind.UNCORDON,
+    FaultKind.SCALE: FaultKind.SCALE,
+}
+"""Features, with what takes them back, by a chance of their own: seeds name the worlds that they named before these came."""
 FEATURES = (
-    *(kind.value for kind in FaultKind),
+    *(kind.value for kind in FaultKind if kind not in {*MEMBERSHIP, *MEMBERSHIP.values()} - {FaultKind.READD}),
     "corrupt payloads",
     "doubled letters",
     "reordered letters",
@@ -77,7 +84,9 @@ class _Draw:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = Random(f"atoll swarm {seed}")
-        self.features = frozenset(feature for feature in FEATURES if self.random.random() < 0.5)
+        self.operators = Random(f"atoll swarm {seed} operators")
+        features = {feature for feature in FEATURES if self.random.random() < 0.5}
+        self.features = frozenset(features | {kind for kind in MEMBERSHIP if self.operators.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
         self.fragments, self.interval = randint(1, 6), randint(3, 12)
@@ -184,7 +193,7 @@ class _Draw:
         """Faults of the kinds that are on, one by one or many at the same instant; the last ends at ``calm_at``."""
         choice, uniform = self.random.choice, self.random.uniform
         until = self.calm_at - SILENCE_MAX_S
-        kinds = [kind for kind in FaultKind if self.on(kind.value) and kind is not FaultKind.CANCEL]
+        kinds = [kind for kind in FaultKind if kind in FEATURES and self.on(kind) and kind is not FaultKind.CANCEL]
         faults = []
         for _ in range(self.random.randint(1, 6) if kinds else 0):
             at, kind = uniform(0.0, until), choice(kinds)
@@ -198,7 +207,18 @@ class _Draw:
             faults += [Fault(uniform(0.0, until), kind, STRANGER) for kind in (FaultKind.KILL, FaultKind.READD)]
         if self.on(FaultKind.CANCEL.value) and uniform(0, 1) < 0.3:
             faults.append(Fault(uniform(0.0, 2 * self.calm_at), FaultKind.CANCEL, self.islands[0]))
+        faults += self._membership(until)
         return tuple(sorted(faults, key=lambda fault: (fault.at, fault.island, fault.kind)))
+
+    def _membership(self, until: Instant) -> Iterator[Fault]:
+        """Islands are drained and node groups cordoned, and mostly that is taken back."""
+        choice, uniform = self.operators.choice, self.operators.uniform
+        for kind, undone in MEMBERSHIP.items():
+            for _ in range(self.operators.randint(1, 4) if self.on(kind) else 0):
+                at, island = uniform(0.0, until), choice(self.islands)
+                yield Fault(at, kind, island)
+                if uniform(0, 1) < 0.8:
+                    yield Fault(uniform(at, self.calm_at), undone, island, count=1)
 
     def _capacity(self) -> tuple[Capacity, ...]:
         """Slices go and come back; when it is calm, everybody trains at least something again."""

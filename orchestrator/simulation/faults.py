@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import CommandId
+from orchestrator.core.vocabulary import CommandId, NodeGroupId
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import Fault, FaultKind
 
@@ -26,6 +26,15 @@ def strike(world: World, fault: Fault) -> None:
             world.tell(e.KillRequested(world.now, command, _OPERATOR, fault.island, True))
         case FaultKind.KILL_AND_KEEP_AWAY:
             world.tell(e.KillRequested(world.now, command, _OPERATOR, fault.island, False))
+        case FaultKind.DRAIN:
+            world.tell(e.DrainRequested(world.now, command, _OPERATOR, fault.island))
+        case FaultKind.CORDON:
+            world.tell(e.CordonRequested(world.now, command, _OPERATOR, _node_group(world, fault)))
+        case FaultKind.UNCORDON:
+            world.tell(e.UncordonRequested(world.now, command, _OPERATOR, _node_group(world, fault)))
+        case FaultKind.SCALE:
+            group = _node_group(world, fault)
+            world.tell(e.ScaleRequested(world.now, command, _OPERATOR, group, fault.count))
         case FaultKind.READD:
             world.tell(e.ReaddRequested(world.now, command, _OPERATOR, fault.island))
         case FaultKind.CANCEL:
@@ -36,6 +45,10 @@ def strike(world: World, fault: Fault) -> None:
         case FaultKind.FREEZE | FaultKind.CUT:
             if host is not None and host.alive and host.placed:
                 _silence(world, host, fault)
+
+
+def _node_group(world: World, fault: Fault) -> NodeGroupId:
+    return next(plan.node_group for plan in world.policy.islands if plan.island == fault.island)
 
 
 def _silence(world: World, host: Host, fault: Fault) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from orchestrator.accounting.series import median
-from orchestrator.core.messages import Adopted, Flushed, Letter, Offer, Progress
+from orchestrator.core.messages import Adopted, Drained, Flushed, Letter, Offer, Progress
 from orchestrator.core.schedule import due
 from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, Version
 
@@ -49,6 +49,7 @@ class SimulatedIsland:
         self.incarnation = incarnation
         self.stepping = False
         self.flushing = False
+        self.draining = self.drained = False
         self.step = 0
         self.steps_total = 0
         self.tokens_total = 0
@@ -90,16 +91,29 @@ class SimulatedIsland:
             work.tokens += self.tokens_per_step
         if self.flushing:
             return self.flush()
+        if self.draining:
+            return self.hand_over()
         letters = list(self._adopt())
         letters += [self._offer(p) for p in self._due(previous) if self.work[p].unsent_tokens > 0]
         return [self.progress(), *letters] if letters else []
 
     def flush(self) -> list[Letter]:
         """Step no more, and offer what is left."""
+        return [*self._give(), Flushed()]
+
+    def hand_over(self) -> list[Letter]:
+        """Step no more, and offer what is left; when versions hold all work, say so and be done with it."""
+        self.draining = True
+        letters = self._give()
+        if all(work.tokens == 0 for work in self.work):
+            self.draining, self.drained = False, True
+            letters.append(Drained())
+        return letters
+
+    def _give(self) -> list[Letter]:
         self.stepping = False
         letters = [self.progress(), *self._adopt()]
-        letters += [self._offer(FragmentId(p)) for p, work in enumerate(self.work) if work.unsent_tokens > 0]
-        return [*letters, Flushed()]
+        return letters + [self._offer(FragmentId(p)) for p, work in enumerate(self.work) if work.unsent_tokens > 0]
 
     def progress(self) -> Progress:
         gap, self._gap_max = self._gap_max, 0.0

@@ -50,7 +50,7 @@ class Misfortune:
     def faults(self) -> tuple[Fault, ...]:
         """Commands, crashes and silences, in time order."""
         silence_s = self.silence_s
-        faults = [self._commanded(command) for command in self._seen.commands]
+        faults = [fault for command in self._seen.commands if (fault := self._commanded(command)) is not None]
         for island, at, asked in self._seen.crashes:
             faults.append(Fault(at if asked else max(0.0, at - self.detect_s), FaultKind.CRASH, island))
         for silence in self._seen.silences:
@@ -63,15 +63,28 @@ class Misfortune:
             faults.append(Fault(at, kind, silence.island, until - at))
         return tuple(sorted(faults, key=lambda fault: (fault.at, fault.island, fault.kind)))
 
-    def _commanded(self, command: e.Command) -> Fault:
+    def _commanded(self, command: e.Command) -> Fault | None:
+        """None for a command about a node group that the job has no island in."""
         match command:
             case e.KillRequested():
                 kind = FaultKind.KILL if command.restart else FaultKind.KILL_AND_KEEP_AWAY
                 return Fault(command.at, kind, command.island)
+            case e.DrainRequested():
+                return Fault(command.at, FaultKind.DRAIN, command.island)
             case e.ReaddRequested():
                 return Fault(command.at, FaultKind.READD, command.island)
+            case e.CordonRequested():
+                return self._about_group(command, FaultKind.CORDON)
+            case e.UncordonRequested():
+                return self._about_group(command, FaultKind.UNCORDON)
+            case e.ScaleRequested():
+                return self._about_group(command, FaultKind.SCALE, command.count)
             case e.CancelRequested():
                 return Fault(command.at, FaultKind.CANCEL, self._policy.islands[0].island)
+
+    def _about_group(self, command: e.NodeGroupCommand, kind: FaultKind, count: int = 0) -> Fault | None:
+        there = [plan.island for plan in self._policy.islands if plan.node_group == command.node_group]
+        return Fault(command.at, kind, there[0], count=count) if there else None
 
     def publication_loss(self) -> float:
         """Of the versions that an island had time to adopt before the next came, those it did not."""

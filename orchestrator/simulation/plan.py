@@ -38,6 +38,13 @@ class FaultKind(StrEnum):
     CUT = "cut"
     """Unreachable for ``duration``; it goes on training."""
     CANCEL = "cancel"
+    DRAIN = "drain"
+    """An operator has it give all its work and end; it is placed again when it is re-added."""
+    CORDON = "cordon"
+    """Nothing new is placed on its node group."""
+    UNCORDON = "uncordon"
+    SCALE = "scale"
+    """Its node group shall have ``count`` islands of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class Fault:
     kind: FaultKind
     island: IslandId
     duration: Duration = 0.0
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from math import fsum, isclose
 
 from orchestrator.core import effects as f
+from orchestrator.core import events as e
 from orchestrator.errors import InternalError
 from orchestrator.simulation.checkers import Checkers
 from orchestrator.simulation.checkers.violation import require
@@ -116,11 +117,11 @@ def _names(world: World) -> Iterator[str]:
 
 def _check_end(world: World, checkers: Checkers) -> None:
     """Liveness: it ended, unless operators keep everybody away. And all books agree."""
-    lives = checkers.lives.all.values()
-    able = any(life.wanted and not life.given_up for life in lives)
-    away = any(not life.wanted for life in lives)
+    lives = checkers.lives.all
+    kept_away = {island for island, life in lives.items() if not life.wanted or checkers.lives.held(island)}
+    able = any(not life.given_up for island, life in lives.items() if island not in kept_away)
     finished = world.finished
-    require(finished is not None or (away and not able), "a job ends once faults are over", lives)
+    require(finished is not None or (kept_away and not able), "a job ends once faults are over", lives)
     for island, accounts in world.goodput.ledger.accounts.items():
         merged_tokens = [account.merged for account in accounts]
         same = merged_tokens == checkers.rounds.merged_tokens[island]
@@ -128,8 +129,19 @@ def _check_end(world: World, checkers: Checkers) -> None:
         true = sum(host.process.tokens_total for (name, _), host in world.hosts.items() if name == island)
         counted = world.goodput.ledger.trained[island]
         require(counted <= true, "no more is counted than was trained", (island, counted, true))
+    if world.plan.adoption == "rebase":
+        _check_drained(world, checkers)
     if finished is not None:
         _check_summary(world)
+
+
+def _check_drained(world: World, checkers: Checkers) -> None:
+    """Whoever keeps its work at an adoption has, once it is drained, all of it in versions, in every fragment."""
+    for record in world.sink.records:
+        if isinstance(record.event, e.IslandDrained) and any(isinstance(x, f.StopIsland) for x in record.effects):
+            life = record.event.island, record.event.incarnation
+            trained, merged = world.hosts[life].process.tokens_total, checkers.rounds.merged_up_to(*life)
+            require(set(merged) == {trained}, "a drained island lost nothing", (life, trained, merged))
 
 
 def _check_summary(world: World) -> None:

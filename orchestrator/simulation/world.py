@@ -177,6 +177,9 @@ class World:
                 host = self.hosts[effect.island, effect.incarnation]
                 self.workshop.hurry()
                 self.reach(host, partial(self._flush, host))
+            case f.DrainIsland():
+                host = self.hosts[effect.island, effect.incarnation]
+                self.reach(host, partial(self._drain, host))
             case f.KillIsland() | f.StopIsland():
                 end(self, effect)
             case f.Evaluate():
@@ -194,6 +197,8 @@ class World:
     def _publish(self, host: Host, effect: f.PublishFragment, merged_offer: int) -> None:
         def deliver() -> None:
             host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer)
+            if host.process.draining and not host.process.stepping:
+                self._drain(host)  # no step is coming at whose end it would adopt
 
         takes = self.draw(self.plan.delivery_s) + self.stepping.carriage(host.process.island)
         self.later(takes, lambda: self.reach(host, deliver))
@@ -218,8 +223,9 @@ class World:
     # ── stepping ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, host: Host) -> None:
-        if host.process.stepping:
-            return  # asked twice
+        host.process.draining = False
+        if host.process.stepping or host.process.drained:
+            return  # asked twice, or too late
         host.process.stepping = True
         life = self.life(host)
         begins_in = self.draw(self.plan.begin_s) if life.begin_s is None else life.begin_s
@@ -272,4 +278,11 @@ class World:
         host.process.flushing = True
         if not host.process.stepping or self.stepping.still(host.process.island):
             host.post(host.process.flush())
+            self.links.carry(host)
+
+    def _drain(self, host: Host) -> None:
+        """A step in progress is finished first, also when the island stands still: it may be told to train on."""
+        host.process.draining = True
+        if not host.process.stepping:
+            host.post(host.process.hand_over())
             self.links.carry(host)

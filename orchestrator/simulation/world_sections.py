@@ -81,6 +81,7 @@ class FaultPart(Section):
     kind: FaultKind
     island: str
     duration: Seconds = 0.0
+    count: Annotated[int, Field(ge=0)] = 0
 
 
 class LatenciesPart(Section):

@@ -178,7 +178,9 @@ def _world(part: WorldPart) -> FittedWorld:
         step_s=tuple(i.step_s for i in parts),
         pause_s=_all_or_none(tuple(i.pause_s for i in parts), 0.0),
         bandwidth_bytes_per_s=_all_or_none(tuple(i.bandwidth_bytes_per_s or inf for i in parts), inf),
-        faults=tuple(Fault(fault.at, fault.kind, IslandId(fault.island), fault.duration) for fault in part.faults),
+        faults=tuple(
+            Fault(fault.at, fault.kind, IslandId(fault.island), fault.duration, fault.count) for fault in part.faults
+        ),
         lives=tuple(lives),
         capacity=tuple(sorted(changes, key=lambda change: (change.at, change.island))),
         step_samples=_all_or_none(tuple(i.step_samples for i in parts), ()),

@@ -11,13 +11,14 @@ import fcntl
 import heapq
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from api.control import CommandKind, CommandRecord, NodeGroupRecord, StatusRecord
+from api.control import CommandKind, CommandRecord, FaultKind, NodeGroupRecord, StatusRecord
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
@@ -25,11 +26,20 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import CommandId, Contribution, FragmentId, IslandId, JobPolicy, Version, payload_id
+from orchestrator.core.vocabulary import (
+    CommandId,
+    Contribution,
+    FragmentId,
+    Incarnation,
+    IslandId,
+    JobPolicy,
+    NodeGroupId,
+    Version,
+    payload_id,
+)
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.tape.driver import Driver, MemorySink
-from orchestrator.tape.schema import Header
-from orchestrator.tape.storage import TapeWriter
+from orchestrator.tape.schema import Digest, Footer, Header, encode_footer, encode_header, encode_record
 
 GROUPS = [
     NodeGroupRecord(name=name, region=name, nodes=1, cpus=4.0, cpus_free=3.0, accelerators=0)
@@ -51,13 +61,20 @@ class Clockwork:
         self._fail_if("cluster-is-gone")
         return GROUPS
 
-    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path) -> None:
+    def start_job(
+        self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         if (self._folder / "no-more-jobs").exists():
             raise InfrastructureError(detail="No synchroniser could be placed.", remedy="Free some room.")
         with self._changing(job_id) as record:
             if not record:
                 dump = spec.model_dump(mode="json")
-                record |= {"spec": dump, "run_dir": str(run_dir), "started_at": time.time(), "commands": []}
+                record |= {"spec": dump, "run_dir": str(run_dir), "started_at": time.time()}
+                about = {"at": 0.0, "kind": "cordon", "island": None}
+                record["commands"] = [
+                    about | {"id": f"cordon {group}", "caller": caller, "node_group": group}
+                    for group, caller in cordoned.items()
+                ]
 
     def submit_command(
         self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
@@ -68,6 +85,27 @@ class Clockwork:
                 command = {"at": at, "kind": kind, "id": command_id, "caller": caller, "island": island}
                 record["commands"].append(command | {"restart": restart})
 
+    def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
+        with self._changing(job_id) as record:
+            kind, at = "cordon" if cordoned else "uncordon", time.time() - record["started_at"]
+            command = {"at": at, "kind": kind, "id": command_id, "caller": caller, "island": None}
+            record["commands"].append(command | {"node_group": node_group})
+
+    def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
+        with self._changing(job_id) as record:
+            at = time.time() - record["started_at"]
+            command = {"at": at, "kind": "scale", "id": command_id, "caller": caller, "island": None}
+            record["commands"].append(command | {"node_group": node_group, "count": count})
+
+    def inject_fault(
+        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str, duration_s: float
+    ) -> None:
+        with self._changing(job_id) as record:
+            at = time.time() - record["started_at"]
+            if command_id not in [command["id"] for command in record["commands"]]:
+                command = {"at": at, "kind": kind, "id": command_id, "caller": caller, "island": island}
+                record["commands"].append(command | {"restart": True, "fault_s": duration_s})
+
     def status(self, job_id: str) -> StatusRecord:
         self._fail_if("jobs-are-silent")
         with self._changing(job_id) as record:
@@ -76,8 +114,10 @@ class Clockwork:
             now = time.time() - record["started_at"]
             world = World(JobSpec.model_validate(record["spec"]), record["commands"], now)
             status = world.status(job_id, record["started_at"], now)
-            if status["view"]["phase"] == "finished":
-                leave_results(Path(record["run_dir"]), job_id, world, status)
+            run_dir, ended = Path(record["run_dir"]), status["view"]["phase"] == "finished"
+            write_tape(run_dir / "tape.jsonl", Header(job_id, world.policy), world, ended)
+            if ended:
+                leave_results(run_dir, job_id, world, status)
                 record.clear()  # like the actors of a real job, it is gone
         return status
 
@@ -105,7 +145,7 @@ class World:
     """One job from its beginning up to ``until``: a heap of events, and what the effects add to it."""
 
     def __init__(self, spec: JobSpec, commands: list[dict[str, Any]], until: float) -> None:
-        self.policy: JobPolicy = spec.policy({group["name"]: group["region"] for group in GROUPS})
+        self.policy: JobPolicy = spec.policy({group["name"]: group["region"] for group in GROUPS}, spares=True)
         self.sink, self.goodput, self.statistics = MemorySink(), Goodput(self.policy), Statistics(self.policy)
         self.core = Synchroniser(self.policy)
         self.commands: dict[str, CommandRecord] = {}
@@ -114,22 +154,38 @@ class World:
         self._heap: list[tuple[float, int, Any]] = []
         self._count = 0
         self._lives: dict[str, Life] = {}
+        for command in commands:
+            self.take(command)
+        for group, count in spec.wanted_counts().items():
+            about = {"at": 0.0, "kind": "scale", "id": f"scale {group}", "caller": "the specification", "island": None}
+            self.take(about | {"node_group": group, "count": count})
         self._push(e.JobStarted(0.0))
         self._push(e.OuterStateSeeded(0.02, parameter_count=1000, digest="seed"))
-        for command in commands:
+        self.advance(until)
+
+    def take(self, command: dict[str, Any]) -> None:
+        """The command will be heard when its time has come."""
+        if command.get("fault_s") is not None:
+            self._push(fault_event(command))
+        if command["kind"] not in ("stop", "continue"):
             self._push(command_event(command))
-            self.commands[command["id"]] = CommandRecord(
-                kind=command["kind"],
-                island=command["island"],
-                caller=command["caller"],
-                at=command["at"],
-                accepted=None,
-                detail="",
-            )
+        self.commands[command["id"]] = CommandRecord(
+            kind=command["kind"],
+            island=command["island"],
+            caller=command["caller"],
+            at=command["at"],
+            accepted=None,
+            detail="",
+        )
+
+    def advance(self, until: float) -> None:
+        """Everything up to ``until`` has happened."""
         while self._heap and self._heap[0][0] <= until:
             at, _, event = heapq.heappop(self._heap)
             if isinstance(event, Tick):
                 self._tick(at, event)
+            elif isinstance(event, e.FaultInjected):
+                self._strike(event)
             else:
                 for effect in self._driver.step(event):
                     self._act(at, effect)
@@ -183,6 +239,8 @@ class World:
                 if (life := self._lives.get(effect.island)) and life.incarnation == effect.incarnation:
                     del self._lives[effect.island]
                     self._push(e.ConnectionLost(at + 0.01, effect.island, effect.incarnation, True, "killed"))
+            case f.DrainIsland():
+                self._drain(at, self._lives[effect.island], effect.island)
             case f.FlushIsland():
                 self._lives.pop(effect.island, None)
                 self._push(e.IslandFlushed(at + 0.01, effect.island, effect.incarnation))
@@ -206,24 +264,46 @@ class World:
             )
         )
 
+    def _strike(self, fault: e.FaultInjected) -> None:
+        """A stopped island steps on when its time is over; it is never so long that it would be missed."""
+        life = self._lives.get(fault.island)
+        if life is not None:
+            life.stopped_until = fault.at + fault.duration
+            self._driver.step(replace(fault, incarnation=Incarnation(life.incarnation)))
+        if fault.kind in ("stop", "continue"):
+            detail = f"{fault.island} is told to {fault.kind}" if life else f"{fault.island} has no process"
+            self.commands[fault.command].update(accepted=life is not None, detail=detail)
+
     def _tick(self, at: float, tick: Tick) -> None:
         """One inner step; then the progress report, and one fragment is offered in turn."""
         life = self._lives.get(tick.island)
         if life is None or life.incarnation != tick.incarnation:
             return
+        if at < life.stopped_until:
+            self._push(Tick(life.stopped_until, tick.island, tick.incarnation))
+            return
         life.steps += 1
         who, tokens, step = (tick.island, tick.incarnation), life.steps * self._tokens_per_step, life.steps
         loss = 5.5 / (1 + step / 100)
         self._step_all(at, e.ProgressReported(at, *who, step, step, tokens, step * STEP_S, STEP_S, STEP_S, loss))
-        fragment = FragmentId(step % self.policy.fragment_count)
-        steps = step - life.since[fragment]
+        self._offer(at, life, FragmentId(step % self.policy.fragment_count), who)
+        self._push(Tick(at + STEP_S, *who))
+
+    def _offer(self, at: float, life: Life, fragment: FragmentId, who: tuple[IslandId, Any]) -> None:
+        step, steps = life.steps, life.steps - life.since[fragment]
         if steps:
             offer = Contribution(
                 payload_id(*who, fragment, step), *who, fragment, step, step, Version(life.versions[fragment]), steps,
-                steps * self._tokens_per_step, tokens,
+                steps * self._tokens_per_step, step * self._tokens_per_step,
             )  # fmt: skip
             self._step_all(at, e.ContributionArrived(at, offer))
-        self._push(Tick(at + STEP_S, *who))
+
+    def _drain(self, at: float, life: Life, island: IslandId) -> None:
+        """It gives what is left, and soon after that is merged."""
+        del self._lives[island]
+        for fragment in range(self.policy.fragment_count):
+            self._offer(at, life, FragmentId(fragment), (island, Incarnation(life.incarnation)))
+        self._push(e.IslandDrained(at + 0.2, island, Incarnation(life.incarnation)))
 
     def _step_all(self, at: float, event: e.Event) -> None:
         for effect in self._driver.step(event):
@@ -236,6 +316,7 @@ class Life:
     def __init__(self, incarnation: int, fragment_count: int) -> None:
         self.incarnation = incarnation
         self.steps = 0
+        self.stopped_until = 0.0
         self.versions = [0] * fragment_count
         self.since = [0] * fragment_count
 
@@ -252,9 +333,23 @@ def command_event(command: dict[str, Any]) -> e.Command:
     match command["kind"]:
         case "kill":
             return e.KillRequested(at, name, caller, IslandId(command["island"]), command["restart"])
+        case "scale":
+            return e.ScaleRequested(at, name, caller, NodeGroupId(command["node_group"]), command["count"])
+        case "cordon":
+            return e.CordonRequested(at, name, caller, NodeGroupId(command["node_group"]))
+        case "uncordon":
+            return e.UncordonRequested(at, name, caller, NodeGroupId(command["node_group"]))
+        case "drain":
+            return e.DrainRequested(at, name, caller, IslandId(command["island"]))
         case "readd":
             return e.ReaddRequested(at, name, caller, IslandId(command["island"]))
     return e.CancelRequested(at, name, caller)
+
+
+def fault_event(command: dict[str, Any]) -> e.FaultInjected:
+    name, whom = CommandId(command["id"]), IslandId(command["island"])
+    kind, seconds = command["kind"], command["fault_s"]
+    return e.FaultInjected(command["at"], name, command["caller"], kind, whom, Incarnation(0), seconds)
 
 
 def leave_results(run_dir: Path, job_id: str, world: World, status: StatusRecord) -> None:
@@ -263,7 +358,18 @@ def leave_results(run_dir: Path, job_id: str, world: World, status: StatusRecord
     (run_dir / "report.json").write_text(json.dumps(figures))
     (run_dir / "report.html").write_text(f"<!doctype html><title>{job_id}</title>")
     (run_dir / "status.json").write_text(json.dumps(status))
-    tape = world.sink.tape(Header(job_id, world.policy))
-    with TapeWriter(run_dir / "tape.jsonl", tape.header) as writer:
-        for record in tape.records:
-            writer.append(record)
+
+
+def write_tape(path: Path, header: Header, world: World, ended: bool) -> None:
+    """The tape grows whenever somebody looks: what was written before is the beginning of what is worked out now."""
+    records = world.sink.records
+    with path.open("a+b") as file:
+        file.seek(0)
+        count = (before := file.read()).count(b"\n")
+        lines = [encode_header(header)] if count == 0 else []
+        lines += map(encode_record, records[max(0, count - 1) :])
+        file.write(fresh := "".join(f"{line}\n" for line in lines).encode())
+        if ended:
+            digest = Digest()
+            digest.add_all(before + fresh)
+            file.write(encode_footer(Footer(len(records), digest.hex())).encode() + b"\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.api.installation import Installation
@@ -33,3 +34,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     installation.up()
     yield installation
     installation.atoll("down")
+
+
+@pytest.fixture
+def http(service: Installation) -> Iterator[httpx.Client]:
+    """Plain HTTP to the service of the module, as an admin."""
+    with service.http() as client:
+        yield client

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from api.client import Client
@@ -45,9 +46,15 @@ class Installation:
         return self.atoll("up", "--runs", str(self.runs), "--control", CONTROL)
 
     def client(self) -> Client:
-        address = self.home.address()
+        """The typed client, with the installation's own token: an admin's, named ``local``."""
+        return Client.at(self.home.path)
+
+    def http(self, token: str | None = None) -> httpx.Client:
+        """Plain HTTP, with this token or the installation's own; none at all with the empty one."""
+        address, token = self.home.address(), self.home.token() if token is None else token
         assert address is not None
-        return Client(address.url, caller="tester")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx.Client(base_url=address.url, timeout=20, headers=headers)
 
     def spec(self, steps: int = 20_000, **changes: Any) -> dict[str, Any]:
         """A synthetic job of four islands; 20 steps take a second, 20,000 outlast any test."""

@@ -65,3 +65,12 @@ def test_an_interrupted_demo_ends_what_it_started(cold: Installation) -> None:
     said = demo.communicate(timeout=60)[0]
     assert demo.returncode == 130, said
     assert not cold.home.running()
+
+
+def test_a_second_demo_in_the_same_home_starts_nothing_and_ends_nothing(cold: Installation) -> None:
+    with cold.home.locked_for_demo():
+        second = start_demo(cold, steps=120)
+        said = second.communicate(timeout=60)[0]
+    assert second.returncode != 0
+    assert "A demo runs in" in said
+    assert not cold.home.address()

@@ -1,17 +1,17 @@
-"""The pure pieces: fleet checks, summaries, pictures; and the store on its own."""
+"""The pure pieces: fleet checks, whose code may run, summaries, pictures."""
 
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from api.auth.code import code_problems
 from api.control import NodeGroupRecord
 from api.fleet import fleet_problems, sections_of
-from api.store import AlreadyKnown, CommandRow, JobRow, Store
+from api.store import JobRow
 from api.summary import lines_that_matter
 from api.translate import job_of
 from api.watch import line, render
@@ -48,52 +48,34 @@ def test_an_island_must_fit_on_one_node_of_its_group() -> None:
     assert told["islands.0.cpus"] == "asks for 5 cpus on one node of 'pair', whose nodes have 4 each."
 
 
-def store_at(tmp_path: Path) -> Store:
-    return Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
+@pytest.mark.parametrize(
+    ("factory", "taken"),
+    [
+        ("learners.model:build", True),
+        ("ours:make", True),
+        ("ours.deep.down:make", True),
+        ("theirs.vision:make", True),
+        ("theirs:make", False),
+        ("theirs.visionary:make", False),
+        ("oursish:make", False),
+        ("os:system", False),
+        (":make", False),
+        ("no colon", False),
+    ],
+)
+def test_code_is_taken_from_packages_on_the_list_and_no_other(factory: str, taken: bool) -> None:
+    told = code_problems({"model": {"factory": factory}}, ("learners", "ours", "theirs.vision"))
+    assert [problem.path for problem in told] == ([] if taken else ["model.factory"])
+    assert taken or "--allow" in told[0].remedy
 
 
-def job_row(job: str, key: str | None = None) -> JobRow:
-    return JobRow(
-        job=job, name="n", spec={}, run_dir="/r", caller="c", submitted_at=1.0, state="running", idempotency_key=key
-    )
+def test_a_specification_that_names_no_code_or_nonsense_is_not_judged_by_it() -> None:
+    for document in ({}, {"model": {}}, {"model": "nano"}, {"model": {"factory": None}}, {"model": {"factory": 3}}):
+        assert code_problems(document, ("learners",)) == ()
 
 
-def test_a_store_opened_again_holds_what_was_written(tmp_path: Path) -> None:
-    store = store_at(tmp_path)
-    store.add_job(job_row("a-1"))
-    store.add_job(job_row("b-2"))
-    store.add_command(
-        CommandRow(command="k", job="a-1", kind="kill", island="i", restart=True, caller="c", requested_at=2.0)
-    )
-    store.update_job("a-1", state="completed", summary={"loss": 1.5})
-    store.update_command("k", delivered=True, accepted=False, detail="no")
-    store.close()
-
-    again = store_at(tmp_path)
-    assert [row.job for row in again.jobs()] == ["b-2", "a-1"]
-    assert again.job("latest").job == "b-2"
-    assert again.job("a-1").summary == {"loss": 1.5}
-    assert again.job("c-3") is None
-    assert [(row.command, row.accepted, row.detail) for row in again.commands("a-1")] == [("k", False, "no")]
-    again.close()
-
-
-def test_of_many_at_once_with_one_key_exactly_one_is_stored(tmp_path: Path) -> None:
-    store = store_at(tmp_path)
-
-    def add(number: int) -> str:
-        try:
-            return store.add_job(job_row(f"job-{number}", key="same")).job
-        except AlreadyKnown as known:
-            return f"known {known.row.job}"
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(add, range(24)))
-    winners = [answer for answer in answers if not answer.startswith("known")]
-    assert len(winners) == 1
-    assert set(answers) == {winners[0], f"known {winners[0]}"}
-    assert len(store.jobs()) == 1
-    store.close()
+def job_row(job: str) -> JobRow:
+    return JobRow(job=job, name="n", spec={}, run_dir="/r", caller="c", submitted_at=1.0, state="running")
 
 
 def picture(tmp_path: Path, until: float, commands: tuple[dict, ...] = ()):

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import httpx
 import pytest
 import yaml
 
+from api.binding import is_loopback
 from api.client import Client
-from api.guard import is_loopback
 from orchestrator.errors import ConfigurationError, InfrastructureError, NotFound, RequestError, ServiceUnreachable
 from tests.api.installation import Installation, wait_until
-
-
-@pytest.fixture
-def http(service: Installation) -> Iterator[httpx.Client]:
-    address = service.home.address()
-    assert address is not None
-    with httpx.Client(base_url=address.url, timeout=20) as client:
-        yield client
 
 
 def problem(answer: httpx.Response, status: int) -> dict:
@@ -36,11 +27,11 @@ def problem(answer: httpx.Response, status: int) -> dict:
 
 
 def test_a_submitted_job_is_created_at_its_location(http: httpx.Client, service: Installation) -> None:
-    answer = http.post("/v1/jobs", json=service.spec(), headers={"Atoll-Caller": "anna"})
+    answer = http.post("/v1/jobs", json=service.spec())
     assert answer.status_code == 201
     job = http.get(answer.headers["Location"]).json()
     assert job["job"] == answer.json()["job"]
-    assert job["caller"] == "anna"
+    assert job["caller"] == "local"
     assert [island["region"] for island in job["islands"]] == ["us-east", "us-west", "europe", "asia"]
     assert http.get("/v1/jobs/latest").json()["job"] == job["job"]
     assert job["job"] in [listed["job"] for listed in http.get("/v1/jobs").json()["jobs"]]
@@ -89,14 +80,14 @@ def test_the_same_idempotency_key_makes_one_job(http: httpx.Client, service: Ins
 def test_a_command_is_202_with_an_outcome_and_done_once_for_each_key(http: httpx.Client, service: Installation) -> None:
     job = http.post("/v1/jobs", json=service.spec()).json()["job"]
     wait_until(lambda: http.get(f"/v1/jobs/{job}/islands/asia").json()["state"] == "training")
-    headers = {"Idempotency-Key": "kill-asia", "Atoll-Caller": "bert"}
+    headers = {"Idempotency-Key": "kill-asia"}
     first = http.post(f"/v1/jobs/{job}/islands/asia/kill", headers=headers)
     again = http.post(f"/v1/jobs/{job}/islands/asia/kill", headers=headers)
     assert first.status_code == again.status_code == 202
     assert first.json()["command"] == again.json()["command"]
     where = first.headers["Location"]
     decided = wait_until(lambda: (c := http.get(where).json())["state"] != "pending" and c)
-    assert (decided["state"], decided["caller"], decided["kind"]) == ("accepted", "bert", "kill")
+    assert (decided["state"], decided["caller"], decided["kind"]) == ("accepted", "local", "kill")
     wait_until(lambda: http.get(f"/v1/jobs/{job}/islands/asia").json()["incarnation"] == 2)
     assert [c["command"] for c in http.get(f"/v1/jobs/{job}/commands").json()["commands"]] == [first.json()["command"]]
     problem(http.post(f"/v1/jobs/{job}/islands/europe/kill", headers=headers), 400)

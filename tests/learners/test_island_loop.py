@@ -12,7 +12,7 @@ import pytest
 from learners import jax_trainer, synthetic
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from orchestrator.core.messages import Adopted, Broken, Flushed, Offer, Progress
+from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer, Progress
 from orchestrator.errors import InfrastructureError, InternalError
 
 TOKENS = 4 * 32
@@ -266,6 +266,45 @@ def test_an_island_without_a_state_is_flushed_at_once(new_island):
     island = new_island()
     island.loop.flush()
     assert island.outbox.take(0) == [Flushed()]
+
+
+def test_draining_offers_again_what_a_version_lacks_and_says_so_once_versions_hold_all_work(new_island):
+    island = new_island(adoption="rebase").start()  # due: fragment 0 at 4, 8, …; fragment 1 at 2, 6, …
+    island.steps(3)  # fragment 1 was offered at 2, with 2 steps of what are 4 by the next boundary
+    island.loop.drain()
+    island.trainer.permits.release()
+    given = island.letters_until(Offer)
+    while len(offers(given)) < 2:
+        given += island.letters_until(Offer)
+    assert sorted((o.fragment, o.offer, o.step_count) for o in offers(given)) == [(0, 2, 4), (1, 3, 4)]
+    island.loop.deliver(0, 1, 4, island.published(0, 1.0), 2)
+    island.loop.deliver(1, 1, 4, island.published(1, 1.0), 1)  # it came too late for more than the first offer
+    assert offers(island.letters_until(Offer)) == [Offer(1, 4, 4, 1, 2, 2 * TOKENS, 4 * TOKENS)]
+    island.loop.deliver(1, 2, 4, island.published(1, 2.0), 4)
+    assert isinstance(island.letters_until(Drained)[-1], Drained)
+    assert not island.trainer.at_gate.acquire(blocking=False)
+
+
+def test_a_drain_that_is_called_off_lets_the_island_train_on(new_island):
+    island = new_island(adoption="rebase").start()
+    island.steps(1)
+    island.loop.drain()
+    island.trainer.permits.release()
+    island.letters_until(Offer)
+    island.loop.start()
+    assert island.trainer.at_gate.acquire(timeout=10)
+    assert [o.step_count for o in offers(island.steps(2))] == [4]
+
+
+def test_a_draining_island_gives_no_state_once_it_has_ended(new_island):
+    island = new_island().start()
+    island.loop.drain()
+    island.trainer.permits.release()
+    island.letters_until(Offer)
+    island.loop.flush()
+    island.letters_until(Flushed)
+    with pytest.raises(InfrastructureError, match=r"ended|does not train"):
+        island.loop.export_state(5)
 
 
 def test_counters_obey_conservation_under_every_adoption_rule(new_island):

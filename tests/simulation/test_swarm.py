@@ -35,7 +35,7 @@ from orchestrator.core import events as e
 from orchestrator.core import fleet, fragment_life, fragment_round
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
 from orchestrator.simulation import swarm
-from orchestrator.simulation.configurations import FEATURES, draw
+from orchestrator.simulation.configurations import FEATURES, MEMBERSHIP, draw
 
 SEEDS, CHUNK = 200, 25
 FOUND_WITHIN = 60
@@ -43,7 +43,10 @@ RICH = 18
 """A seed whose job has five islands, many merges and faults of many kinds."""
 
 NEVER_HAPPENS = {RefusalReason.UNKNOWN_VERSION, RefusalReason.EMPTY, RefusalReason.WRONG_SHAPE}
-"""No simulated island invents versions, offers nothing, or has another model; ``tests/core`` has these."""
+"""No simulated island invents versions, offers nothing, or has another model; ``tests/core`` has these.
+
+Nor is a fault of the swarm one of chaos: ``tests/chaos`` has those.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +64,8 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in set(range(SEEDS)) - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = swarm.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    assert features == set(FEATURES)
-    kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)}
+    assert features == {*FEATURES, *MEMBERSHIP}
+    kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)} - {e.FaultInjected.__name__}
     reasons = {str(reason) for reason in (*RefusalReason, *ReleaseReason, *CloseReason) if reason not in NEVER_HAPPENS}
     came = survivors.values()
     assert set().union(*(survivor.seen for survivor in came)) >= kinds | reasons

@@ -94,6 +94,7 @@ class JobChecker:
                 right = spent and version > 0 and self._evaluated == version
                 right = right and not any(current.inputs for current in self._rounds.all)
             case JobOutcome.FAILED:
-                right = all(life.given_up for life in lives.values()) or (spent and version == 0)
+                known = [life for life in lives.values() if life.wanted or life.incarnation]
+                right = all(life.given_up for life in known) or (spent and version == 0)
         require(right, "a job's outcome is what happened", (effect, self.trained, version, self._evaluated))
         require(not self._rounds.held, "nothing is held after the job's end", self._rounds.held)

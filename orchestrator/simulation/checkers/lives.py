@@ -12,7 +12,7 @@ from typing import get_args
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy
+from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy, NodeGroupId
 from orchestrator.simulation.checkers.timers import FLUSH, ROUNDING, Timers, backoff, suspect
 from orchestrator.simulation.checkers.violation import require
 
@@ -35,6 +35,7 @@ class Life:
     incarnation: Incarnation = Incarnation(0)
     silent: bool = False
     flushed: bool = False
+    draining: bool = False
     wanted: bool = True
     failures: int = 0
     given_up: bool = False
@@ -55,8 +56,14 @@ class Lives:
         self.all = {plan.island: Life() for plan in policy.islands}
         self.live: frozenset[IslandId] = frozenset()
         self.seeded = self.ending = self.finished = self.changed = False
+        self.cordoned: set[NodeGroupId] = set()
         self._policy = policy
         self._timers = timers
+        self._groups = {plan.island: plan.node_group for plan in policy.islands}
+
+    def held(self, island: IslandId) -> bool:
+        """Whether it is away, and its node group cordoned."""
+        return self.all[island].stage is Stage.OVER and self._groups[island] in self.cordoned
 
     def contributed(self, island: IslandId, incarnation: Incarnation) -> None:
         """Work of the island's present incarnation is in a version: it is healthy."""
@@ -74,17 +81,21 @@ class Lives:
                 require(only, "an incarnation that is over is not listened to", (event, effects))
         elif isinstance(event, e.OuterStateSeeded):
             self.seeded = True
-        elif isinstance(event, (e.KillRequested, e.ReaddRequested)):
+        elif isinstance(event, get_args(e.IslandCommand)):
             self._commanded(event, effects)
+        elif isinstance(event, (e.CordonRequested, e.UncordonRequested)) and effects:  # said again, it has none
+            change = self.cordoned.add if isinstance(event, e.CordonRequested) else self.cordoned.discard
+            change(event.node_group)
         elif self._timers.rang == FLUSH and not self.finished:
             for life in self.all.values():
-                life.flushed = life.flushed or life.live
+                life.flushed = life.flushed or life.live  # also of one that drains
         for effect in effects:
             self._asked(event, effect, effects)
         for island, life in self.all.items():
             if life.silent and not self.ending and not self.finished:
                 require(self._timers.awaits(suspect(island)), "a silent island has a deadline", (island, life))
-        before, self.live = self.live, frozenset(island for island, life in self.all.items() if life.live)
+        heard = frozenset(i for i, life in self.all.items() if life.live and (self.ending or not life.draining))
+        before, self.live = self.live, heard
         self.changed = before != self.live
 
     def _spoke(self, event: e.IslandEvent, life: Life, effects: tuple[f.Effect, ...]) -> None:
@@ -97,14 +108,21 @@ class Lives:
                 life.silent = False
             case e.IslandFlushed():
                 life.flushed = True
+            case e.IslandDrained():
+                life.flushed = life.flushed or self.ending
             case e.ConnectionLost() | e.PlacementFailed():
                 self._end(event.island, life, event, effects)
 
-    def _commanded(self, event: e.KillRequested | e.ReaddRequested, effects: tuple[f.Effect, ...]) -> None:
+    def _commanded(self, event: e.IslandCommand, effects: tuple[f.Effect, ...]) -> None:
         if not any(isinstance(x, f.ResolveCommand) and x.accepted for x in effects):
             return
         life = self.all[event.island]
-        life.wanted = isinstance(event, e.ReaddRequested) or event.restart
+        life.wanted = event.restart if isinstance(event, e.KillRequested) else isinstance(event, e.ReaddRequested)
+        if isinstance(event, e.DrainRequested):
+            others = [i for i in self.live if i != event.island]
+            kept = life.live and not life.draining and len(others) >= self._policy.quorum
+            require(kept, "an island is drained only where its work will merge", (event, self.live))
+        life.draining = isinstance(event, e.DrainRequested) or (life.draining and isinstance(event, e.KillRequested))
         if life.stage is Stage.OVER:
             life.failures, life.given_up = 0, False
 
@@ -112,6 +130,12 @@ class Lives:
         match effect:
             case f.PlaceIsland():
                 self._place(effect)
+            case f.WantIsland():
+                self._want(effect)
+            case f.HoldIsland():
+                life, group = self.all[effect.island], self._groups[effect.island]
+                right = life.stage is Stage.OVER and group == effect.node_group and group in self.cordoned
+                require(right, "only who would be placed on a cordoned node group is held", (effect, life))
             case f.StopIsland() if self.all[effect.island].speaks(effect.incarnation):
                 self._end(effect.island, self.all[effect.island], event, effects)
             case f.KillIsland():
@@ -127,13 +151,27 @@ class Lives:
                 begins = any(isinstance(x, f.SetTimer) and x.timer == FLUSH for x in effects)
                 require(flushes == (self.ending or begins), "islands flush when the job ends, else train", effect)
                 life.stage, life.silent = Stage.TRAINING, False
+            case f.DrainIsland():
+                life = self.all[effect.island]
+                asked = life.draining and life.speaks(effect.incarnation)
+                require(asked and not self.ending, "an island drains when an operator wants it to", (effect, life))
             case f.SetTimer(timer=name) if name == FLUSH:
                 self.ending = True
             case f.FinishJob():
                 self.finished = True
 
+    def _want(self, effect: f.WantIsland) -> None:
+        life = self.all[effect.island]
+        require(life.wanted != effect.wanted, "scaling changes only who has to change", (effect, life))
+        life.wanted = effect.wanted
+        life.draining = not effect.wanted and life.stage is Stage.TRAINING
+        if life.stage is Stage.OVER:
+            life.failures, life.given_up = 0, False
+
     def _place(self, effect: f.PlaceIsland) -> None:
         life = self.all[effect.island]
+        free = self._groups[effect.island] == effect.node_group and effect.node_group not in self.cordoned
+        require(free, "nothing is placed on a cordoned node group", effect)
         over = life.stage is Stage.OVER
         require(over, "an island is placed again only once its former process is dead or told to stop", (effect, life))
         require(effect.incarnation == life.incarnation + 1, "incarnations rise by one", (effect, life))
@@ -157,6 +195,7 @@ class Lives:
         life.stage, life.silent = Stage.OVER, False
         finishes = any(isinstance(x, f.FinishJob) for x in effects)
         dismissed = finishes and (self.ending or isinstance(event, e.CancelRequested))
+        dismissed = dismissed or isinstance(event, e.IslandDrained)
         if not life.wanted or dismissed:
             return
         life.failures += 1

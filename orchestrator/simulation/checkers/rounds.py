@@ -20,6 +20,7 @@ from orchestrator.core.vocabulary import (
     Contribution,
     Epoch,
     FragmentId,
+    Incarnation,
     IslandId,
     JobPolicy,
     PayloadId,
@@ -92,6 +93,11 @@ class Rounds:
             self._waits_for_somebody(current)
         gave_all = self._lives.ending and not self._lives.live
         self._complete = self._complete or (gave_all and not any(r.open or r.inputs for r in self.all))
+
+    def merged_up_to(self, island: IslandId, incarnation: Incarnation) -> list[int]:
+        """Of each fragment: how far this incarnation's tokens are in versions."""
+        lines = (self._lines.get((island, incarnation, current.fragment), Line()) for current in self.all)
+        return [line.merged_up_to for line in lines]
 
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,1 @@
+"""Who may do what: tokens, roles, the gate before all routes, the audit trail."""

@@ -1,0 +1,44 @@
+"""Whose code a job may name: packages on a list, and no other. Pure.
+
+``model.factory`` is ``package.module:function`` and runs in every island with the rights of the service's user. So it is
+taken only from packages that whoever started the service has named (``atoll up --allow PACKAGE``); learners' own are always
+among them. An entry stands for a package and all within it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.errors import ConfigurationError, Problem
+
+OWN_PACKAGES = ("learners",)
+
+_PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def code_problems(document: Mapping[str, Any], packages: Sequence[str]) -> tuple[Problem, ...]:
+    """The code that this specification names and that is on no list. The specification may be wrong elsewhere."""
+    model = document.get("model")
+    factory = model.get("factory") if isinstance(model, Mapping) else None
+    if not factory or not isinstance(factory, str):
+        return ()
+    module = factory.partition(":")[0]
+    if any(module == package or module.startswith(package + ".") for package in packages):
+        return ()
+    package = module.partition(".")[0]
+    return (
+        Problem(
+            "model.factory",
+            f"names {factory!r}, and this service takes code from {', '.join(sorted(packages))} only.",
+            f"Use a preset; or have the service started with `atoll up --allow {package}`, if you trust that package.",
+        ),
+    )
+
+
+def refuse_unfit(packages: Sequence[str]) -> None:
+    """Raises ConfigurationError for what is no package's name."""
+    for package in packages:
+        if not _PACKAGE.fullmatch(package):
+            raise ConfigurationError(detail=f"--allow {package!r} is no package's name; write it as in an import.")

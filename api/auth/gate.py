@@ -1,0 +1,140 @@
+"""The one gate before all routes: who asks, may they, and what did they change.
+
+Responsible for default deny and for the audit trail. It stands before the router and not in it: what it does not know to be
+open it refuses, also paths that lead nowhere, files, and routes added later; and no body is read of a request that it
+refuses. What passes carries its holder in ``request.state.holder``.
+
+    401     no token, or none that is valid           WWW-Authenticate: Bearer
+    403     the role does not reach
+    429     wrong tokens, too many from one address   Retry-After
+
+Every request to change something by a known holder has a row in the audit trail before it is carried out, and its status
+before it is answered. Strangers leave no rows: they could fill the disk. A stream of events that was let in flows to its
+end, also if its token is revoked meanwhile.
+
+Source: OWASP Authorization Cheat Sheet (deny by default, check every request); RFC 6750, section 3.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api import problems
+from api.auth.limit import FailureLimit
+from api.auth.roles import READS, TOKEN_REMEDY, Holder, bearer, refuse_role, required_role
+from api.auth.store import AccessStore, AuditRow
+from api.auth.tokens import Tokens
+from orchestrator.errors import Forbidden, RequestError, TooManyFailures, Unauthenticated
+
+PATH_CHARACTERS_MAX = 500
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the gate looks at of a request."""
+
+    method: str
+    path: str
+    authorization: str
+    address: str
+
+
+class Gate:
+    """Middleware: what is not open needs a token whose role reaches."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, store: AccessStore) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._store = store
+        self._limit = FailureLimit()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = asked_of(scope)
+        try:
+            holder = await self._holder(asked)
+        except (Unauthenticated, TooManyFailures) as error:
+            await refusal(error, asked.path)(scope, receive, send)
+            return
+        if holder is None:
+            await self._app(scope, receive, send)
+            return
+        scope.setdefault("state", {})["holder"] = holder
+        inner = self._app
+        try:
+            refuse_role(holder, asked.method, asked.path)
+        except Forbidden as error:
+            inner = refusal(error, asked.path)
+        if asked.method in READS:
+            await inner(scope, receive, send)
+            return
+        async with self._audited(asked, holder, send) as send_audited:
+            await inner(scope, receive, send_audited)
+
+    async def _holder(self, asked: Asked) -> Holder | None:
+        """Whoever asks; None where nobody needs to be known. Raises what the refusal says."""
+        if required_role(asked.method, asked.path) is None:
+            return None
+        token = bearer(asked.authorization)
+        if holder := await run_in_threadpool(self._tokens.holder_of, token):
+            return holder
+        wait_s = self._limit.failed(asked.address, time.monotonic())
+        if wait_s:
+            detail = f"{asked.address} has shown too many tokens that are not valid."
+            remedy = f"Wait {wait_s} s, and look for a program there that has an old token. {TOKEN_REMEDY}"
+            raise TooManyFailures(detail=detail, remedy=remedy, retry_after_s=wait_s)
+        logger.warning("%s %r from %s: a token that is not valid", asked.method, asked.path, asked.address)
+        raise Unauthenticated(detail="The token is unknown, expired or revoked.", remedy=TOKEN_REMEDY)
+
+    @asynccontextmanager
+    async def _audited(self, asked: Asked, holder: Holder, send: Send) -> AsyncIterator[Send]:
+        """A row stands for the request; the answer is sent by what this yields, which completes the row first."""
+        row = AuditRow(
+            at=time.time(),
+            caller=holder.name,
+            role=holder.role.value,
+            address=asked.address,
+            method=asked.method,
+            path=asked.path[:PATH_CHARACTERS_MAX],
+        )
+        number = await run_in_threadpool(self._store.begin_audit, row)
+
+        async def send_audited(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await run_in_threadpool(self._store.end_audit, number, message["status"])
+            await send(message)
+
+        try:
+            yield send_audited
+        except Exception:
+            await run_in_threadpool(self._store.end_audit, number, 500)  # it is answered further out
+            raise
+
+
+def asked_of(scope: Scope) -> Asked:
+    headers = dict(scope["headers"])
+    address = scope["client"][0] if scope.get("client") else "somewhere"
+    return Asked(scope["method"], scope["path"], headers.get(b"authorization", b"").decode("latin-1"), address)
+
+
+def refusal(error: RequestError, path: str) -> ASGIApp:
+    """The problem document that says this error, with the header that its status asks for."""
+    match error:
+        case Unauthenticated():
+            headers = {"WWW-Authenticate": 'Bearer realm="atoll"'}
+        case TooManyFailures():
+            headers = {"Retry-After": str(error.retry_after_s)}
+        case _:
+            headers = {}
+    return problems.response(problems.document_of(error, path), headers=headers)

@@ -1,0 +1,56 @@
+"""What the OpenAPI document says of access: the token's scheme, the role that each operation needs, and its refusals.
+
+It is read off the same rule that the gate applies (``api.auth.roles.required_role``), so that it cannot say otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from api.auth.roles import required_role
+from api.problems import CONTENT_TYPE
+from api.schemas import ProblemDocument
+
+SCHEME = "token"
+REFUSALS = {
+    "401": "No token, or none that is valid",
+    "403": "The role does not reach, or the request comes from elsewhere",
+    "429": "Too many wrong tokens from this address; `Retry-After` says how long to wait",
+}
+SCHEMAS = "#/components/schemas/"
+
+
+def install(app: FastAPI) -> None:
+    """From here on the app's OpenAPI document tells who may do what."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if not app.openapi_schema:
+            describe(described())
+        return described()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def describe(document: dict[str, Any]) -> None:
+    """Every operation of the document says the role that it needs, and how it refuses."""
+    components = document.setdefault("components", {})
+    components["securitySchemes"] = {
+        SCHEME: {"type": "http", "scheme": "bearer", "description": "Roles: viewer < operator < admin."}
+    }
+    schemas = components.setdefault("schemas", {})
+    shape = ProblemDocument.model_json_schema(ref_template=SCHEMAS + "{model}")
+    for name, schema in (*shape.pop("$defs", {}).items(), ("ProblemDocument", shape)):
+        schemas.setdefault(name, schema)
+    problem = {CONTENT_TYPE: {"schema": {"$ref": SCHEMAS + "ProblemDocument"}}}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            needed = required_role(method.upper(), path)
+            operation["security"] = [{SCHEME: []}] if needed else []
+            if needed:
+                operation["description"] = f"{operation.get('description', '')}\n\nNeeds the role {needed}.".strip()
+            for status, meaning in REFUSALS.items():
+                if needed or status == "403":
+                    operation["responses"].setdefault(status, {"description": meaning, "content": problem})

@@ -1,0 +1,93 @@
+"""Tokens and the audit trail, as rows in the store.
+
+Responsible for rows, as ``api.store`` is for jobs. It refuses to know a raw token: only a digest ever reaches it, so that
+whoever reads the database, or a backup of it, can do nothing with it.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Mapped, mapped_column, sessionmaker
+
+from api.store import Base
+
+
+class TokenRow(Base):
+    """A revoked or expired token keeps its row, and with it its name: the audit trail goes by names."""
+
+    __tablename__ = "tokens"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    digest: Mapped[str] = mapped_column(unique=True)
+    role: Mapped[str]
+    created_at: Mapped[float]
+    created_by: Mapped[str]
+    expires_at: Mapped[float | None] = mapped_column(default=None)
+    revoked_at: Mapped[float | None] = mapped_column(default=None)
+
+
+class AuditRow(Base):
+    """One request to change something. ``status`` is None until it was answered; for ever, if the service died in it."""
+
+    __tablename__ = "audit"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    at: Mapped[float]
+    caller: Mapped[str]
+    role: Mapped[str]
+    address: Mapped[str]
+    method: Mapped[str]
+    path: Mapped[str]
+    status: Mapped[int | None] = mapped_column(default=None)
+
+
+class AccessStore:
+    """Tokens and audited requests in the database of a ``Store``. Rows handed out are detached copies."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._session = sessionmaker(engine, expire_on_commit=False)
+
+    def add_token(self, row: TokenRow) -> bool:
+        """Store a new token. False, and nothing is stored, if its name was given before."""
+        try:
+            with self._session.begin() as session:
+                session.add(row)
+        except IntegrityError:
+            return False
+        return True
+
+    def token_by_digest(self, digest: str) -> TokenRow | None:
+        with self._session() as session:
+            return session.scalar(select(TokenRow).where(TokenRow.digest == digest))
+
+    def tokens(self) -> list[TokenRow]:
+        """All tokens, oldest first."""
+        with self._session() as session:
+            return list(session.scalars(select(TokenRow).order_by(TokenRow.number)))
+
+    def revoke_token(self, name: str, now: float) -> TokenRow | None:
+        """The token of this name, revoked now or before; None if there is none."""
+        with self._session.begin() as session:
+            row = session.scalar(select(TokenRow).where(TokenRow.name == name))
+            if row and row.revoked_at is None:
+                row.revoked_at = now
+        return row
+
+    def begin_audit(self, row: AuditRow) -> int:
+        """Store a request that is about to be carried out. Returns its number."""
+        with self._session.begin() as session:
+            session.add(row)
+        return row.number
+
+    def end_audit(self, number: int, status: int) -> None:
+        """The audited request was answered with this status."""
+        with self._session.begin() as session:
+            session.execute(update(AuditRow).where(AuditRow.number == number).values(status=status))
+
+    def audit(self, limit: int, before: int | None) -> list[AuditRow]:
+        """The newest requests, or the newest of those before a number; newest first."""
+        query = select(AuditRow).order_by(AuditRow.number.desc()).limit(limit)
+        with self._session() as session:
+            return list(session.scalars(query if before is None else query.where(AuditRow.number < before)))

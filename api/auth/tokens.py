@@ -1,0 +1,78 @@
+"""Tokens as things with a life: created, shown once, recognised, expired, revoked.
+
+Responsible for when a token is valid, and for the first one, which no admin can have created. It refuses to remember a raw
+token: it exists in the answer to whoever created it, and for the first one in ``HOME/token``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from api.auth.roles import Holder, Role, digest_of, new_token
+from api.auth.store import AccessStore, TokenRow
+from api.home import Home
+from orchestrator.errors import Conflict, NotFound
+
+FIRST_NAME = "local"
+FIRST_CREATOR = "the service"
+
+
+class Tokens:
+    def __init__(self, store: AccessStore, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+
+    def create(self, name: str, role: Role, created_by: str, expires_in_s: float | None = None) -> tuple[TokenRow, str]:
+        """A new token and its raw form, which nobody can be shown again. Raises Conflict if the name was given before."""
+        raw, now = new_token(), self._clock()
+        expires_at = None if expires_in_s is None else now + expires_in_s
+        row = TokenRow(
+            name=name,
+            digest=digest_of(raw),
+            role=role.value,
+            created_at=now,
+            created_by=created_by,
+            expires_at=expires_at,
+        )
+        if not self._store.add_token(row):
+            raise Conflict(
+                detail=f"There is or was a token {name!r}, and the audit trail goes by names.",
+                remedy="Choose a name that was never used; `atoll token list` shows them all.",
+            )
+        return row, raw
+
+    def holder_of(self, raw: str) -> Holder | None:
+        """Whoever holds this token, if it is valid now."""
+        row = self._store.token_by_digest(digest_of(raw))
+        return Holder(row.name, Role(row.role)) if row and self.valid(row) else None
+
+    def valid(self, row: TokenRow) -> bool:
+        return row.revoked_at is None and (row.expires_at is None or self._clock() < row.expires_at)
+
+    def list(self) -> list[TokenRow]:
+        """All tokens, oldest first."""
+        return self._store.tokens()
+
+    def revoke(self, name: str) -> TokenRow:
+        """From now on the token is not valid. Safe to call again. Raises NotFound."""
+        row = self._store.revoke_token(name, self._clock())
+        if row is None:
+            raise NotFound(detail=f"There is no token {name!r}.", remedy="`atoll token list` shows them all.")
+        return row
+
+    def leave_first(self, home: Home) -> None:
+        """``HOME/token`` holds a valid token of an admin; a new one, if it was lost, expired or revoked.
+
+        Whoever can write that folder owns the installation, so this takes nothing from anybody, and is the way back in
+        for an owner who has lost every admin token: start the service again.
+        """
+        kept = home.token()
+        holder = self.holder_of(kept) if kept else None
+        if holder and holder.role is Role.ADMIN:
+            return
+        names = {row.name for row in self.list()}
+        numbered = (f"{FIRST_NAME}-{number}" for number in range(2, len(names) + 3))
+        name = next(name for name in (FIRST_NAME, *numbered) if name not in names)
+        _, raw = self.create(name, Role.ADMIN, FIRST_CREATOR)
+        home.write_token(raw)

@@ -1,0 +1,48 @@
+"""`atoll doctor`: is this machine fit to run atoll? Exit code 1 if something is wrong; warnings are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.commands.common import HomeOption, JsonOption, RunsOption, console, print_json
+from api.commands.service import GROUPS
+from api.home import DEFAULT_HOME, DEFAULT_RUNS, Home
+
+STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
+
+
+def doctor(
+    home: HomeOption = DEFAULT_HOME,
+    runs: RunsOption = DEFAULT_RUNS,
+    groups: Annotated[
+        Path, typer.Option("--groups", help="The node groups.", show_default="deploy/configs/groups.yaml")
+    ] = GROUPS,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine: Python, Ray, JAX, ports, disk, clock, home, memory, cores, leftovers. Each with its remedy."""
+    from dataclasses import asdict
+
+    from api.doctor import State, examine
+
+    findings = examine(Home(home), runs, groups)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("", "check", "found", box=None, show_header=False)
+        for finding in findings:
+            table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.check, Text(finding.found))
+            if finding.remedy:
+                table.add_row("", "", Text(f"→ {finding.remedy}", style="cyan"))
+        console().print(table)
+    if any(finding.state is State.WRONG for finding in findings):
+        raise typer.Exit(1)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Service")(doctor)

@@ -1,0 +1,105 @@
+"""Commands about what happened in a job: its events as they come, its merges, and why one came out as it did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
+from api.home import DEFAULT_HOME
+from orchestrator.errors import ConfigurationError, ServiceUnreachable
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from api.schemas import TapeRecord
+
+INTERRUPTED = 130
+PATIENCE_S = 60.0
+"""How long the service may be away before following it gives up."""
+
+
+def events(
+    job: JobArgument = "latest",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
+    after: Annotated[int, typer.Option("--after", min=0, help="Begin after the record of this number.")] = 0,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what happened in a job, a line for each record of its tape. Ctrl-C says how to go on from there."""
+    from api.telling import tell
+
+    with connect(home, url) as client:
+        job = client.job(job).job  # `latest` may mean another one by the time it is said again
+        try:
+            for record in (
+                follow_events(client, job, after) if follow else client.events(job, after=after, follow=False)
+            ):
+                typer.echo(record.model_dump_json() if as_json else tell(record))
+                after = record.n
+        except KeyboardInterrupt:
+            say(f"the job goes on; come back with `atoll events {job} --follow --after {after}`")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def follow_events(client: Client, job: str, after: int) -> Iterator[TapeRecord]:
+    """The job's records until it has ended, also across a restart of the service."""
+    answered_at = time.monotonic()
+    while True:
+        try:
+            for record in client.events(job, after=after):
+                after, answered_at = record.n, time.monotonic()
+                yield record
+            return
+        except ServiceUnreachable:
+            if time.monotonic() - answered_at > PATIENCE_S:
+                raise
+            time.sleep(0.5)
+
+
+def merges(
+    job: JobArgument = "latest",
+    fragment: Annotated[int | None, typer.Option("--fragment", min=0, help="Only those of this fragment.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many.")] = 20,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List a job's merges, newest first, and why each closed when it did."""
+    with connect(home, url) as client:
+        found = client.merges(job, fragment=fragment, limit=limit).merges
+    if as_json:
+        print_json(found)
+        return
+    from api.merges.view import merge_table
+
+    console().print(merge_table(found))
+
+
+def explain(
+    job: JobArgument,
+    merge: Annotated[str, typer.Argument(metavar="FRAGMENT:VERSION", help="A merge, as `atoll merges` lists it.")],
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell why a merge came out as it did: who was in, how long it waited, why it closed, who was refused and why."""
+    fragment, colon, version = merge.partition(":")
+    if not (colon and fragment.isdecimal() and version.isdecimal()):
+        raise ConfigurationError(detail=f"{merge!r} names no merge. Write FRAGMENT:VERSION, such as 0:12.")
+    with connect(home, url) as client:
+        found = client.merge(job, int(fragment), int(version))
+    if as_json:
+        print_json(found)
+        return
+    from api.merges.view import explained
+
+    console().print(explained(found))
+
+
+def register(app: typer.Typer) -> None:
+    for command in (events, merges, explain):
+        app.command(rich_help_panel="Jobs")(command)

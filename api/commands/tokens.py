@@ -1,0 +1,112 @@
+"""Commands about who may do what, and who did: create a token, list tokens, revoke one; the audit trail. For admins."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated
+
+import typer
+
+from api.auth.roles import Role
+from api.commands.common import HomeOption, JsonOption, UrlOption, connect, console, print_json, say
+from api.home import DEFAULT_HOME
+from orchestrator.errors import RequestError
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.", show_default=False)]
+
+group = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens. For admins.")
+
+
+def create(
+    name: NameArgument,
+    role: Annotated[Role, typer.Option("--role", help="A viewer reads, an operator changes, an admin gives tokens.")],
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="TIME", help="As 30d, 12h or 90m. Default: never.")
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a token and print it. It is shown this once."""
+    expires_in_s = seconds_of(expires) if expires else None
+    with connect(home, url) as client:
+        made = client.create_token(name, role, expires_in_s=expires_in_s)
+    if as_json:
+        print_json(made)
+        return
+    say(f"the {made.role} token {made.name!r}, valid until {said(made.expires_at)}; it is shown this once:")
+    typer.echo(made.token)
+
+
+def list_tokens(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """List all tokens that there are or were, without what makes them tokens."""
+    with connect(home, url) as client:
+        tokens = client.tokens()
+    if as_json:
+        print_json(tokens)
+        return
+    from rich.table import Table
+
+    table = Table("token", "role", "valid", "created", "by", "expires", "revoked", box=None, header_style="dim")
+    for token in tokens:
+        created, expires = said(token.created_at), said(token.expires_at)
+        revoked = said(token.revoked_at) if token.revoked_at else ""
+        valid = "yes" if token.valid else "no"
+        table.add_row(token.name, token.role, valid, created, token.created_by, expires, revoked)
+    console().print(table)
+
+
+def revoke(
+    name: NameArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Make a token invalid, now and for ever."""
+    with connect(home, url) as client:
+        token = client.revoke_token(name)
+    if as_json:
+        print_json(token)
+    else:
+        say(f"the token {token.name!r} is revoked")
+
+
+def audit(
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many, of the newest.")] = 50,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List who changed what, when, and how it was answered; newest first."""
+    with connect(home, url) as client:
+        entries = client.audit(limit=limit).entries
+    if as_json:
+        print_json(entries)
+        return
+    from rich.table import Table
+
+    table = Table("when", "who", "role", "from", "request", "answer", box=None, header_style="dim")
+    for entry in entries:
+        answer = "none" if entry.status is None else str(entry.status)
+        table.add_row(said(entry.at), entry.caller, entry.role, entry.address, f"{entry.method} {entry.path}", answer)
+    console().print(table)
+
+
+def seconds_of(text: str) -> float:
+    """``30d`` in seconds. Raises RequestError for what is no such thing."""
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if match is None:
+        raise RequestError(detail=f"--expires {text!r} is no time.", remedy="Write a number and s, m, h or d: 30d.")
+    return float(int(match[1]) * SECONDS[match[2]])
+
+
+def said(at: float | None) -> str:
+    return "for ever" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def register(app: typer.Typer) -> None:
+    group.command()(create)
+    group.command("list")(list_tokens)
+    group.command()(revoke)
+    app.add_typer(group, name="token", rich_help_panel="Service")
+    app.command(rich_help_panel="Service")(audit)

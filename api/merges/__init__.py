@@ -1,0 +1,1 @@
+"""Merges and their explanations, from a job's tape."""

@@ -1,0 +1,63 @@
+"""A merge's explanation as the API answers it, and in plain words. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from api.schemas import Absence, Contributor, Merge, MergeSummary, Refusal
+from orchestrator.accounting.explanation import Explanation
+from orchestrator.core.vocabulary import CloseReason
+from orchestrator.report.words import seconds
+
+CLOSED_BECAUSE = {
+    CloseReason.EVERYONE_IN: "everyone was in",
+    CloseReason.GRACE_OVER: "the grace window was over",
+    CloseReason.NO_GRACE_LEFT: "quorum was there and no slack to wait in",
+    CloseReason.FINAL_FLUSH: "the job was ending",
+}
+
+
+def merge_of(told: Explanation) -> Merge:
+    """The whole explanation."""
+    facts = _renamed(asdict(told), opened_at="opened_after_s", quorum_at="quorum_after_s", merge_seconds="merge_s")
+    facts |= summary_of(told).model_dump()
+    return Merge.model_validate(
+        facts
+        | {
+            "grace_window_s": None if told.grace_until is None else told.grace_until - told.quorum_at,
+            "grace_used_s": told.closed_at - told.quorum_at,
+            "contributors": [
+                Contributor.model_validate(_renamed(asdict(item), arrived_at="arrived_after_s"))
+                for item in told.contributors
+            ],
+            "absent": [Absence(island=island, state=state) for island, state in told.absent],
+            "refusals": [Refusal.model_validate(_renamed(asdict(item), at="after_s")) for item in told.refusals],
+        }
+    )
+
+
+def summary_of(told: Explanation) -> MergeSummary:
+    return MergeSummary(
+        fragment=told.fragment,
+        version=told.version,
+        islands=[item.island for item in told.contributors],
+        reason=told.reason,
+        because=because(told),
+        closed_after_s=told.closed_at,
+        merged_after_s=told.merged_at,
+    )
+
+
+def because(told: Explanation) -> str:
+    """Why it closed when it did, and what became of those who are not in it, in one sentence."""
+    waited = f"after {seconds(told.closed_at - told.quorum_at)} of grace"
+    parts = [f"closed because {CLOSED_BECAUSE[told.reason]}, {waited}"]
+    latest = {refusal.island: refusal for refusal in told.refusals}
+    parts += [f"{r.island} refused: {r.reason.replace('_', ' ')}, {r.detail}" for r in latest.values()]
+    absent = [f"{island} ({state.replace('_', ' ')})" for island, state in told.absent if island not in latest]
+    return "; ".join([*parts, f"without {', '.join(absent)}"] if absent else parts)
+
+
+def _renamed(facts: dict[str, Any], **names: str) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in facts.items()}

@@ -1,0 +1,110 @@
+"""The explained merges of each job, worked out from its tape and kept up with it.
+
+Responsible for reading every line of a tape once in the life of the service, however often is asked: the fold is kept and
+fed what came since. Bounded: a job's newest merges (the fold's limit) of the few jobs that were asked about last. It
+refuses to decode what explains no merge, which is most of a tape.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from api.records import TapeReader, number_of
+from api.runs import Run
+from orchestrator.accounting.explanation import KEEP, Explanation, Explanations
+from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.errors import DataError, NotFound
+from orchestrator.tape.schema import Header, Record, decode_header, decode_line
+
+JOBS_MAX = 8
+UNEVENTFUL = b'"effects":[]}'
+TELLING = b'{"type":"MergeCompleted"', b'{"type":"Connection', b'{"type":"Island', b'{"type":"Placement'
+"""Events that say something of a merge or of an island's state even when nothing was decided on them."""
+
+
+class History:
+    """One job's."""
+
+    def __init__(self, run: Run, keep: int) -> None:
+        self._reader = TapeReader(run.tape)
+        self._keep = keep
+        self._fold: Explanations | None = None
+        self._reading = threading.Lock()
+
+    def merges(self) -> list[Explanation]:
+        """Newest first."""
+        with self._reading:
+            fold = self._caught_up()
+            return list(reversed(fold.merges.values())) if fold else []
+
+    def merge(self, job: str, fragment: int, version: int) -> Explanation:
+        """Raises NotFound with what there is instead."""
+        with self._reading:
+            fold = self._caught_up()
+            found = fold.merges.get((FragmentId(fragment), Version(version))) if fold else None
+            stands = fold.version(FragmentId(fragment)) if fold else None
+        if found is None:
+            raise NotFound(
+                detail=f"Job {job} has no merge {fragment}:{version}.", remedy=_instead(job, version, stands)
+            )
+        return found
+
+    def _caught_up(self) -> Explanations | None:
+        """The fold up to the tape's present end; None while there is no tape."""
+        try:
+            while lines := self._reader.read():
+                for line in lines:
+                    self._take(line)
+        except DataError:
+            self._reader, self._fold = (
+                TapeReader(self._reader.path),
+                None,
+            )  # half a chunk read is no place to go on from
+            raise
+        return self._fold
+
+    def _take(self, line: bytes) -> None:
+        if self._fold is None:
+            self._fold = fold_of(line, self._keep)
+        elif is_telling(line) and isinstance(record := decode_line(line.decode()), Record):
+            self._fold.apply(record.event, record.effects)  # type: ignore[arg-type]  # its header says: a job's tape
+
+
+class Histories:
+    """Those of the jobs that were asked about last."""
+
+    def __init__(self, keep: int = KEEP) -> None:
+        self._keep = keep
+        self._histories: OrderedDict[str, History] = OrderedDict()
+        self._choosing = threading.Lock()
+
+    def of(self, run: Run) -> History:
+        with self._choosing:
+            history = self._histories.pop(run.job, None) or History(run, self._keep)
+            self._histories[run.job] = history
+            if len(self._histories) > JOBS_MAX:
+                self._histories.popitem(last=False)
+            return history
+
+
+def fold_of(line: bytes, keep: int) -> Explanations:
+    """A fold for the tape that begins with this line."""
+    header = decode_header(line.decode())
+    if not isinstance(header, Header):
+        raise DataError(detail="this is the tape of a fleet, which merges nothing.")
+    return Explanations(header.policy, keep)
+
+
+def is_telling(line: bytes) -> bool:
+    if number_of(line) is None:
+        return False
+    return not line.endswith(UNEVENTFUL) or any(kind in line for kind in TELLING)
+
+
+def _instead(job: str, version: int, stands: Version | None) -> str:
+    if stands is None:
+        return f"`atoll merges {job}` lists those there are."
+    if 1 <= version <= stands:
+        return f"It is older than the merges that are kept; the tape has it: GET /v1/jobs/{job}/tape."
+    return f"The fragment stands at version {stands}."

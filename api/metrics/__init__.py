@@ -1,0 +1,1 @@
+"""What Prometheus scrapes: the catalogue of names, and the values behind them."""

@@ -1,0 +1,120 @@
+"""Every metric of the service: its name, its labels, and what its rise means to whoever is on call.
+
+Responsible for the catalogue only. Names are in base units; labels are bounded: by the jobs that live, by their islands,
+fragments and regions, and by reasons and classes that the code knows. Nothing a caller can choose freely is a label.
+
+What a job says is the job's own totals, so a counter goes on where it was after the service restarts. Where a total may
+also fall (a share of time that is reckoned anew, tokens that were given up and came back) it is a gauge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """``name`` without the ``_total`` that a counter is exposed with."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def series(self) -> frozenset[str]:
+        """The names under which queries find it."""
+        endings = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+        return frozenset(self.name + ending for ending in endings[self.kind])
+
+
+ISLAND = ("job", "island", "region")
+_FRAGMENT = ("job", "fragment")
+
+_FAMILIES = (
+    # ── this service ──────────────────────────────────────────────────────────────────────────────────────────────
+    Family(
+        "histogram",
+        "atoll_api_request_seconds",
+        ("method", "route", "status"),
+        "Time from a request's arrival to the beginning of its answer. A rise: the cluster or the disk is slow.",
+    ),
+    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    Family("gauge", "atoll_jobs", ("state",), "Jobs the service knows, by state."),
+    Family(
+        "gauge",
+        "atoll_job_answers",
+        ("job",),
+        "Whether the job's synchroniser answered this scrape. 0: see it is alive.",
+    ),
+    Family("gauge", "atoll_job_phase", ("job", "phase"), "1 for the phase the job is in, 0 for the others."),
+    Family("gauge", "atoll_job_age_seconds", ("job",), "Time since the job was created."),
+    Family("gauge", "atoll_job_paused", ("job",), "1 while no fragment can merge: fewer islands than the quorum."),
+    Family("gauge", "atoll_job_token_budget", ("job",), "Tokens after which the job ends."),
+    Family("gauge", "atoll_quorum_islands", ("job",), "Islands a round needs before it may close (K)."),
+    # ── what it was worth ─────────────────────────────────────────────────────────────────────────────────────────
+    Family(
+        "gauge",
+        "atoll_goodput_ratio",
+        ("job",),
+        "Part of all accelerator-seconds so far whose tokens reached a merge. A fall means work is being lost.",
+    ),
+    Family("gauge", "atoll_uptime_ratio", ("job",), "Part of the time with at least a quorum of islands training."),
+    Family(
+        "gauge",
+        "atoll_island_seconds",
+        (*ISLAND, "class"),
+        "Island-seconds by what they were worth; every second is in one class. Only productive ones should rise.",
+    ),
+    Family("gauge", "atoll_island_accelerators", ISLAND, "Accelerators of the island; 1 for an island on CPUs."),
+    Family("gauge", "atoll_badput_seconds", ("job", "cause"), "Island-seconds that were not productive, by cause."),
+    Family("counter", "atoll_tokens_trained", ISLAND, "Tokens trained, merged or not: the raw rate."),
+    Family("counter", "atoll_tokens_merged", ISLAND, "Tokens that reached a merge (mean over fragments)."),
+    Family("gauge", "atoll_tokens_in_flight", ISLAND, "Tokens trained and neither merged nor discarded yet."),
+    Family("gauge", "atoll_tokens_discarded", ("job", "cause"), "Tokens that never will be in a merge, by cause."),
+    Family("gauge", "atoll_held_out_loss_nats", ("job",), "Latest loss of the merged parameters, nats per token."),
+    # ── islands ───────────────────────────────────────────────────────────────────────────────────────────────────
+    Family("gauge", "atoll_island_state", (*ISLAND, "state"), "1 for the state the island is in, 0 for the others."),
+    Family("counter", "atoll_island_restarts", ISLAND, "Times the island was placed again. A steady rise: it flaps."),
+    Family("counter", "atoll_island_steps", ISLAND, "Inner steps over all incarnations."),
+    Family("gauge", "atoll_island_step_seconds", ISLAND, "Time of an inner step of late."),
+    Family("gauge", "atoll_island_gap_max_seconds", ISLAND, "Longest time between two steps so far: was it held up?"),
+    Family("gauge", "atoll_training_loss_nats", ISLAND, "Training loss of the island's last step, nats per token."),
+    Family("counter", "atoll_island_merges", ISLAND, "Merges that the island's work is in."),
+    Family("gauge", "atoll_island_last_merge_age_seconds", ISLAND, "Time since a merge last held the island's work."),
+    Family("counter", "atoll_catch_ups", ("job", "source"), "States handed to islands, by who gave them."),
+    Family("counter", "atoll_catch_up_failures", ("job",), "Attempts to hand over a state that failed."),
+    Family("counter", "atoll_placement_failures", ("job",), "Attempts to make an island's process that failed."),
+    Family(
+        "histogram", "atoll_recovery_seconds", ("job",), "From an island's loss to a merge that holds its new work."
+    ),
+    Family("histogram", "atoll_recovery_part_seconds", ("job", "part"), "The parts of those recoveries; they add up."),
+    # ── rounds and merges ─────────────────────────────────────────────────────────────────────────────────────────
+    Family("counter", "atoll_merges", _FRAGMENT, "Outer steps taken. No rise for minutes: merging has stalled."),
+    Family("gauge", "atoll_fragment_version", _FRAGMENT, "Version the fragment stands at."),
+    Family("gauge", "atoll_round_offered_islands", _FRAGMENT, "Islands in the fragment's open round."),
+    Family("histogram", "atoll_merge_contributors", ("job",), "Islands whose work one merge holds."),
+    Family("counter", "atoll_rounds_closed", ("job", "reason"), "Rounds by why they stopped waiting."),
+    Family(
+        "histogram",
+        "atoll_round_part_seconds",
+        ("job", "part"),
+        "A round: collecting until it could close, grace until it did, merging until the new version stood.",
+    ),
+    Family("counter", "atoll_contributions", (*ISLAND, "outcome"), "Contributions admitted and refused."),
+    Family("counter", "atoll_refusals", ("job", "reason"), "Contributions refused, by reason. Work is thrown away."),
+    Family("histogram", "atoll_staleness_versions", ("job",), "Versions an admitted contribution's base was behind."),
+    Family("counter", "atoll_payloads", ("job", "direction"), "Fragments sent up to, and down from, the synchroniser."),
+    Family(
+        "counter",
+        "atoll_payload_bytes",
+        ("job", "direction", "codec"),
+        "Bytes of tensors in those payloads; what peers hand each other is not among them.",
+    ),
+    # ── operators ─────────────────────────────────────────────────────────────────────────────────────────────────
+    Family("counter", "atoll_commands", ("job", "kind", "outcome"), "Operators' commands that were decided."),
+    Family("gauge", "atoll_commands_pending", ("job",), "Commands the job has not decided yet."),
+    Family("counter", "atoll_chaos_faults", ("job", "kind"), "Faults that chaos injected: an outage somebody wanted."),
+)
+FAMILIES = {family.name: family for family in _FAMILIES}

@@ -1,0 +1,175 @@
+"""One job's samples: a ``StatusRecord`` in the words of ``metrics.catalogue``.
+
+Pure: the same record gives the same samples. It computes nothing that the folds did not count, except that it adds up
+buckets and multiplies payloads by their size. Parts that a record of an earlier build lacks are left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+from typing import Any
+
+from api.control import StatusRecord
+from orchestrator.core.vocabulary import IslandState, JobPhase, RefusalReason
+
+CONTRIBUTOR_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+PARAMETER_BYTES = {"float32": 4, "bfloat16": 2}
+FAULT_KINDS = ("kill", "stop")
+"""Of ``core.events.FaultInjected``; a continue is the end of a stop."""
+DOWN_CODEC = "float32"
+"""Whatever the uplink: islands must stand on Θ itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """A histogram as it is exposed: how many were at most each bound, the last of them infinite."""
+
+    cumulative: tuple[tuple[float, int], ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """``labels`` are in the order of the family."""
+
+    family: str
+    labels: tuple[str, ...]
+    value: float | Buckets
+
+
+def samples(record: StatusRecord, spec: Mapping[str, Any]) -> Iterator[Sample]:
+    """Everything the record says. ``spec`` is the job's own, for what no event repeats: quorum and wire codec."""
+    job = record["job_id"]
+    knobs = spec["synchroniser"]
+    yield Sample("atoll_quorum_islands", (job,), knobs["quorum"])
+    yield from _of_job(job, record)
+    yield from _of_islands(job, record)
+    yield from _of_rounds(job, record)
+    yield from _of_recoveries(job, record["statistics"])
+    if "traffic" in record["statistics"]:
+        regions = {island["island"]: island["region"] for island in record["view"]["islands"]}
+        traffic = record["statistics"]["traffic"]
+        yield from _of_traffic(job, traffic, regions)
+        yield from _of_payloads(job, traffic, record.get("fragment_parameters", []), knobs["wire"])
+    yield from _of_commands(job, record)
+
+
+def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
+    view, worth = record["view"], record["goodput"]
+    for phase in JobPhase:
+        yield Sample("atoll_job_phase", (job, phase.value), view["phase"] == phase)
+    yield Sample("atoll_job_age_seconds", (job,), record["at"])
+    yield Sample("atoll_job_paused", (job,), view["pause_reason"] is not None)
+    yield Sample("atoll_job_token_budget", (job,), view["token_budget"])
+    yield Sample("atoll_goodput_ratio", (job,), worth["goodput_ratio"])
+    yield Sample("atoll_uptime_ratio", (job,), worth["uptime_ratio"])
+    for cause, seconds in worth["badput_seconds"].items():
+        yield Sample("atoll_badput_seconds", (job, cause), seconds)
+    for cause, tokens in worth["discarded_tokens"].items():
+        yield Sample("atoll_tokens_discarded", (job, cause), tokens)
+    if record["loss_curve"]:
+        yield Sample("atoll_held_out_loss_nats", (job,), record["loss_curve"][-1][1])
+
+
+def _of_islands(job: str, record: StatusRecord) -> Iterator[Sample]:
+    told = record["statistics"]
+    for island in record["view"]["islands"]:
+        name = island["island"]
+        labels = (job, name, island["region"])
+        for state in IslandState:
+            yield Sample("atoll_island_state", (*labels, state.value), island["state"] == state)
+        yield Sample("atoll_island_accelerators", labels, island["accelerator_count"])
+        yield Sample("atoll_island_restarts", labels, island["restarts"])
+        yield Sample("atoll_island_steps", labels, island["steps_total"])
+        yield Sample("atoll_island_merges", labels, told["merges_per_island"].get(name, 0))
+        known = {
+            "atoll_island_step_seconds": island["step_seconds"],
+            "atoll_training_loss_nats": island["loss"],
+            "atoll_island_gap_max_seconds": told["gaps_max_s"].get(name),
+        }
+        if (merged_at := island["last_merge_at"]) is not None:
+            known["atoll_island_last_merge_age_seconds"] = record["at"] - merged_at
+        yield from (Sample(family, labels, value) for family, value in known.items() if value is not None)
+        if worth := record["goodput"]["islands"].get(name):
+            for kind, seconds in worth["seconds"].items():
+                yield Sample("atoll_island_seconds", (*labels, kind), seconds)
+            for kind in ("trained", "merged", "in_flight"):
+                yield Sample(f"atoll_tokens_{kind}", labels, worth["tokens"][kind])
+
+
+def _of_rounds(job: str, record: StatusRecord) -> Iterator[Sample]:
+    told = record["statistics"]
+    for fragment in record["view"]["fragments"]:
+        labels = (job, str(fragment["fragment"]))
+        yield Sample("atoll_fragment_version", labels, fragment["version"])
+        yield Sample("atoll_round_offered_islands", labels, len(fragment["offered"]))
+        yield Sample("atoll_merges", labels, told["merges_per_fragment"][fragment["fragment"]])
+    contributors = {int(count): times for count, times in told["merges_by_contributors"].items()}
+    yield Sample("atoll_merge_contributors", (job,), _counted(contributors, CONTRIBUTOR_BOUNDS))
+    for closed in told["close_reasons"]:
+        yield Sample("atoll_rounds_closed", (job, closed["reason"]), closed["merges"])
+    for part, histogram in told.get("round_seconds", {}).items():
+        yield Sample("atoll_round_part_seconds", (job, part), _buckets(histogram))
+    for reason in RefusalReason:  # also those that never were: a rise from nothing must be seen as one
+        yield Sample("atoll_refusals", (job, reason.value), told["refusals"].get(reason.value, 0))
+
+
+def _of_recoveries(job: str, told: Mapping[str, Any]) -> Iterator[Sample]:
+    complete = [recovery for recovery in told["recoveries"] if recovery["complete"]]
+    totals = Counter(recovery["total"] for recovery in complete)
+    yield Sample("atoll_recovery_seconds", (job,), _counted(totals, RECOVERY_BOUNDS_S))
+    for part in dict.fromkeys(part for recovery in complete for part in recovery["parts"]):
+        lengths = Counter(recovery["parts"][part] for recovery in complete if part in recovery["parts"])
+        yield Sample("atoll_recovery_part_seconds", (job, part), _counted(lengths, RECOVERY_BOUNDS_S))
+
+
+def _of_traffic(job: str, traffic: Mapping[str, Any], regions: Mapping[str, str]) -> Iterator[Sample]:
+    for island, region in regions.items():
+        for outcome in ("admitted", "refused"):
+            count = traffic[outcome].get(island, 0)
+            yield Sample("atoll_contributions", (job, island, region, outcome), count)
+    yield Sample("atoll_staleness_versions", (job,), _buckets(traffic["staleness"]))
+    for source, count in traffic["catch_ups"].items():
+        yield Sample("atoll_catch_ups", (job, source), count)
+    yield Sample("atoll_catch_up_failures", (job,), traffic["catch_up_failures"])
+    yield Sample("atoll_placement_failures", (job,), traffic["placement_failures"])
+
+
+def _of_payloads(
+    job: str, traffic: Mapping[str, Any], fragment_parameters: Sequence[int], up_codec: str
+) -> Iterator[Sample]:
+    for direction, codec in (("up", up_codec), ("down", DOWN_CODEC)):
+        counts = traffic[f"payloads_{direction}"]
+        yield Sample("atoll_payloads", (job, direction), sum(counts))
+        if fragment_parameters:
+            parameters = sum(n * size for n, size in zip(counts, fragment_parameters, strict=True))
+            yield Sample("atoll_payload_bytes", (job, direction, codec), parameters * PARAMETER_BYTES[codec])
+
+
+def _of_commands(job: str, record: StatusRecord) -> Iterator[Sample]:
+    outcomes = {True: "accepted", False: "refused", None: "pending"}
+    counts = Counter((noted["kind"], outcomes[noted["accepted"]]) for noted in record["commands"].values())
+    yield Sample("atoll_commands_pending", (job,), sum(n for (_, outcome), n in counts.items() if outcome == "pending"))
+    for (kind, outcome), count in sorted(counts.items()):
+        if outcome != "pending":
+            yield Sample("atoll_commands", (job, kind, outcome), count)
+    faults = Counter(fault["kind"] for fault in record["statistics"].get("faults", ()))
+    for kind in FAULT_KINDS:
+        yield Sample("atoll_chaos_faults", (job, kind), faults[kind])
+
+
+def _buckets(histogram: Mapping[str, Any]) -> Buckets:
+    """What ``accounting.histogram`` counted, added up."""
+    bounds = (*histogram["bounds"], inf)
+    return Buckets(tuple(zip(bounds, accumulate(histogram["counts"]), strict=True)), histogram["sum"])
+
+
+def _counted(values: Mapping[Any, int], bounds: Sequence[float]) -> Buckets:
+    """How often each value was there, in buckets."""
+    cumulative = [(bound, sum(n for value, n in values.items() if value <= bound)) for bound in (*bounds, inf)]
+    return Buckets(tuple(cumulative), sum(value * n for value, n in values.items()))

@@ -1,0 +1,1 @@
+"""The OpenAPI document: refusals and examples for every route."""

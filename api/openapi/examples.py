@@ -1,0 +1,193 @@
+"""An example of every shape that the API takes or answers with, from one job of four islands in four regions.
+
+``api.openapi.document`` puts them into the document; a test holds each against its shape, and asks for one for every route.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_COMMAND = {
+    "command": "kill-5f1d0c9be2a7",
+    "job": "demo-3ef8s",
+    "kind": "kill",
+    "island": "asia",
+    "caller": "ci",
+    "requested_at": 1795292312.4,
+    "state": "accepted",
+    "detail": "its process is killed; it will be placed again",
+}
+_ISLAND = {
+    "island": "asia",
+    "node_group": "asia",
+    "region": "asia-east1",
+    "accelerator_count": 1,
+    "state": "training",
+    "reason": "caught up from europe",
+    "incarnation": 2,
+    "node": "vm",
+    "pid": 27450,
+    "step": 412,
+    "steps_total": 405,
+    "tokens_total": 414720,
+    "steps_per_second": 5.1,
+    "loss": 1.912,
+    "last_merge_after_s": 81.2,
+    "restarts": 1,
+}
+_JOB_SUMMARY = {
+    "job": "demo-3ef8s",
+    "name": "demo",
+    "state": "running",
+    "reason": "",
+    "caller": "ci",
+    "submitted_at": 1795292290.0,
+    "started_at": 1795292290.1,
+    "ended_at": None,
+    "island_count": 4,
+    "islands_training": 4,
+    "token_budget": 3686400,
+    "tokens_trained": 1658880,
+    "global_version": 152,
+    "loss": 1.874,
+    "goodput_ratio": 0.948,
+    "run_dir": "/srv/atoll/runs/demo-3ef8s",
+}
+_JOB = _JOB_SUMMARY | {
+    "after_s": 82.4,
+    "pause_reason": None,
+    "epoch": 1,
+    "loss_train": 1.905,
+    "islands": [_ISLAND],
+    "fragments": [{"fragment": 0, "version": 19, "phase": "collecting", "offered": ["europe"], "step": 408}],
+    "loss_curve": [{"tokens": 1638400, "loss": 1.874, "after_s": 81.3}],
+    "goodput": {"goodput_ratio": 0.948},
+    "statistics": {"merges": 152},
+    "report_ready": False,
+}
+_MERGE_SUMMARY = {
+    "fragment": 5,
+    "version": 40,
+    "islands": ["asia", "us-east", "us-west"],
+    "reason": "grace_over",
+    "because": "closed because the grace window was over, after 0.65 s of grace; "
+    "europe refused: late, base 39 is 1 behind; at most 0 is allowed",
+    "closed_after_s": 208.3,
+    "merged_after_s": 208.31,
+}
+_CONTRIBUTOR = {
+    "island": "asia",
+    "incarnation": 2,
+    "step": 941,
+    "step_count": 21,
+    "token_count": 21504,
+    "base_version": 39,
+    "staleness": 0,
+    "weight": 0.304,
+    "arrived_after_s": 208.25,
+    "on_time": True,
+}
+_REFUSAL = {
+    "island": "europe",
+    "incarnation": 1,
+    "step": 963,
+    "token_count": 23552,
+    "base_version": 39,
+    "reason": "late",
+    "detail": "base 39 is 1 behind; at most 0 is allowed",
+    "after_s": 208.32,
+}
+_MERGE = _MERGE_SUMMARY | {
+    "step": 961,
+    "quorum": 1,
+    "opened_after_s": 207.66,
+    "quorum_after_s": 207.66,
+    "grace_window_s": 0.65,
+    "grace_used_s": 0.65,
+    "detail": "waited 0.650 s after quorum; without europe",
+    "contributors": [_CONTRIBUTOR],
+    "absent": [{"island": "europe", "state": "training"}],
+    "refusals": [_REFUSAL],
+    "refusal_count": 1,
+    "merge_s": 0.003,
+    "digest": "28886c7ba252018572cb7c2c3a34a2aa",
+}
+_NODE_GROUP = {
+    "name": "asia",
+    "region": "asia-east1",
+    "nodes": 1,
+    "cpus": 4.0,
+    "cpus_free": 3.0,
+    "accelerators": 0,
+}
+_TOKEN = {
+    "name": "ci",
+    "role": "operator",
+    "created_at": 1795292100.0,
+    "created_by": "local",
+    "expires_at": None,
+    "revoked_at": None,
+    "valid": True,
+}
+_AUDIT_ENTRY = {
+    "number": 17,
+    "at": 1795292312.4,
+    "caller": "ci",
+    "role": "operator",
+    "address": "127.0.0.1",
+    "method": "POST",
+    "path": "/v1/jobs/demo-3ef8s/islands/asia/kill",
+    "status": 202,
+}
+
+SPECIFICATION = {
+    "name": "first",
+    "islands": [{"node_group": "us-east"}, {"node_group": "europe"}],
+    "synchroniser": {"fragments": 4, "interval_steps": 8},
+    "budget": {"steps": 200},
+}
+SHAPES: dict[str, Any] = {
+    "AuditTrail": {"entries": [_AUDIT_ENTRY], "next_cursor": None},
+    "Command": _COMMAND,
+    "Commands": {"commands": [_COMMAND]},
+    "Health": {"status": "ok", "detail": "4 node groups"},
+    "Island": _ISLAND,
+    "Islands": {"islands": [_ISLAND]},
+    "Job": _JOB,
+    "Jobs": {"jobs": [_JOB_SUMMARY], "next_cursor": None},
+    "KillOptions": {"restart": True},
+    "Merge": _MERGE,
+    "Merges": {"merges": [_MERGE_SUMMARY], "next_cursor": "5:40"},
+    "NewToken": _TOKEN | {"token": "atoll_…"},
+    "NodeGroupChange": {"node_group": _NODE_GROUP, "commands": []},
+    "NodeGroups": {"node_groups": [_NODE_GROUP]},
+    "Token": _TOKEN,
+    "TokenList": {"tokens": [_TOKEN]},
+    "TokenOptions": {"name": "ci", "role": "operator", "expires_in_s": 2592000.0},
+    "Whoami": {"name": "ci", "role": "operator"},
+    "ProblemDocument": {
+        "type": "urn:atoll:problem:not-found",
+        "title": "There is no such thing",
+        "status": 404,
+        "detail": "There is no job 'demo-9'.",
+        "instance": "/v1/jobs/demo-9",
+        "remedy": "`atoll jobs` lists them.",
+    },
+}
+"""By the shape's name. Shapes that carry their own examples are not listed."""
+
+PARAMETERS: dict[str, Any] = {
+    "job": "latest",
+    "island": "asia",
+    "command": "kill-5f1d0c9be2a7",
+    "node_group": "asia",
+    "fragment": 0,
+    "version": 1,
+    "name": "ci",
+    "state": "running",
+    "limit": 20,
+    "after": 0,
+    "follow": False,
+    "last-event-id": 12,
+    "Idempotency-Key": "5f1d0c9b-e2a7",
+}

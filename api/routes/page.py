@@ -1,0 +1,101 @@
+"""The service's own page, for whoever has no Grafana at hand: one document at ``/`` and its files, from ``api/web``.
+
+Responsible for how they are served. The files are read once, and stand under a path that names their content: a browser
+may keep them for ever, because other content has another path. The document names that path, so it is asked for anew each
+time, which costs a 304. Nothing else is served from disk: a name is looked up among the files that were read.
+
+The page holds no data and needs no token; what it shows it asks of ``/v1`` with the token of whoever looks.
+
+Source: MDN, HTTP caching ("cache busting"); W3C, Content Security Policy Level 3.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
+
+from api.auth.roles import Holder, Role
+from api.schemas import Answer
+
+router = APIRouter()
+
+FOLDER = Path(__file__).resolve().parent.parent / "web"
+DOCUMENT = "index.html"
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+ASK_AGAIN = "no-cache"
+KEEP = "public, max-age=31536000, immutable"
+
+
+class Whoami(Answer):
+    """Whoever asks."""
+
+    name: str
+    role: Role
+
+
+@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+def document(request: Request) -> Response:
+    """The page. A browser that has it already is told so."""
+    files, digest = web()
+    tag = f'"{digest}"'
+    headers = HEADERS | {"ETag": tag, "Cache-Control": ASK_AGAIN}
+    known = [given.strip().removeprefix("W/") for given in request.headers.get("if-none-match", "").split(",")]
+    if tag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    body = files[DOCUMENT].replace(b'"web/', f'"web/{digest}/'.encode())
+    return Response(body, media_type=MEDIA_TYPES[".html"], headers=headers)
+
+
+@router.api_route("/web/{digest}/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+def static_file(digest: str, name: str) -> Response:
+    """A style, a module or the icon of the page as it is now."""
+    files, current = web()
+    if digest != current or name not in files or name == DOCUMENT:
+        raise HTTPException(404, f"The page has no file {name!r} of this version; load it again.")
+    return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix], headers=HEADERS | {"Cache-Control": KEEP})
+
+
+@router.get("/v1/whoami", tags=["access"])
+def whoami(request: Request) -> Whoami:
+    """Whose token this is, and what it allows. The page shows no button that would be refused."""
+    holder: Holder = request.state.holder
+    return Whoami(name=holder.name, role=holder.role)
+
+
+@cache
+def web() -> tuple[dict[str, bytes], str]:
+    """All files of the page by name, and the digest of their names and content."""
+    files = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.suffix in MEDIA_TYPES}
+    digest = blake2b(digest_size=8)
+    for name, content in files.items():
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return files, digest.hexdigest()

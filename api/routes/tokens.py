@@ -1,0 +1,74 @@
+"""Tokens, and the audit trail of what was done with them. For admins."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from api.auth.schemas import AuditEntry, AuditTrail, NewToken, Token, TokenList, TokenOptions
+from api.auth.store import AccessStore, TokenRow
+from api.auth.tokens import Tokens
+from api.routes.dependencies import ANONYMOUS, Caller
+
+router = APIRouter(prefix="/v1", tags=["access"])
+
+
+def tokens_of(request: Request) -> Tokens:
+    tokens: Tokens = request.app.state.tokens
+    return tokens
+
+
+def access_of(request: Request) -> AccessStore:
+    access: AccessStore = request.app.state.access
+    return access
+
+
+TokensHere = Annotated[Tokens, Depends(tokens_of)]
+
+
+@router.post("/tokens", status_code=201)
+def create_token(options: TokenOptions, response: Response, tokens: TokensHere, caller: Caller = ANONYMOUS) -> NewToken:
+    """Make a token. It is in this answer and nowhere else: a lost one is revoked, and another made."""
+    row, raw = tokens.create(options.name, options.role, caller, options.expires_in_s)
+    response.headers["Cache-Control"] = "no-store"
+    return NewToken(**said_of(row, tokens).model_dump(), token=raw)
+
+
+@router.get("/tokens")
+def list_tokens(tokens: TokensHere) -> TokenList:
+    """All tokens that there are or were, oldest first."""
+    return TokenList(tokens=[said_of(row, tokens) for row in tokens.list()])
+
+
+@router.post("/tokens/{name}/revoke")
+def revoke_token(name: str, tokens: TokensHere) -> Token:
+    """From now on the token is refused. Again is no mistake."""
+    return said_of(tokens.revoke(name), tokens)
+
+
+@router.get("/audit")
+def list_audit(
+    access: Annotated[AccessStore, Depends(access_of)],
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    cursor: Annotated[
+        str | None, Query(pattern=r"^[0-9]{1,18}$", description="`next_cursor` of the page before")
+    ] = None,
+) -> AuditTrail:
+    """Every request to change something that came with a valid token, newest first."""
+    rows = access.audit(limit, int(cursor) if cursor else None)
+    fields = AuditEntry.model_fields
+    entries = [AuditEntry.model_validate({field: getattr(row, field) for field in fields}) for row in rows]
+    return AuditTrail(entries=entries, next_cursor=str(rows[-1].number) if len(rows) == limit else None)
+
+
+def said_of(row: TokenRow, tokens: Tokens) -> Token:
+    return Token(
+        name=row.name,
+        role=row.role,
+        created_at=row.created_at,
+        created_by=row.created_by,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        valid=tokens.valid(row),
+    )

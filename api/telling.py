@@ -1,0 +1,107 @@
+"""A record of a tape in one line, for people: when, what happened, and what was decided on it.
+
+        75.318 s  #1924   contribution of asia to fragment 5: 24 steps, 3,072 tokens on version 11 → admitted towards …
+
+Pure, and patient with what it does not know: a message of another build is told by its name and its fields.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from api.schemas import TapeRecord
+
+EVENTS = {
+    "JobStarted": "the job starts",
+    "OuterStateSeeded": "the initial parameters are there, {parameter_count:,} of them",
+    "EvaluationCompleted": "held-out loss {loss:.4f} at version {global_version}",
+    "EvaluationFailed": "the evaluation at version {global_version} failed: {reason}",
+    "IslandPlaced": "{island} has a process: life {incarnation}, pid {pid} on {node}",
+    "PlacementFailed": "{island} could not be placed: {reason}",
+    "IslandReady": "{island} is ready after {start_seconds:.1f} s",
+    "IslandCaughtUp": "{island} has caught up from {donor} in {transfer_seconds:.2f} s, at step {step}",
+    "CatchUpFailed": "{island} could not catch up from {donor}: {reason}",
+    "ProgressReported": "{island} trained up to step {step}, {tokens_total:,} tokens, loss {loss:.3f}",
+    "ConnectionLost": "{island} stopped answering: {reason}",
+    "ConnectionRestored": "{island} answers again",
+    "IslandFlushed": "{island} has offered all it had",
+    "IslandDrained": "{island} is drained: versions hold all its work",
+    "ContributionArrived": "contribution of {contribution[island]} to fragment {contribution[fragment]}: "
+    "{contribution[step_count]} steps, {contribution[token_count]:,} tokens on version {contribution[base_version]}",
+    "ContributionUnusable": "contribution of {contribution[island]} to fragment {contribution[fragment]} is unusable",
+    "MergeCompleted": "fragment {fragment} is at version {version}, merged in {merge_seconds:.3f} s",
+    "FragmentAdopted": "{island} adopted fragment {fragment} at version {version}",
+    "TimerFired": "timer {timer} fired",
+    "KillRequested": "{caller} asks to kill {island}",
+    "DrainRequested": "{caller} asks to drain {island}",
+    "ReaddRequested": "{caller} asks to place {island} again",
+    "ScaleRequested": "{caller} asks for {count} islands on {node_group}",
+    "CordonRequested": "{caller} asks to place nothing new on {node_group}",
+    "UncordonRequested": "{caller} asks to place islands on {node_group} again",
+    "CancelRequested": "{caller} asks to cancel the job",
+    "FaultInjected": "chaos of {caller} strikes {island}: {kind}",
+}
+EFFECTS = {
+    "SetTimer": "",
+    "AdmitContribution": "admitted towards version {version}",
+    "RefuseContribution": "refused as {reason}: {detail}",
+    "MergeFragment": "merge fragment {fragment} to version {version} from {inputs} ({detail})",
+    "PublishFragment": "publish fragment {fragment} at version {version} to {recipients}",
+    "ReleasePayload": "",
+    "PlaceIsland": "place {island} on {node_group}: {reason}",
+    "WantIsland": "",
+    "HoldIsland": "{island} waits: {reason}",
+    "BeginCatchUp": "let {island} catch up from {donor}: {reason}",
+    "StartTraining": "let {island} train",
+    "FlushIsland": "let {island} offer all it has",
+    "DrainIsland": "let {island} see all its work merged, and step no more",
+    "KillIsland": "kill {island}: {reason}",
+    "StopIsland": "end {island}: {reason}",
+    "Evaluate": "measure the held-out loss",
+    "ResolveCommand": "{accepted}: {detail}",
+    "FinishJob": "the job is {outcome}: {reason}",
+}
+"""What is empty here is bookkeeping that the other words already imply."""
+
+
+def tell(record: TapeRecord) -> str:
+    """The record in one line."""
+    happened = sentence(EVENTS, record.event)
+    decided = "; ".join(filter(None, (sentence(EFFECTS, effect) for effect in record.effects)))
+    return f"{record.event['at']:>10.3f} s  #{record.n:<6} {happened}{f' → {decided}' if decided else ''}"
+
+
+def sentence(forms: Mapping[str, str], message: Mapping[str, Any]) -> str:
+    """One event or effect in words."""
+    form = forms.get(message["type"])
+    if form is None or not fields_of(form) <= message.keys():
+        return " ".join([message["type"], *(f"{name}={value}" for name, value in message.items() if name != "type")])
+    return _Words().vformat(form, (), {name: _named(name, value) for name, value in message.items()})
+
+
+@cache
+def fields_of(form: str) -> frozenset[str]:
+    """The fields of a message that its words speak of."""
+    names = (name for _, name, _, _ in string.Formatter().parse(form) if name)
+    return frozenset(name.partition("[")[0] for name in names)
+
+
+def _named(name: str, value: Any) -> Any:
+    """Islands by their names alone, and outcomes by a word."""
+    if name in ("inputs", "recipients"):
+        return ", ".join(item["island"] for item in value) or "nobody"
+    if name == "accepted":
+        return "accepted" if value else "refused"
+    if name == "donor":
+        return "the synchroniser" if value is None else value[0] if isinstance(value, list) else value
+    return value
+
+
+class _Words(string.Formatter):
+    """Formats what is not there, such as a loss that is no number, as a dash."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        return "–" if value is None else super().format_field(value, format_spec)

@@ -1,0 +1,274 @@
+/**
+ * The page's one loop: something happened → look at the job, at most once a second → draw what changed.
+ *
+ * The job's event stream says *that* something happened; what is shown comes from `GET /v1/jobs/{job}` alone, so that the
+ * page can never disagree with the service. Without a stream it looks every few seconds. A tab nobody sees asks nothing.
+ */
+
+import * as charts from "./charts.js";
+import { command, outcome } from "./commands.js";
+import { askToken } from "./dialogs.js";
+import { fill, h } from "./dom.js";
+import { Merges } from "./merges.js";
+import { Refused, file, forget, get, keep, token } from "./session.js";
+import { follow } from "./stream.js";
+import * as views from "./views.js";
+import { looks, sentence } from "./words.js";
+
+const LOOK_AT_MOST_EVERY_MS = 1000;
+const LOOK_WITHOUT_STREAM_EVERY_MS = 5000;
+const LIST_EVERY_MS = 10_000;
+const TOAST_MS = 8000;
+/** Beyond every record's number: the stream begins with what happens from now on. */
+const FROM_NOW_ON = 2 ** 53;
+const FINAL = new Set(["completed", "cancelled", "failed"]);
+
+const place = (id) => document.getElementById(id);
+const page = { me: null, jobs: [], job: null, commands: [], live: "connecting" };
+const merges = new Merges(() => place("merges").matches(":hover, :focus-within"), () => page.job && drawMerges());
+
+let stop = () => {};
+let timer = null;
+let lookedAt = -Infinity;
+let looking = false;
+let again = false;
+
+// ── looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/** Look at the job soon: now if the last look is a second old, else when it will be. */
+function lookSoon() {
+  if (document.hidden) return;
+  if (looking) again = true;
+  else if (timer === null) timer = setTimeout(look, Math.max(0, lookedAt + LOOK_AT_MOST_EVERY_MS - performance.now()));
+}
+
+async function look() {
+  timer = null;
+  looking = true;
+  lookedAt = performance.now();
+  const wanted = page.job?.job;
+  try {
+    if (wanted) {
+      const path = jobPath(wanted);
+      const [job, asked] = await Promise.all([get(path), get(`${path}/commands`), merges.look(path)]);
+      if (wanted === page.job?.job) show(job, asked.commands);
+    }
+    complain(null);
+  } catch (error) {
+    await failed(error);
+  }
+  looking = false;
+  if (again) {
+    again = false;
+    lookSoon();
+  }
+}
+
+function show(job, commands) {
+  announce(page.job, job);
+  page.job = job;
+  page.commands = commands;
+  if (FINAL.has(job.state)) {
+    stop();
+    page.live = "ended";
+  }
+  draw();
+}
+
+async function choose(name) {
+  stop();
+  merges.forget();
+  page.live = "connecting";
+  page.job = await get(jobPath(name));
+  page.commands = [];
+  history.replaceState(null, "", `#${encodeURIComponent(page.job.job)}`);
+  draw();
+  lookSoon();
+  stop = follow(`${jobPath(page.job.job)}/events?after=${FROM_NOW_ON}`, {
+    record: lookSoon,
+    state: (state) => {
+      page.live = state;
+      drawBar();
+      lookSoon();
+    },
+    end: lookSoon,
+  });
+}
+
+const jobPath = (name) => `/v1/jobs/${encodeURIComponent(name)}`;
+
+async function listJobs() {
+  if (document.hidden || !page.me) return;
+  page.jobs = (await get("/v1/jobs")).jobs;
+  if (!page.job && page.jobs.length) await choose(asked() ?? page.jobs[0].job);
+  drawBar();
+}
+
+/** The job that the address names, if the service has it. */
+const asked = () => page.jobs.find((job) => encodeURIComponent(job.job) === location.hash.slice(1))?.job;
+
+// ── who ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+const NEEDED = "The service shows its jobs to those who have a token.";
+
+async function enter() {
+  if (!token()) return signIn(NEEDED);
+  try {
+    page.me = await get("/v1/whoami");
+    await listJobs();
+    complain(null);
+    draw();
+  } catch (error) {
+    await failed(error);
+  }
+}
+
+async function failed(error) {
+  if (error instanceof Refused && error.status === 401) {
+    await signIn("The service does not know the token that was given, or no longer.");
+  } else {
+    complain(error instanceof Refused ? error.message : "The service does not answer. Its jobs go on; this page tries again.");
+  }
+}
+
+let asking = false;
+
+/** Forget who looked and what was shown, and ask. Several requests may be refused at once; one question is enough. */
+async function signIn(why) {
+  if (asking) return;
+  asking = true;
+  stop();
+  forget();
+  page.me = page.job = null;
+  clear();
+  const given = await askToken(why);
+  asking = false;
+  if (!given) return complain("Nothing is shown without a token.");
+  keep(given);
+  return enter();
+}
+
+function signOut() {
+  forget();
+  location.reload();
+}
+
+const mayChange = () => page.me?.role === "operator" || page.me?.role === "admin";
+
+// ── doing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+async function act(action, island) {
+  try {
+    const given = await command(action, page.job.job, island);
+    if (!given) return;
+    toast(`${action} ${island}: asked`);
+    lookSoon();
+    const decided = await outcome(given);
+    toast(`${action} ${island}: ${decided.state}${decided.detail ? `, ${decided.detail}` : ""}`);
+    lookSoon();
+  } catch (error) {
+    toast(`${action} ${island}: ${error.message}`);
+  }
+}
+
+/** A link cannot carry a token, so the report is fetched first and then saved. */
+async function saveReport() {
+  const address = await file(`${jobPath(page.job.job)}/report.html`);
+  h("a", { href: address, download: `${page.job.job}.html` }).click();
+  setTimeout(() => URL.revokeObjectURL(address), TOAST_MS);
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-action]");
+  if (!button) return;
+  const { action, island } = button.dataset;
+  if (action === "close") button.closest("dialog").close();
+  else if (action === "sign-in") signIn(NEEDED);
+  else if (action === "sign-out") signOut();
+  else if (action === "report") saveReport().catch(failed);
+  else act(action, island);
+});
+
+// `toggle` does not bubble; a disclosure that opens is caught on its way down.
+document.addEventListener(
+  "toggle",
+  ({ target }) => target.dataset.merge && merges.toggled(jobPath(page.job.job), target.dataset.merge, target.open).catch(failed),
+  true,
+);
+
+place("jobs").addEventListener("change", (event) => choose(event.target.value).catch(failed));
+window.addEventListener("hashchange", () => asked() && choose(asked()).catch(failed));
+
+// ── drawing ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+function draw() {
+  drawBar();
+  const { job } = page;
+  if (!job) {
+    if (page.me) fill(place("headline"), h("div", { class: "title" }, h("h1", {}, "No jobs yet")), h("p", { class: "lead" }, "Submit one with ", h("code", {}, "atoll submit"), "; it appears here."));
+    return;
+  }
+  document.title = `${job.job} · ${job.state} · atoll`;
+  document.body.classList.add("ready");
+  fill(place("headline"), views.headline(job));
+  fill(place("islands"), views.islands(job, mayChange()));
+  drawChart("loss", "Loss", "Held-out loss of the merged parameters.", charts.lossChart);
+  drawChart("goodput", "Where island time went", "Productive time is what reached a merge.", charts.goodputChart);
+  drawChart("timeline", "Islands over time", "× marks a loss.", charts.timelineChart);
+  drawMerges();
+  fill(place("commands"), views.commands(page.commands));
+}
+
+function clear() {
+  document.title = "atoll";
+  document.body.classList.remove("ready");
+  fill(place("headline"), h("h1", {}, "Training jobs"));
+  drawBar();
+}
+
+function drawChart(id, title, about, chart) {
+  const panel = place(id);
+  const style = getComputedStyle(panel);
+  const width = Math.floor(panel.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
+  fill(panel, h("h2", { id: `${id}-title` }, title), h("p", { class: "sub" }, about), chart(page.job, width));
+}
+
+function drawMerges() {
+  fill(place("merges"), merges.view(page.job));
+}
+
+function drawBar() {
+  const picker = place("jobs");
+  fill(picker, views.jobOptions(page.jobs, page.job?.job));
+  if (page.job) picker.value = page.job.job;
+  picker.disabled = !page.jobs.length;
+  fill(place("live"), page.job && views.liveBadge(page.live));
+  fill(place("who"), views.who(page.me, token() !== null));
+}
+
+/** Say aloud what changed in kind, not every figure. */
+function announce(before, now) {
+  const known = new Map(before?.islands.map((island) => [island.island, looks(island).word]));
+  const changed = now.islands.filter((island) => known.has(island.island) && known.get(island.island) !== looks(island).word);
+  const told = changed.map((island) => `${island.island} is ${looks(island).word}.`);
+  if (before && before.state !== now.state) told.push(`The job is ${now.state}.`);
+  if (told.length) fill(place("announcer"), told.join(" "));
+}
+
+let shownToast = null;
+
+function toast(words) {
+  clearTimeout(shownToast);
+  fill(place("toast"), h("p", {}, sentence(words)));
+  shownToast = setTimeout(() => fill(place("toast")), TOAST_MS);
+}
+
+function complain(words) {
+  fill(place("problem"), words && h("p", { class: "notice bad" }, words));
+}
+
+new ResizeObserver(() => page.job && draw()).observe(place("main"));
+document.addEventListener("visibilitychange", () => (listJobs().catch(failed), lookSoon()));
+setInterval(() => page.live === "live" || page.live === "ended" || lookSoon(), LOOK_WITHOUT_STREAM_EVERY_MS);
+setInterval(() => listJobs().catch(failed), LIST_EVERY_MS);
+enter();

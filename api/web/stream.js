@@ -1,0 +1,80 @@
+/**
+ * A job's events as they are written: server-sent events over fetch, because EventSource cannot send a token.
+ *
+ * Responsible for staying connected: after a break it asks for what followed the last event it read, with growing pauses.
+ * It does not look at what the events say: who hears of one asks the service how things stand.
+ *
+ * Source: HTML Living Standard, 9.2 Server-sent events (the fields of an event stream, Last-Event-ID).
+ */
+
+import { identity } from "./session.js";
+
+const PAUSE_FIRST_MS = 500;
+const PAUSE_MAX_MS = 15_000;
+
+/**
+ * Calls `hear.record()` for each record, `hear.state("live" | "away")` when that changes, `hear.end()` when the job's
+ * tape is over. Answers with a function that stops it.
+ */
+export function follow(path, hear) {
+  const stopping = new AbortController();
+  stay(path, hear, stopping.signal);
+  return () => stopping.abort();
+}
+
+async function stay(path, hear, signal) {
+  let last = null;
+  let pause = PAUSE_FIRST_MS;
+  while (!signal.aborted) {
+    try {
+      const headers = { ...identity(), Accept: "text/event-stream", ...(last === null ? {} : { "Last-Event-ID": last }) };
+      const answer = await fetch(path, { headers, signal, cache: "no-store", credentials: "omit" });
+      if (!answer.ok) throw new Error(`the event stream answered ${answer.status}`);
+      hear.state("live");
+      for await (const event of events(answer.body)) {
+        if (event.name === "end") {
+          hear.end();
+          return;
+        }
+        last = event.id ?? last;
+        pause = PAUSE_FIRST_MS;
+        if (event.name === "record") hear.record();
+      }
+    } catch {
+      // Whatever broke the stream (the service restarts, a proxy gave up), the answer is the same: try again later.
+    }
+    if (signal.aborted) return;
+    hear.state("away");
+    await rest(pause * (0.75 + 0.5 * Math.random()), signal);
+    pause = Math.min(2 * pause, PAUSE_MAX_MS);
+  }
+}
+
+/** The events of a byte stream: `{id, name, data}` each. Comments and unknown fields are skipped. */
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let event = {};
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split(/\r\n|\n|\r/);
+    rest = lines.pop();
+    for (const line of lines) {
+      const [, field, content] = /^([^:]*):? ?(.*)$/.exec(line);
+      if (line === "") {
+        if (event.data !== undefined) yield { name: "message", ...event };
+        event = {};
+      } else if (field === "id") event.id = content;
+      else if (field === "event") event.name = content;
+      else if (field === "data") event.data = event.data === undefined ? content : `${event.data}\n${content}`;
+    }
+  }
+}
+
+function rest(milliseconds, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+}

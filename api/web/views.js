@@ -1,0 +1,152 @@
+/**
+ * The parts of the page that are words: the job's headline, its islands by region, and what operators asked of it.
+ *
+ * Views are functions of what the service answered; they ask for nothing and remember nothing. Buttons name what they do
+ * in `data-action`; `main.js` listens.
+ */
+
+import { badge, h } from "./dom.js";
+import { JOB_TONES, ago, clock, count, day, looks, loss, percent, plural, rate, sentence } from "./words.js";
+
+const JOB_ICONS = { good: "play", busy: "dots", bad: "cross", calm: "pause" };
+
+export function jobOptions(jobs, chosen) {
+  const option = (job) =>
+    h("option", { value: job.job, selected: job.job === chosen, "data-key": job.job }, `${job.job} · ${job.state} · ${day(job.submitted_at)}`);
+  return jobs.length ? jobs.map(option) : h("option", { value: "" }, "no jobs yet");
+}
+
+/** Who looks, and the way out. */
+export function who(me, held) {
+  if (!me) return held ? null : h("button", { type: "button", class: "quiet", "data-action": "sign-in" }, "Give a token");
+  return [
+    h("span", { class: "person" }, h("b", {}, me.name), " ", h("span", { class: "role" }, me.role)),
+    held && h("button", { type: "button", class: "quiet", "data-action": "sign-out" }, "Sign out"),
+  ];
+}
+
+const LIVE = {
+  live: ["good", "play", "live"],
+  away: ["warn", "question", "reconnecting"],
+  ended: ["calm", "pause", "ended"],
+};
+
+export function liveBadge(state) {
+  return badge(...(LIVE[state] ?? ["calm", "dots", "connecting"]));
+}
+
+/** The job in one glance: what it is, how it is, five figures. */
+export function headline(job) {
+  const tone = JOB_TONES[job.state] ?? "calm";
+  const regions = new Set(job.islands.map((island) => island.region)).size;
+  const about = `${plural(job.island_count, "island")} in ${plural(regions, "region")}, submitted by ${job.caller} at ${clock(job.submitted_at)}.`;
+  const done = job.token_budget ? Math.min(1, job.tokens_trained / job.token_budget) : 0;
+  return [
+    h("div", { class: "title" }, h("h1", {}, job.job), badge(tone, job.state === "completed" ? "tick" : JOB_ICONS[tone], job.state)),
+    h("p", { class: "lead" }, about, job.reason ? ` ${sentence(job.reason)}` : ""),
+    job.report_ready && h("p", { class: "lead" }, h("button", { type: "button", "data-action": "report" }, "Download the report")),
+    job.pause_reason && h("p", { class: "notice" }, `No fragment can merge: ${job.pause_reason}`),
+    h(
+      "dl",
+      { class: "tiles" },
+      tile(
+        "Tokens",
+        count(job.tokens_trained),
+        h("progress", { max: 1000, value: Math.round(1000 * done), "aria-label": "tokens trained of the budget" }),
+        `${percent(done)} of ${count(job.token_budget)}`,
+      ),
+      tile("Held-out loss", loss(job.loss), `nats per token${job.loss_train === null ? "" : `; training ${loss(job.loss_train)}`}`),
+      tile("Goodput", percent(job.goodput_ratio), "of island time reached a merge"),
+      tile("Global version", `${job.global_version}`, `${plural(job.fragments.length, "fragment")}, all outer steps`),
+      tile("Islands", `${job.islands_training} of ${job.island_count}`, "training now"),
+    ),
+  ];
+}
+
+const tile = (what, figure, ...notes) =>
+  h("div", { class: "panel tile" }, h("dt", {}, what), h("dd", { class: "figure" }, figure), notes.map((note) => h("dd", { class: "note" }, note)));
+
+/** A region with more islands has a row of its own. */
+const STACK_MAX = 3;
+
+/** Islands as cards, grouped by region in the order of the job. */
+export function islands(job, mayChange) {
+  const regions = byRegion(job.islands);
+  const alive = !["completed", "cancelled", "failed"].includes(job.state);
+  const region = ([name, members], n) => [
+    h(
+      "div",
+      { class: members.length > STACK_MAX ? "region wide" : "region", role: "group", "aria-labelledby": `region-${n}`, "data-key": `region-${name}` },
+      h("h3", { id: `region-${n}` }, name, h("span", { class: "soft" }, ` ${members.filter((one) => one.state === "training").length}/${members.length}`)),
+      h("ul", { class: "cards" }, members.map((island) => card(island, job, mayChange && alive))),
+    ),
+  ];
+  return [h("h2", { id: "islands-title" }, "Islands"), h("div", { class: "regions" }, [...regions].map(region))];
+}
+
+function byRegion(members) {
+  const regions = new Map();
+  for (const island of members) regions.set(island.region, [...(regions.get(island.region) ?? []), island]);
+  return regions;
+}
+
+function card(island, job, mayChange) {
+  const { word, tone, icon } = looks(island);
+  const merged = island.last_merge_after_s === null ? null : Math.max(0, (job.after_s ?? 0) - island.last_merge_after_s);
+  return h(
+    "li",
+    { class: `panel card ${tone}`, "data-key": island.island, "data-state": island.state },
+    h("div", { class: "card-title" }, h("h4", {}, island.island), badge(tone, icon, word)),
+    h("p", { class: "reason" }, island.reason || "as it should be"),
+    h(
+      "dl",
+      { class: "facts" },
+      fact("Steps/s", rate(island.steps_per_second)),
+      fact("Tokens", count(island.tokens_total)),
+      fact("Loss", loss(island.loss)),
+      fact("Last merge", ago(merged)),
+      fact("Incarnation", `${island.incarnation}`, island.node && `on ${island.node}`),
+    ),
+    mayChange && h("div", { class: "buttons" }, actions(island).map((action) => button(action, island.island))),
+  );
+}
+
+const fact = (what, value, more) => h("div", {}, h("dt", {}, what), h("dd", { title: more || null }, value));
+
+const AWAY = new Set(["stopped", "failed", "lost", "drained"]);
+
+/** What can be done with an island in its state. */
+function actions(island) {
+  if (AWAY.has(island.state)) return ["readd"];
+  return island.state === "training" ? ["freeze", "drain", "kill"] : ["kill"];
+}
+
+const ACTIONS = { kill: "Kill", drain: "Drain", freeze: "Freeze", readd: "Re-add" };
+
+function button(action, island) {
+  const kind = action === "kill" ? "danger" : "";
+  const label = `${ACTIONS[action]} ${island}`;
+  return h("button", { type: "button", class: kind, "data-key": action, "data-action": action, "data-island": island, "aria-label": label }, ACTIONS[action]);
+}
+
+const OUTCOME = { accepted: ["good", "tick"], pending: ["busy", "dots"], refused: ["bad", "cross"], undelivered: ["warn", "question"] };
+
+/** What operators asked of the job, newest first. */
+export function commands(all) {
+  const title = h("h2", { id: "commands-title" }, "Commands");
+  if (!all.length) return [title, h("p", { class: "nothing" }, "Nobody has asked anything of this job.")];
+  const newest = [...all].sort((one, other) => other.requested_at - one.requested_at).slice(0, 8);
+  const row = (command) =>
+    h(
+      "tr",
+      { "data-key": command.command },
+      h("th", { scope: "row" }, `${command.kind}${command.island ? ` ${command.island}` : ""}`),
+      h("td", {}, command.caller, h("br"), h("span", { class: "soft" }, clock(command.requested_at))),
+      h("td", {}, badge(...(OUTCOME[command.state] ?? ["calm", "question"]), command.state), h("span", { class: "soft" }, ` ${command.detail}`)),
+    );
+  const head = ["What", "Who, when", "Outcome"].map((name) => h("th", { scope: "col" }, name));
+  return [
+    title,
+    h("table", {}, h("caption", {}, "What operators asked, newest first"), h("thead", {}, h("tr", {}, head)), h("tbody", {}, newest.map(row))),
+  ];
+}

@@ -1,0 +1,40 @@
+"""Which world a file means, for a simulation of one job: a fitted world, or a job's specification at the speed it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from api.up import DEPLOY
+from orchestrator.config import parse_job, read_document
+from orchestrator.core.vocabulary import JobPolicy
+from orchestrator.errors import ConfigurationError
+from orchestrator.simulation import worldfile
+from orchestrator.simulation.plan import WorldPlan
+
+
+def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
+    """The job's policy and the world it runs in. Raises ConfigurationError where the file is neither, or is wrong."""
+    document = read_document(file)
+    if "world" in document:
+        fitted = worldfile.parse(document["world"])
+        return fitted.policy, fitted.plan
+    if "islands" not in document:
+        detail = f"{file} is neither a job (deploy/configs/demo.yaml) nor a world that `atoll tape fit` wrote."
+        raise ConfigurationError(detail=f"{detail} Give one of the two.")
+    spec = parse_job(document)
+    if spec.synchroniser.adoption == "mix":
+        raise ConfigurationError(detail="Simulated islands do not know adoption mix. Use rebase or replace.")
+    policy = spec.policy(_regions())
+    plan = WorldPlan(
+        step_s=(spec.synthetic.step_s,) * len(policy.islands),
+        step_jitter_ratio=spec.synthetic.step_jitter_ratio,
+        tokens_per_step=spec.tokens_per_step,
+        adoption=spec.synchroniser.adoption,
+    )
+    return policy, plan
+
+
+def _regions() -> dict[str, str]:
+    """Of the node groups that `atoll up` starts; any other group is a region of its own."""
+    groups = read_document(DEPLOY / "groups.yaml")["node_groups"]
+    return {group["name"]: group["region"] for group in groups}

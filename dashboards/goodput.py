@@ -1,0 +1,143 @@
+"""Is the hardware's time worth its money, and where does the rest go?"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from dashboards.panels import BAD, CALM, DULL, GOOD, JOB, RATE, WARN, Panel, Query, board, curves, figure, ranking
+
+CLASS_COLOURS = {
+    "productive": "green",
+    "in_flight": "blue",
+    "discarded": "red",
+    "stalled": "orange",
+    "recovering": "purple",
+    "starting": "yellow",
+    "down": "dark-red",
+}
+WEIGHT = "on (job, island) group_left () atoll_island_accelerators"
+"""Seconds of an island times this are seconds of its accelerators."""
+SECONDS = f"atoll_island_seconds{{{JOB}}}"
+WASTED = f'atoll_island_seconds{{{JOB}, class!~"productive|in_flight"}}'
+
+
+def dashboard() -> Dashboard:
+    return board(
+        "atoll-goodput",
+        "atoll / Goodput",
+        "Is the hardware's time worth its money, and where does the rest go?",
+        [("The headline", _headline()), ("Where the time went", _time()), ("Tokens and loss", _tokens())],
+    )
+
+
+def _headline() -> list[Panel]:
+    return [
+        figure(
+            "Goodput",
+            "Part of all accelerator-seconds of the job so far whose tokens reached a merge.",
+            "percentunit",
+            Query(f"atoll_goodput_ratio{{{JOB}}}", "{{job}}"),
+            steps=((None, BAD), (0.7, WARN), (0.85, GOOD)),
+        ),
+        figure(
+            "Uptime",
+            "Part of the time with at least a quorum of islands training.",
+            "percentunit",
+            Query(f"atoll_uptime_ratio{{{JOB}}}", "{{job}}"),
+            steps=((None, BAD), (0.9, WARN), (0.99, GOOD)),
+        ),
+        figure(
+            "Wasted",
+            "Accelerator-hours that reached no merge: discarded, stalled, starting, recovering or down.",
+            "h",
+            Query(f"sum by (job) ({WASTED} * {WEIGHT}) / 3600", "{{job}}"),
+        ),
+        figure(
+            "Merged tokens",
+            "Tokens that reach a merge, per second: the rate at which the model really learns.",
+            "cps",
+            Query(f"sum by (job) (rate(atoll_tokens_merged_total{{{JOB}}}[{RATE}]))", "{{job}}"),
+        ),
+        figure(
+            "Held-out loss",
+            "Latest loss of the merged parameters on held-out text, in nats per token.",
+            "none",
+            Query(f"atoll_held_out_loss_nats{{{JOB}}}", "{{job}}"),
+        ),
+        figure(
+            "Budget used",
+            "Part of the job's token budget that is trained.",
+            "percentunit",
+            Query(f"sum by (job) (atoll_tokens_trained_total{{{JOB}}}) / on (job) atoll_job_token_budget", "{{job}}"),
+        ),
+    ]
+
+
+def _time() -> list[Panel]:
+    return [
+        curves(
+            "What accelerators do",
+            "Accelerators by what their time is worth right now. Only green reaches a merge. What is in flight now is "
+            "booked as productive or discarded later, so a burst of merges may show as more than was there.",
+            "none",
+            Query(f"sum by (class) (clamp_min(deriv({SECONDS}[{RATE}]), 0) * {WEIGHT})", "{{class}}"),
+            stacked=True,
+            width=16,
+            colours=CLASS_COLOURS,
+        ),
+        ranking(
+            "Badput by cause",
+            "Island-seconds that were not productive, by cause, largest first. Mend the first.",
+            "s",
+            Query(f"topk(8, sum by (cause) (atoll_badput_seconds{{{JOB}}}))", "{{cause}}"),
+            width=8,
+        ),
+        curves(
+            "Accelerator-hours",
+            "The same since the job began: what it has cost, by what came of it.",
+            "h",
+            Query(f"sum by (class) ({SECONDS} * {WEIGHT}) / 3600", "{{class}}"),
+            stacked=True,
+            colours=CLASS_COLOURS,
+        ),
+        curves(
+            "Goodput and uptime",
+            "Both since the job began. Uptime above goodput: merging went on while work was lost or islands were away.",
+            "percentunit",
+            Query(f"atoll_goodput_ratio{{{JOB}}}", "goodput {{job}}"),
+            Query(f"atoll_uptime_ratio{{{JOB}}}", "uptime {{job}}"),
+        ),
+    ]
+
+
+def _tokens() -> list[Panel]:
+    return [
+        curves(
+            "Raw and merged tokens",
+            "Tokens per second as trained and as merged. The distance between the two is lost, or on its way.",
+            "cps",
+            Query(f"sum(rate(atoll_tokens_trained_total{{{JOB}}}[{RATE}]))", "trained"),
+            Query(f"sum(rate(atoll_tokens_merged_total{{{JOB}}}[{RATE}]))", "merged"),
+            colours={"trained": DULL, "merged": GOOD},
+        ),
+        curves(
+            "Discarded and in flight",
+            "Tokens that will be in no merge, by cause, and those of which it is still open.",
+            "short",
+            Query(f"sum by (cause) (atoll_tokens_discarded{{{JOB}}})", "{{cause}}"),
+            Query(f"sum(atoll_tokens_in_flight{{{JOB}}})", "in flight"),
+            colours={"in flight": CALM},
+        ),
+        curves(
+            "Held-out loss",
+            "Loss of the merged parameters at each evaluation, in nats per token.",
+            "none",
+            Query(f"atoll_held_out_loss_nats{{{JOB}}}", "{{job}}"),
+        ),
+        curves(
+            "Training loss by island",
+            "Of each island's last step, in nats per token. One that leaves the others has diverged.",
+            "none",
+            Query(f"atoll_training_loss_nats{{{JOB}}}", "{{island}}"),
+        ),
+    ]

@@ -1,0 +1,130 @@
+"""What do people and the service do: jobs, commands, chaos, requests, alerts?"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from dashboards.panels import BAD, GOOD, JOB, RATE, WARN, Panel, Query, board, curves, figure
+
+REQUESTS = "atoll_api_request_seconds"
+SERVICE = 'job="atoll"'
+"""The service's own series carry the name of Prometheus's scrape job (deploy/prometheus/prometheus.yml)."""
+
+
+def dashboard() -> Dashboard:
+    return board(
+        "atoll-operations",
+        "atoll / Operations",
+        "What do people and the service do: jobs, commands, chaos, requests, alerts?",
+        [("Right now", _now()), ("Jobs and commands", _commands()), ("The service", _service())],
+    )
+
+
+def _now() -> list[Panel]:
+    return [
+        figure(
+            "Service",
+            "Whether the last scrape of the service was answered.",
+            "bool_yes_no",
+            Query(f"up{{{SERVICE}}}", "{{instance}}"),
+            steps=((None, BAD), (1, GOOD)),
+        ),
+        figure(
+            "Alerts",
+            "Alerts that fire. The runbook has a page for each.",
+            "none",
+            Query('count(ALERTS{alertname=~"Atoll.+", alertstate="firing"}) or vector(0)', "firing"),
+            steps=((None, GOOD), (1, BAD)),
+        ),
+        figure(
+            "Jobs running",
+            "Jobs that train right now.",
+            "none",
+            Query('sum(atoll_jobs{state=~"running|finishing"})', "running"),
+        ),
+        figure(
+            "Silent jobs",
+            "Jobs whose synchroniser did not answer the last scrape.",
+            "none",
+            Query("sum(1 - atoll_job_answers)", "silent"),
+            steps=((None, GOOD), (1, BAD)),
+        ),
+        figure(
+            "Commands pending",
+            "Commands that no job has decided yet. They take milliseconds.",
+            "none",
+            Query(f"sum(atoll_commands_pending{{{JOB}}})", "pending"),
+            steps=((None, GOOD), (1, WARN)),
+        ),
+        figure(
+            "Slowest answers",
+            "Time within which 99 % of requests are answered.",
+            "s",
+            Query(f"histogram_quantile(0.99, sum by (le) (rate({REQUESTS}_bucket[{RATE}])))", "p99"),
+            steps=((None, GOOD), (0.1, WARN), (1, BAD)),
+        ),
+    ]
+
+
+def _commands() -> list[Panel]:
+    return [
+        curves("Jobs by state", "All jobs that the service knows.", "none", Query("atoll_jobs", "{{state}}"), width=8),
+        curves(
+            "Commands",
+            "Operators' commands so far, by what was asked and what came of it.",
+            "none",
+            Query(f"sum by (kind, outcome) (atoll_commands_total{{{JOB}}})", "{{kind}} {{outcome}}"),
+            width=8,
+        ),
+        curves(
+            "Chaos",
+            "Faults that chaos plans injected so far: outages that somebody wanted.",
+            "none",
+            Query(f"sum by (kind) (atoll_chaos_faults_total{{{JOB}}})", "{{kind}}"),
+            width=8,
+        ),
+    ]
+
+
+def _service() -> list[Panel]:
+    return [
+        curves(
+            "Requests by route",
+            "Requests per second.",
+            "reqps",
+            Query(f"sum by (method, route) (rate({REQUESTS}_count[{RATE}]))", "{{method}} {{route}}"),
+            stacked=True,
+        ),
+        curves(
+            "Answers by status",
+            "4xx: whoever asks is wrong. 5xx: we are, or the cluster does not answer us.",
+            "reqps",
+            Query(f"sum by (status) (rate({REQUESTS}_count[{RATE}]))", "{{status}}"),
+            stacked=True,
+            colours={"2xx": GOOD, "4xx": WARN, "5xx": BAD},
+        ),
+        curves(
+            "Answer time by route",
+            "99th percentile of the time until an answer begins.",
+            "s",
+            Query(f"histogram_quantile(0.99, sum by (le, route) (rate({REQUESTS}_bucket[{RATE}])))", "{{route}}"),
+        ),
+        curves(
+            "Scrape time",
+            "How long the service took to ask every live job how it stands.",
+            "s",
+            Query(f"scrape_duration_seconds{{{SERVICE}}}", "{{instance}}"),
+        ),
+        curves(
+            "CPU",
+            "Processors that the service keeps busy. Jobs run elsewhere.",
+            "none",
+            Query(f"rate(process_cpu_seconds_total{{{SERVICE}}}[{RATE}])", "{{instance}}"),
+        ),
+        curves(
+            "Memory",
+            "Resident memory of the service's process.",
+            "bytes",
+            Query(f"process_resident_memory_bytes{{{SERVICE}}}", "{{instance}}"),
+        ),
+    ]

@@ -1,0 +1,205 @@
+"""The few kinds of panels that the dashboards are made of, so that all look and read alike.
+
+Responsible for: one data source and one choice of job for everything (template variables), a unit and a description on
+every panel, colours that mean the same everywhere, and a layout that follows from the order of the panels. Refuses to know
+any metric.
+
+Source: Grafana's best practices for dashboards (a row a question, the answer first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafana_foundation_sdk.builders import bargauge, dashboard, prometheus, stat, statetimeline, timeseries
+from grafana_foundation_sdk.builders import common as shared
+from grafana_foundation_sdk.models import common
+from grafana_foundation_sdk.models import dashboard as models
+
+SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+JOB = 'job=~"$job"'
+RATE = "$__rate_interval"
+RESTARTS = f"sum by (job, island) (increase(atoll_island_restarts_total{{{JOB}}}[{RATE}])) > 0"
+"""Marked on every dashboard: most of what bends a curve is an island that went or came back."""
+WIDTH = 24
+GOOD, WARN, BAD, CALM, DULL = "green", "orange", "red", "blue", "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """An expression, and how its series are named: a legend with {{label}}."""
+
+    expression: str
+    legend: str = ""
+
+
+Panel = Any
+"""Any of the library's panel builders; they share methods, not a base class."""
+
+
+def board(uid: str, title: str, description: str, rows: Sequence[tuple[str, Sequence[Panel]]]) -> dashboard.Dashboard:
+    """A dashboard of these rows. Panels fill each row from the left, in lines of 24 columns."""
+    made = (
+        dashboard.Dashboard(title)
+        .uid(uid)
+        .description(description)
+        .tags(["atoll"])
+        .editable()
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .refresh("15s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .link(
+            dashboard.DashboardLink("atoll")
+            .type(models.DashboardLinkType.DASHBOARDS)
+            .tags(["atoll"])
+            .keep_time(True)
+            .include_vars(True)
+        )
+        .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+        .with_variable(
+            dashboard.QueryVariable("job")
+            .label("Job")
+            .datasource(SOURCE)
+            .query("label_values(atoll_job_phase, job)")
+            .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .sort(models.VariableSort.ALPHABETICAL_ASC)
+            .multi(True)
+            .include_all(True)
+            .all_value(".+")
+        )
+    )
+    made = made.annotation(
+        dashboard.AnnotationQuery().name("Restarts").datasource(SOURCE).enable(True).icon_color(WARN).expr(RESTARTS)
+    )
+    number = 0
+    for name, panels in rows:
+        number += 1
+        made = made.with_row(dashboard.Row(name).id(number))
+        for panel in panels:
+            number += 1
+            made = made.with_panel(panel.id(number))
+    return made
+
+
+def figure(
+    title: str,
+    description: str,
+    unit: str,
+    query: Query,
+    *,
+    steps: Sequence[tuple[float | None, str]] = ((None, CALM),),
+) -> Panel:
+    """One number, with its recent course behind it. ``steps`` colour it from their value on."""
+    return _common(
+        stat.Panel()
+        .graph_mode(common.BigValueGraphMode.AREA)
+        .color_mode(common.BigValueColorMode.VALUE)
+        .reduce_options(shared.ReduceDataOptions().calcs(["lastNotNull"]))
+        .thresholds(_thresholds(steps))
+        .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS)),
+        *(title, description, unit, [query]),
+        *(4, 4),
+    )
+
+
+def curves(
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    stacked: bool = False,
+    width: int = 12,
+    colours: dict[str, str] | None = None,
+    log: bool = False,
+) -> Panel:
+    """Values over time. Stacked ones are parts of a whole; ``colours`` are by the name of the series."""
+    panel = (
+        timeseries.Panel()
+        .fill_opacity(60 if stacked else 8)
+        .line_width(1)
+        .show_points(common.VisibilityMode.NEVER)
+        .legend(
+            shared.VizLegendOptions()
+            .show_legend(True)
+            .display_mode(common.LegendDisplayMode.LIST)
+            .placement(common.LegendPlacement.BOTTOM)
+        )
+        .tooltip(shared.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
+    )
+    if stacked:
+        panel = panel.stacking(shared.StackingConfig().mode(common.StackingMode.NORMAL))
+    if log:
+        panel = panel.scale_distribution(shared.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(10))
+    else:
+        panel = panel.axis_soft_min(0)
+    for name, colour in (colours or {}).items():
+        fixed = {"mode": "fixed", "fixedColor": colour}
+        panel = panel.override_by_name(name, [models.DynamicConfigValue(id_val="color", value=fixed)])
+    return _common(panel, title, description, unit, queries, width, 8)
+
+
+def ranking(title: str, description: str, unit: str, query: Query, *, width: int = 12) -> Panel:
+    """What is largest, as bars."""
+    return _common(
+        bargauge.Panel()
+        .orientation(common.VizOrientation.HORIZONTAL)
+        .display_mode(common.BarGaugeDisplayMode.BASIC)
+        .reduce_options(shared.ReduceDataOptions().calcs(["lastNotNull"]))
+        .thresholds(_thresholds(((None, WARN),)))
+        .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
+        .min(0),
+        *(title, description, unit, [query]),
+        *(width, 8),
+    )
+
+
+def timeline(title: str, description: str, query: Query, states: Sequence[tuple[str, str]]) -> Panel:
+    """A line for each series, coloured by its state; the values are the states' numbers, counted from 1."""
+    options = {
+        str(number): models.ValueMappingResult(text=name, color=colour, index=number)
+        for number, (name, colour) in enumerate(states, start=1)
+    }
+    return _common(
+        statetimeline.Panel()
+        .mappings([models.ValueMap(options=options)])
+        .merge_values(True)
+        .show_value(common.VisibilityMode.NEVER)
+        .row_height(0.8)
+        .fill_opacity(80)
+        .line_width(0)
+        .legend(
+            shared.VizLegendOptions()
+            .show_legend(True)
+            .display_mode(common.LegendDisplayMode.LIST)
+            .placement(common.LegendPlacement.BOTTOM)
+        ),
+        *(title, description, "none", [query]),
+        *(WIDTH, 8),
+    )
+
+
+def quantiles(metric: str, by: str = "", *, of: Sequence[float] = (0.5, 0.95)) -> list[Query]:
+    """Of a histogram of the chosen jobs: each quantile, for each value of the label ``by`` if there is one."""
+    group, name = (f"le, {by}", f"{{{{{by}}}}} ") if by else ("le", "")
+    rate = f"sum by ({group}) (rate({metric}_bucket{{{JOB}}}[{RATE}]))"
+    return [Query(f"histogram_quantile({q:g}, {rate})", f"{name}p{q * 100:g}") for q in of]
+
+
+def _common(
+    panel: Panel, title: str, description: str, unit: str, queries: Sequence[Query], width: int, height: int
+) -> Panel:
+    panel = panel.title(title).description(description).unit(unit).datasource(SOURCE).span(width).height(height)
+    for number, query in enumerate(queries):
+        target = (
+            prometheus.Dataquery().expr(query.expression).legend_format(query.legend).ref_id(chr(ord("A") + number))
+        )
+        panel = panel.with_target(target.datasource(SOURCE).range())
+    return panel
+
+
+def _thresholds(steps: Sequence[tuple[float | None, str]]) -> dashboard.ThresholdsConfig:
+    made = [models.Threshold(value=value, color=colour) for value, colour in steps]
+    return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(made)

@@ -1,0 +1,177 @@
+"""Do rounds close, with whom, how fast, and what is turned away?"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from dashboards.panels import BAD, GOOD, JOB, RATE, WARN, Panel, Query, board, curves, figure, quantiles
+
+MEAN_CONTRIBUTORS = (
+    f"sum by (job) (rate(atoll_merge_contributors_sum{{{JOB}}}[{RATE}])) "
+    f"/ sum by (job) (rate(atoll_merge_contributors_count{{{JOB}}}[{RATE}]))"
+)
+TRAINING = f'sum by (job) (atoll_island_state{{{JOB}, state="training"}})'
+
+
+def dashboard() -> Dashboard:
+    return board(
+        "atoll-synchroniser",
+        "atoll / Synchroniser",
+        "Do rounds close, with whom, how fast, and what is turned away?",
+        [
+            ("Right now", _now()),
+            ("Rounds", _rounds()),
+            ("Fragments", _fragments()),
+            ("Contributions", _contributions()),
+            ("Traffic", _traffic()),
+        ],
+    )
+
+
+def _now() -> list[Panel]:
+    return [
+        figure(
+            "Merging",
+            "0 while fewer islands than the quorum can contribute: nothing merges then.",
+            "bool_yes_no",
+            Query(f"1 - atoll_job_paused{{{JOB}}}", "{{job}}"),
+            steps=((None, BAD), (1, GOOD)),
+        ),
+        figure(
+            "Merges",
+            "Merges of all fragments, per second.",
+            "cps",
+            Query(f"sum by (job) (rate(atoll_merges_total{{{JOB}}}[{RATE}]))", "{{job}}"),
+        ),
+        figure(
+            "Contributors",
+            "Islands whose work one merge holds, on average of late.",
+            "none",
+            Query(MEAN_CONTRIBUTORS, "{{job}}"),
+        ),
+        figure(
+            "Quorum",
+            "Islands a round needs before it may close.",
+            "none",
+            Query(f"atoll_quorum_islands{{{JOB}}}", "{{job}}"),
+        ),
+        figure(
+            "Islands training",
+            "Below the quorum merging pauses.",
+            "none",
+            Query(TRAINING, "{{job}}"),
+        ),
+        figure(
+            "Refused",
+            "Part of the offered contributions that were refused of late.",
+            "percentunit",
+            Query(
+                f"sum by (job) (rate(atoll_refusals_total{{{JOB}}}[{RATE}])) "
+                f"/ on (job) sum by (job) (rate(atoll_contributions_total{{{JOB}}}[{RATE}]))",
+                "{{job}}",
+            ),
+            steps=((None, GOOD), (0.02, WARN), (0.05, BAD)),
+        ),
+    ]
+
+
+def _rounds() -> list[Panel]:
+    return [
+        curves(
+            "Time of a round, by part",
+            "Collecting: from the first contribution until the round could close. Grace: from then until it did. Merging: "
+            "from then until the new version stood. Median and 95th percentile.",
+            "s",
+            *quantiles("atoll_round_part_seconds", "part"),
+        ),
+        curves(
+            "Why rounds closed",
+            "Rounds per second by reason. Mostly grace_over: somebody is regularly too slow for the window.",
+            "cps",
+            Query(f"sum by (reason) (rate(atoll_rounds_closed_total{{{JOB}}}[{RATE}]))", "{{reason}}"),
+            stacked=True,
+        ),
+        curves(
+            "Contributors and quorum",
+            "Islands in a merge, between the quorum and all that train.",
+            "none",
+            Query(MEAN_CONTRIBUTORS, "contributors {{job}}"),
+            Query(f"atoll_quorum_islands{{{JOB}}}", "quorum {{job}}"),
+            Query(TRAINING, "training {{job}}"),
+        ),
+        curves(
+            "Grace used",
+            "How long rounds wait after they could have closed, on average. It should fit into the slack of the overlap.",
+            "s",
+            Query(
+                f'sum by (job) (rate(atoll_round_part_seconds_sum{{{JOB}, part="grace"}}[{RATE}])) '
+                f'/ sum by (job) (rate(atoll_round_part_seconds_count{{{JOB}, part="grace"}}[{RATE}]))',
+                "{{job}}",
+            ),
+        ),
+    ]
+
+
+def _fragments() -> list[Panel]:
+    return [
+        curves(
+            "Version of each fragment",
+            "Outer steps so far. Lines rise together; one that stays behind does not merge.",
+            "none",
+            Query(f"atoll_fragment_version{{{JOB}}}", "{{job}} {{fragment}}"),
+        ),
+        curves(
+            "Islands in the open round",
+            "How many have contributed to each fragment's round so far.",
+            "none",
+            Query(f"atoll_round_offered_islands{{{JOB}}}", "{{job}} {{fragment}}"),
+        ),
+    ]
+
+
+def _contributions() -> list[Panel]:
+    return [
+        curves(
+            "Contributions",
+            "Admitted and refused, per second.",
+            "cps",
+            Query(f"sum by (outcome) (rate(atoll_contributions_total{{{JOB}}}[{RATE}]))", "{{outcome}}"),
+            stacked=True,
+            width=8,
+            colours={"admitted": GOOD, "refused": BAD},
+        ),
+        curves(
+            "Refusals by reason",
+            "Refused contributions per second, of the five most frequent reasons. The runbook tells what each means.",
+            "cps",
+            Query(f"topk(5, sum by (reason) (rate(atoll_refusals_total{{{JOB}}}[{RATE}])))", "{{reason}}"),
+            width=8,
+        ),
+        curves(
+            "Staleness",
+            "Versions that an admitted contribution's base was behind. Above what the job allows it is refused.",
+            "none",
+            *quantiles("atoll_staleness_versions", of=(0.5, 0.99)),
+            width=8,
+        ),
+    ]
+
+
+def _traffic() -> list[Panel]:
+    return [
+        curves(
+            "Payload bytes",
+            "Tensor bytes per second, up from islands and down to them. What peers hand each other is not among them.",
+            "Bps",
+            Query(
+                f"sum by (direction, codec) (rate(atoll_payload_bytes_total{{{JOB}}}[{RATE}]))",
+                "{{direction}} {{codec}}",
+            ),
+        ),
+        curves(
+            "Payloads",
+            "Fragments per second, up from islands and down to them.",
+            "cps",
+            Query(f"sum by (direction) (rate(atoll_payloads_total{{{JOB}}}[{RATE}]))", "{{direction}}"),
+        ),
+    ]

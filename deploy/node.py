@@ -1,0 +1,103 @@
+"""What a container of deploy/compose.yaml does: ``python deploy/node.py head | island … | service | alive``.
+
+    head      the Ray head: synchronisers, controllers and evaluators run here; it makes the cluster's secret
+    island    a Ray node of one node group
+    service   a Ray node without a group, for the REST service to be a driver on, and then the service itself
+    alive     for health checks: whether a Ray node runs in this container
+
+The same settings, labels and cluster file as of an embedded cluster (``orchestrator.runtime``); only that each node has a
+machine of its own, so that the head has a name instead of a loopback address. The secret lies in a folder that all mount,
+``/var/lib/atoll/cluster``. Each becomes the program it starts, so that signals reach it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL, ray_environment
+
+STATE = Path("/var/lib/atoll")
+SECRET, HOME, RUNS = STATE / "cluster" / "token", STATE / "home", STATE / "runs"
+HEAD = "head:6379"
+SERVICE_PORT = 8470
+PATIENCE_S = 120.0
+RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats")
+SERVICE = (
+    *(sys.executable, "-m", "api.serve", "--home", str(HOME), "--runs", str(RUNS)),
+    *("--control", "orchestrator.runtime.control_port:connect", "--port", str(SERVICE_PORT)),
+    *("--host", "0.0.0.0", "--insecure"),  # within the compose network; published on the host's loopback only
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    if options.what == "alive":
+        sys.exit(not any(process.name() == "raylet" for process in psutil.process_iter()))
+    if options.what == "head":
+        make_secret()
+    else:
+        wait_for_head()
+    os.environ.update(ray_environment(SECRET))
+    node = ray_arguments(options)
+    if options.what != "service":
+        os.execv(RAY[0], [*RAY, *node, "--block"])
+    subprocess.run([*RAY, *node], check=True)
+    ClusterFile(uuid.uuid4().hex, HEAD, "/tmp/ray", ray_environment(SECRET)).write(HOME)
+    os.execv(SERVICE[0], SERVICE)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="deploy/node.py", description="A container of deploy/compose.yaml.")
+    what = made.add_subparsers(dest="what", required=True)
+    for name in ("head", "service", "alive"):
+        what.add_parser(name)
+    island = what.add_parser("island")
+    island.add_argument("--group", required=True)
+    island.add_argument("--region", required=True)
+    island.add_argument("--cpus", type=int, default=4, help="what jobs may reserve here")
+    return made
+
+
+def ray_arguments(options: argparse.Namespace) -> list[str]:
+    """How Ray is started for this part."""
+    if options.what == "head":
+        port = HEAD.rpartition(":")[2]
+        head = ["--head", "--port", port, "--num-cpus", "0", "--no-monitor", "--include-dashboard", "false"]
+        return [*head, "--labels", f"{GROUP_LABEL}={CONTROL_GROUP}"]
+    if options.what == "service":
+        return ["--address", HEAD, "--num-cpus", "0"]
+    labels = f"{GROUP_LABEL}={options.group},{REGION_LABEL}={options.region}"
+    return ["--address", HEAD, "--num-cpus", str(options.cpus), "--labels", labels]
+
+
+def make_secret() -> None:
+    """The cluster's secret exists, and only this user can read it."""
+    if not SECRET.exists():
+        draft = SECRET.with_suffix(".draft")
+        draft.touch(mode=0o600)
+        draft.write_text(secrets.token_hex(32))
+        draft.replace(SECRET)
+
+
+def wait_for_head() -> None:
+    """The head listens, and its secret can be read."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (SECRET.exists() and ClusterFile("", HEAD, "", {}).answers()):
+        if time.monotonic() > deadline:
+            sys.exit(f"The head at {HEAD} did not answer within {PATIENCE_S:.0f} s.")
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    main()

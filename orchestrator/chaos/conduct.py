@@ -1,0 +1,111 @@
+"""A plan under way: at each look at the job, what strikes, what is spared and why, and whether it is over.
+
+    decisions = conduct.look(now, training, figures)
+
+               more islands train than are kept             all struck or spared
+    WAITING ────────────────────────────────────▶ BEGUN ───────────────────────────▶ OVER
+                                                    └────── a condition to abort ──────▶ OVER (aborted)
+
+Live and simulated runs ask the same object. Responsible for the blast radius, which counts an island as away from the
+moment it is struck, however long the picture of the job needs to show that. Refuses to strike: a decision is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orchestrator.chaos.plan import ChaosPlan, Kind
+from orchestrator.chaos.schedule import PlannedFault
+from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
+
+Figures = Callable[[], Mapping[str, Any]]
+"""Asked only when the plan has conditions to abort."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a fault at instant ``at`` of the job. ``spared`` says why it does not strike; empty if it does."""
+
+    at: Instant
+    fault: PlannedFault
+    spared: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        fault = {name: value for name, value in asdict(self.fault).items() if name != "at"}
+        return {"at": self.at, "planned_at": self.fault.at, **fault, "spared": self.spared}
+
+
+class Conduct:
+    """One run of a plan. ``decisions`` are all so far; ``aborted`` says why it ended early, if it did."""
+
+    def __init__(self, plan: ChaosPlan, faults: Sequence[PlannedFault]) -> None:
+        self.plan = plan
+        self.begun_at: Instant | None = None
+        self.aborted: str | None = None
+        self.decisions: list[Decision] = []
+        self._pending = list(faults)
+        self._killed: dict[IslandId, Incarnation] = {}
+        self._stopped_until: dict[IslandId, Instant] = {}
+
+    @property
+    def over(self) -> bool:
+        return self.aborted is not None or (self.begun_at is not None and not self._pending)
+
+    @property
+    def pending(self) -> tuple[PlannedFault, ...]:
+        return tuple(self._pending)
+
+    def look(self, now: Instant, training: Mapping[IslandId, Incarnation], figures: Figures) -> list[Decision]:
+        """Decide on what is due. ``training`` are the islands that train, with their incarnations."""
+        if self.begun_at is None:
+            if len(training) <= self.plan.blast_radius.keep:
+                return []
+            self.begun_at = now
+        if self.aborted is not None or self._aborts(figures):
+            return []
+        decided = []
+        while self._pending and self.begun_at + self._pending[0].at <= now:
+            decided.append(self._decide(now, self._pending.pop(0), training))
+        self.decisions += decided
+        return decided
+
+    def abort(self, reason: str) -> None:
+        """Nothing strikes any more."""
+        self.aborted = self.aborted or reason
+
+    def refused(self, decision: Decision, reason: str) -> None:
+        """A fault that was to strike did not after all: the job would not take it."""
+        self.decisions[self.decisions.index(decision)] = Decision(decision.at, decision.fault, reason)
+
+    def still_stopped(self, now: Instant) -> list[IslandId]:
+        """The islands that would go on only later by themselves."""
+        return [island for island, until in self._stopped_until.items() if until > now]
+
+    def _aborts(self, figures: Figures) -> bool:
+        if not self.plan.abort:
+            return False
+        known = figures()
+        for condition in self.plan.abort:
+            value = condition.value_in(known)
+            if condition.holds(value):
+                self.abort(f"{condition.text} (it is {value:.4g})")
+                return True
+        return False
+
+    def _decide(self, now: Instant, fault: PlannedFault, training: Mapping[IslandId, Incarnation]) -> Decision:
+        keep = self.plan.blast_radius.keep
+        live = [island for island, incarnation in training.items() if self._lives(now, island, incarnation)]
+        if fault.island not in live:
+            return Decision(now, fault, f"{fault.island} does not train")
+        if len(live) <= keep:
+            return Decision(now, fault, f"only {len(live)} islands train, and {keep} are kept")
+        if fault.kind is Kind.KILL:
+            self._killed[fault.island] = training[fault.island]
+        else:
+            self._stopped_until[fault.island] = now + fault.duration
+        return Decision(now, fault)
+
+    def _lives(self, now: Instant, island: IslandId, incarnation: Incarnation) -> bool:
+        return incarnation > self._killed.get(island, 0) and self._stopped_until.get(island, now) <= now

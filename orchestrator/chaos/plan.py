@@ -1,0 +1,233 @@
+"""A chaos plan: which faults strike whom and when, how far they may go, and what must hold all the same.
+
+    faults        kill (SIGKILL) or stop (SIGSTOP for a duration), a target, and one of at, every, poisson
+    blast_radius  keep: so many islands go on training, whatever the plan says
+    abort         figures of the live job that end the plan at once
+    objectives    figures of the job's report that make it pass
+
+Every instant is in seconds since the plan began: when more islands train than the blast radius keeps. Responsible for one
+plan being right in itself, and right for a fleet, every problem reported at once. Refuses to know files and clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
+from pydantic_core import PydanticCustomError
+
+from orchestrator.accounting import report
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.chaos import comparison
+from orchestrator.chaos.comparison import Comparison
+from orchestrator.core.vocabulary import Duration, IslandPlan
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.sections import Count, Name, Section
+from orchestrator.simulation.plan import sample_policy
+from orchestrator.simulation.spec import PositiveSeconds, Seconds
+from orchestrator.validation import problem_of, valid_fields
+
+DETAIL = "the chaos plan cannot be used"
+UNKNOWN = "Remove it, or correct its spelling; deploy/plans/ holds complete examples."
+DURATION_S: Duration = 3600.0
+FAULTS_MAX = 10_000
+"""Of one plan: more would be no test of recovery, since nothing could recover between two."""
+
+
+class Kind(StrEnum):
+    KILL = "kill"
+    """SIGKILL, no warning; the island is placed again by itself."""
+    STOP = "stop"
+    """SIGSTOP for a duration, then SIGCONT: it neither steps nor answers meanwhile."""
+
+
+def _comparison(value: Any) -> Comparison:
+    try:
+        return comparison.parse(value)
+    except ConfigurationError as error:
+        raise PydanticCustomError("comparison", "{said}", {"said": str(error)}) from error
+
+
+Objective = Annotated[Comparison, PlainValidator(_comparison)]
+
+
+class Target(Section):
+    """One island by ``name``; all of a ``region``; or ``random`` so many, of that region or of all, drawn for each fault."""
+
+    name: str | None = None
+    region: str | None = None
+    random: Count | None = None
+
+    def told(self) -> str:
+        if self.name is not None:
+            return self.name
+        whom = f"in {self.region}" if self.region is not None else "of all islands"
+        return f"{self.random or 'all'} {whom}"
+
+
+class Poisson(Section):
+    """A fault has no memory of the last: the gaps are exponential with mean ``mtbf``, the mean time between faults."""
+
+    mtbf: PositiveSeconds
+
+
+class FaultSection(Section):
+    """``start`` and ``until`` bound ``every`` and ``poisson``; the first of ``every`` is one period after ``start``."""
+
+    kind: Kind
+    target: Target
+    at: Annotated[tuple[Seconds, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else (v,))] = ()
+    every: PositiveSeconds | None = None
+    poisson: Poisson | None = None
+    start: Seconds = 0.0
+    until: PositiveSeconds | None = None
+    duration: PositiveSeconds | None = Field(None, description="of a stop")
+
+    @property
+    def period_s(self) -> Duration | None:
+        """The mean time between two faults of this entry; None where each is written down."""
+        return self.every or (self.poisson.mtbf if self.poisson else None)
+
+
+class BlastRadius(Section):
+    """Never fewer than ``keep`` islands train because of the plan; a fault that would leave fewer is spared."""
+
+    keep: Count = 1
+
+
+class ChaosPlan(Section):
+    """The whole. It strikes for ``duration`` at most, and never after the job's end."""
+
+    name: Name = "chaos"
+    seed: int = 0
+    duration: PositiveSeconds = DURATION_S
+    faults: tuple[FaultSection, ...] = ()
+    blast_radius: BlastRadius = BlastRadius()
+    abort: tuple[Objective, ...] = ()
+    objectives: Annotated[tuple[Objective, ...], Field(min_length=1)]
+
+
+def parse(document: Mapping[str, Any]) -> ChaosPlan:
+    """Validate a whole plan. Raises InvalidJobSpec with every problem at once, each with its remedy."""
+    problems: list[Problem] = []
+    plan: ChaosPlan | None = None
+    try:
+        plan = ChaosPlan.model_validate(dict(document))
+    except ValidationError as error:
+        problems += [problem_of(item, unknown=UNKNOWN) for item in error.errors()]
+    problems += _between_fields(document, valid_fields(ChaosPlan, document))
+    if problems or plan is None:
+        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems))
+    return plan
+
+
+def check_fleet(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> None:
+    """The plan can strike these islands. Raises InvalidJobSpec with every reason why not."""
+    if problems := tuple(_fleet_problems(plan, islands)):
+        raise InvalidJobSpec(detail=DETAIL, problems=problems)
+
+
+# ── rules between fields ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _between_fields(document: Mapping[str, Any], sections: Mapping[str, Any]) -> Iterator[Problem]:
+    duration = sections.get("duration", DURATION_S)
+    entries = document.get("faults")
+    for n, entry in enumerate(entries if isinstance(entries, list | tuple) else ()):
+        try:
+            fault = FaultSection.model_validate(entry)
+        except ValidationError:
+            continue  # told already
+        yield from _fault_problems(f"faults.{n}", fault, duration)
+    known = (("objectives", report_figures, "a job's report"), ("abort", live_figures, "a live job"))
+    for name, figures, where in known:
+        yield from _unknown_figures(name, document.get(name), figures(), where)
+
+
+def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Iterator[Problem]:
+    given = [name for name in ("at", "every", "poisson") if getattr(fault, name)]
+    if len(given) != 1:
+        has = " and ".join(given) or "no schedule"
+        yield Problem(path, f"has {has}.", "Give exactly one of at, every and poisson.")
+    if fault.at and (fault.start or fault.until is not None):
+        yield Problem(path, "has start or until beside at.", "Remove them: at says every instant itself.")
+    target = fault.target
+    if target == Target():
+        remedy = "Give name, region or random: {random: 1}."
+        yield Problem(f"{path}.target", "names nobody.", remedy)
+    if target.name is not None and (target.region is not None or target.random is not None):
+        yield Problem(f"{path}.target", "has a name, and region or random beside it.", "Give the name alone.")
+    if (fault.kind is Kind.STOP) != (fault.duration is not None):
+        message = "is missing: a stop needs its length." if fault.duration is None else "goes with kind: stop only."
+        yield Problem(f"{path}.duration", message, "Write duration: 8s." if fault.duration is None else "Remove it.")
+    until = min(duration, duration if fault.until is None else fault.until)
+    if fault.start >= until:
+        message = f"is {fault.start:g} s, not before {until:g} s, where this fault or the plan ends."
+        yield Problem(f"{path}.start", message, "Start earlier, or lengthen until or duration.")
+    elif fault.period_s is not None and (count := (until - fault.start) / fault.period_s) > FAULTS_MAX:
+        message = f"makes about {count:.3g} faults in {until - fault.start:g} s."
+        yield Problem(path, message, f"Make them rarer, or the plan shorter: at most {FAULTS_MAX} are run.")
+    for at in fault.at:
+        if at >= duration:
+            remedy = f"Write less than {duration:g}, or lengthen duration."
+            yield Problem(f"{path}.at", f"{at:g} s is not before the plan's end at {duration:g} s.", remedy)
+
+
+def _unknown_figures(path: str, written: Any, known: Sequence[str], where: str) -> Iterator[Problem]:
+    for n, text in enumerate(written if isinstance(written, list | tuple) else ()):
+        try:
+            asked = comparison.parse(text)
+        except ConfigurationError:
+            continue  # told already
+        if asked.root not in known:
+            near = ", ".join(get_close_matches(asked.root, known)) or ", ".join(known)
+            yield Problem(f"{path}.{n}", f"{asked.root!r} is no figure of {where}.", f"Use one of {near}.")
+
+
+def _fleet_problems(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> Iterator[Problem]:
+    names = [island.island for island in islands]
+    regions = sorted({island.region for island in islands})
+    keep = plan.blast_radius.keep
+    if plan.faults and keep >= len(islands):
+        message = f"is {keep} of {len(islands)} islands, so no fault could ever strike."
+        yield Problem("blast_radius.keep", message, f"Lower it to at most {len(islands) - 1}, or add islands.")
+    for n, fault in enumerate(plan.faults):
+        path, target = f"faults.{n}.target", fault.target
+        if target.name is not None and target.name not in names:
+            yield Problem(f"{path}.name", f"{target.name!r} is no island of the job.", f"Use {', '.join(names)}.")
+        if target.region is not None and target.region not in regions:
+            remedy = f"Use {', '.join(regions)}."
+            yield Problem(f"{path}.region", f"no island of the job is in {target.region!r}.", remedy)
+        there = sum(target.region in (None, island.region) for island in islands)
+        if target.random is not None and 0 < there < target.random:
+            remedy = f"Lower it to at most {there}."
+            yield Problem(f"{path}.random", f"is {target.random}, but there are {there} islands to draw from.", remedy)
+
+
+# ── figures ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def report_figures() -> list[str]:
+    """What objectives may ask about: the names of a report, read off one of a job that never began."""
+    policy = sample_policy()
+    return _numbers(report.build(policy, Goodput(policy), Statistics(policy), {}))
+
+
+def live_figures() -> list[str]:
+    """What abort conditions may ask about."""
+    policy = sample_policy()
+    return _numbers(figures_now(0, Goodput(policy).summary(), Statistics(policy).summary()))
+
+
+def figures_now(training: int, goodput: Mapping[str, Any], statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """A job as it stands, as what abort conditions are asked of. ``training`` counts the islands that train."""
+    return {**statistics, **goodput, "islands_training": training}
+
+
+def _numbers(figures: Mapping[str, Any]) -> list[str]:
+    """The names under which a number may stand, or something that holds numbers."""
+    return sorted(name for name, value in figures.items() if not isinstance(value, str | list))

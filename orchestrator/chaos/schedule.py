@@ -1,0 +1,68 @@
+"""When a plan strikes whom: everything that chance has a part in, drawn from the plan's seed and nothing else.
+
+    schedule(plan, islands) == schedule(plan, islands)      live and simulated
+
+Each entry draws from streams of its own, one for instants and one for targets. So an entry that is added or changed leaves
+the others as they were, and the instants are the same for every fleet. Refuses to know what becomes of a fault.
+
+Source: a Poisson process by its exponential gaps, cut to whole microseconds as everywhere (``simulation.distributions``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from orchestrator.chaos.plan import ChaosPlan, FaultSection, Kind, Target
+from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandPlan
+from orchestrator.simulation.distributions import Exponential
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """``at`` is in seconds since the plan began, ``duration`` of a stop."""
+
+    at: Instant
+    kind: Kind
+    island: IslandId
+    duration: Duration = 0.0
+
+
+def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFault, ...]:
+    """Every fault of the plan, in time order; at one instant in the order of the entries and of the islands."""
+    planned = []
+    for n, entry in enumerate(plan.faults):
+        targets = Random(f"{plan.seed}/{n}/target")
+        for at in _instants(entry, plan.duration, Random(f"{plan.seed}/{n}/at")):
+            chosen = _chosen(entry.target, islands, targets)
+            planned += [PlannedFault(at, entry.kind, island, entry.duration or 0.0) for island in chosen]
+    return tuple(sorted(planned, key=lambda fault: fault.at))
+
+
+def _instants(entry: FaultSection, duration: Duration, random: Random) -> Iterator[Instant]:
+    if entry.at:
+        yield from entry.at
+        return
+    until = min(duration, duration if entry.until is None else entry.until)
+    at, count = entry.start, 0
+    while True:
+        count += 1
+        if entry.poisson is not None:
+            at += Exponential(entry.poisson.mtbf).draw(random)
+        else:
+            at = entry.start + count * (entry.every or duration)
+        if at >= until:
+            return
+        yield at
+
+
+def _chosen(target: Target, islands: Sequence[IslandPlan], random: Random) -> list[IslandId]:
+    """The islands of one fault, in the order of the job."""
+    if target.name is not None:
+        return [IslandId(target.name)]
+    there = [island.island for island in islands if target.region in (None, island.region)]
+    if target.random is None:
+        return there
+    drawn = set(random.sample(there, target.random))
+    return [island for island in there if island in drawn]

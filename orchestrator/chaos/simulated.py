@@ -1,0 +1,96 @@
+"""A plan against a simulated job: the same schedule and the same decisions as live, struck in virtual time.
+
+    found = run(plan, policy, world_plan, seed);  found.verdict, found.world
+
+Responsible for looking at the job when a fault is due and every second, as the live driver does, and for turning decisions
+into what the world knows: an operator's kill, a freeze. Refuses to know how a job comes to its figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.accounting import report
+from orchestrator.chaos.conduct import Conduct, Decision
+from orchestrator.chaos.plan import ChaosPlan, Kind, check_fleet, figures_now
+from orchestrator.chaos.schedule import schedule
+from orchestrator.chaos.verdict import Verdict, judge
+from orchestrator.core.events import FaultInjected
+from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, IslandState, JobPolicy
+from orchestrator.simulation.faults import strike
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
+from orchestrator.simulation.world import World
+
+LOOK_S = 1.0
+_STRUCK: Mapping[Kind, FaultKind] = {Kind.KILL: FaultKind.KILL, Kind.STOP: FaultKind.FREEZE}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedChaos:
+    world: World
+    conduct: Conduct
+    verdict: Verdict
+
+
+def run(
+    plan: ChaosPlan,
+    policy: JobPolicy,
+    world_plan: WorldPlan,
+    seed: int,
+    on_progress: Callable[[float], None] = lambda _ratio: None,
+) -> SimulatedChaos:
+    """The job to its end under the plan. ``seed`` is the world's; the plan's faults are drawn from its own."""
+    check_fleet(plan, policy.islands)
+    world = World(policy, world_plan, seed, checked=False)
+    conduct = Conduct(plan, schedule(plan, policy.islands))
+    driver = _Driver(world, conduct)
+    for _ in world.passing(at_once=1):
+        if conduct.begun_at is None:
+            driver.look()
+        on_progress(min(1.0, world.core.state.tokens_trained / policy.token_budget))
+    facts = {"job_id": f"simulated-{seed}", "name": plan.name}
+    figures = report.build(policy, world.goodput, world.statistics, facts)
+    return SimulatedChaos(world, conduct, judge(conduct, figures))
+
+
+class _Driver:
+    def __init__(self, world: World, conduct: Conduct) -> None:
+        self._world, self._conduct = world, conduct
+
+    def look(self) -> None:
+        """Let the plan decide; at its beginning, every further look is set."""
+        world, conduct = self._world, self._conduct
+        if world.finished is not None:
+            return
+        waiting = conduct.begun_at is None
+        for decision in conduct.look(world.now, self._training(), self._figures):
+            if not decision.spared:
+                self._strike(decision)
+        if waiting and conduct.begun_at is not None:
+            for at in sorted({fault.at for fault in conduct.pending}):
+                world.later(at, self.look)
+            world.later(LOOK_S, self._tick)
+
+    def _tick(self) -> None:
+        if self._world.finished is None and not self._conduct.over:
+            self.look()
+            self._world.later(LOOK_S, self._tick)
+
+    def _strike(self, decision: Decision) -> None:
+        world, fault = self._world, decision.fault
+        incarnation = world.core.state.islands[fault.island].incarnation
+        command = CommandId(f"chaos-{len(self._conduct.decisions)}")
+        caller = f"chaos:{self._conduct.plan.name}"
+        world.tell(FaultInjected(world.now, command, caller, fault.kind, fault.island, incarnation, fault.duration))
+        strike(world, Fault(world.now, _STRUCK[fault.kind], fault.island, fault.duration))
+
+    def _training(self) -> dict[IslandId, Incarnation]:
+        islands = self._world.core.state.islands.values()
+        return {island.id: island.incarnation for island in islands if island.state is IslandState.TRAINING}
+
+    def _figures(self) -> dict[str, Any]:
+        now: Instant = self._world.now
+        worth, told = self._world.goodput.summary(now), self._world.statistics.summary(now)
+        return figures_now(len(self._training()), worth, told)

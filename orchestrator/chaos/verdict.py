@@ -1,0 +1,120 @@
+"""Did the job keep its promises? A plan's objectives against the job's report: which hold, which do not, by how much, when.
+
+Responsible for judging. Every figure is the report's, so live and simulated runs are judged alike, and a verdict can be
+worked out again from the two files. Fails as well: a job that did not complete, a plan that was aborted, and one whose
+every fault was spared, since that proves nothing. Refuses to measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orchestrator.chaos.comparison import Comparison
+from orchestrator.chaos.conduct import Conduct
+from orchestrator.chaos.plan import ChaosPlan
+from orchestrator.core.vocabulary import Instant
+from orchestrator.plain import finite
+
+SCHEMA = "atoll-verdict/1"
+_WORST: Mapping[str, str] = {"bystander_gap_max_s": "bystander_gap", "survivor_gap_max_s": "survivor_gap"}
+"""Figures for which the report says when, and where, they were at their worst."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One objective. ``margin`` is how far the value is on the right side of the limit, negative on the wrong one.
+
+    ``at`` is when the figure was at its worst; where the report does not say, it is a figure of the whole job, and this
+    its end.
+    """
+
+    objective: str
+    passed: bool
+    value: float | None
+    limit: float | None
+    margin: float | None
+    at: Instant
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``conducted`` is what became of every fault, as plain data."""
+
+    plan: ChaosPlan
+    report: Mapping[str, Any]
+    judged: tuple[Judged, ...]
+    conducted: tuple[Mapping[str, Any], ...]
+    aborted: str | None
+
+    @property
+    def passed(self) -> bool:
+        return all(one.passed for one in self.judged)
+
+    def plain(self) -> dict[str, Any]:
+        told: dict[str, Any] = finite(
+            {
+                "schema": SCHEMA,
+                "plan": self.plan.name,
+                "seed": self.plan.seed,
+                "job": self.report.get("job_id"),
+                "passed": self.passed,
+                "aborted": self.aborted,
+                "objectives": [asdict(one) for one in self.judged],
+                "faults": self.conducted,
+            }
+        )
+        return told
+
+
+def judge(conduct: Conduct, report: Mapping[str, Any]) -> Verdict:
+    """The verdict on a plan's run, from what was done and the report of the job it was done to."""
+    end = float(report["duration_s"])
+    judged = [_completed(report, end), *_conducted(conduct, end)]
+    judged += [_judged(objective, report, conduct, end) for objective in conduct.plan.objectives]
+    faults = tuple(decision.plain() for decision in conduct.decisions)
+    return Verdict(conduct.plan, report, tuple(judged), faults, conduct.aborted)
+
+
+def _completed(report: Mapping[str, Any], end: Instant) -> Judged:
+    outcome = report["outcome"]
+    return Judged("the job completes", outcome == "completed", None, None, None, end, f"{outcome}: {report['reason']}")
+
+
+def _conducted(conduct: Conduct, end: Instant) -> list[Judged]:
+    """What the plan itself must come to, where it has faults at all."""
+    if conduct.aborted is not None:
+        return [Judged("the plan is not aborted", False, None, None, None, end, conduct.aborted)]
+    if not conduct.plan.faults:
+        return []
+    count, spared = len(conduct.decisions), sum(bool(decision.spared) for decision in conduct.decisions)
+    detail = f"{count - spared} of {count} faults that came due struck, {spared} were spared"
+    return [Judged("a fault strikes", count > spared, None, None, None, end, detail)]
+
+
+def _judged(objective: Comparison, report: Mapping[str, Any], conduct: Conduct, end: Instant) -> Judged:
+    value = objective.value_in(report)
+    if value is None:
+        said = f"{objective.figure} has no value in this job's report, and what was not measured was not shown"
+        return Judged(objective.text, False, None, objective.limit, None, end, said)
+    passed = objective.holds(value)
+    margin = objective.limit - value if objective.sign.startswith("<") else value - objective.limit
+    by = f"{abs(margin):.4g} {'to spare' if margin >= 0 else 'too much' if objective.sign[0] == '<' else 'too little'}"
+    detail = f"{objective.figure} is {value:.4g}: {by}"
+    worst = report.get(_WORST.get(objective.figure, ""))
+    if worst is None:
+        return Judged(objective.text, passed, value, objective.limit, margin, end, f"{detail}, over the whole job")
+    at = float(worst["at"])
+    where = f"{detail}, at {at:.1f} s on {worst['island']}{_after(conduct, at)}"
+    return Judged(objective.text, passed, value, objective.limit, margin, at, where)
+
+
+def _after(conduct: Conduct, at: Instant) -> str:
+    """Which fault came last before this, as far as it may have to do with it."""
+    struck: Sequence[Any] = [one for one in conduct.decisions if not one.spared and one.at <= at]
+    if not struck:
+        return ""
+    last = struck[-1]
+    return f", {at - last.at:.1f} s after the {last.fault.kind} of {last.fault.island}"

@@ -1,0 +1,80 @@
+"""How many islands of a node group a job wants: an operator may change that while the job trains.
+
+The policy names every island that there may ever be, in order, each with a data shard of its own, so that nothing that is
+planned by islands (shards, accounts, names) changes under a running job. Those that are not wanted yet are *spares*: they
+have no process, and cost nothing. Scaling up wants the first that are not wanted; scaling down drains the last that are,
+and drops at once what has no work to lose. As with a drain, a quorum must be left to merge that work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from orchestrator.core import island_life, membership
+from orchestrator.core.effects import DrainIsland, Effect, ResolveCommand, StartTraining, StopIsland, WantIsland
+from orchestrator.core.events import ScaleRequested
+from orchestrator.core.fragment_life import advance_all
+from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.state import JobState
+from orchestrator.core.vocabulary import IslandState, JobPhase
+
+
+def scale_requested(state: JobState, event: ScaleRequested) -> list[Effect]:
+    there = [i for i in state.islands.values() if i.plan.node_group == event.node_group]
+    wanted = [i for i in there if i.wanted]
+    leaving = wanted[event.count :]
+    if refusal := _refusal(state, event, there, leaving):
+        return [ResolveCommand(event.command, False, refusal)]
+    coming = [i for i in there if not i.wanted][: max(0, event.count - len(wanted))]
+    why = f"{event.caller} wants {event.count} islands of node group {event.node_group}"
+    effects: list[Effect] = [ResolveCommand(event.command, True, _told(coming, leaving) or f"{why}, and has them")]
+    for island in coming:
+        effects += [WantIsland(island.id, True, why), *_want(state, island, why)]
+    for island in leaving:
+        effects += [WantIsland(island.id, False, why), *_leave(state, island, why)]
+    return [*effects, *advance_all(state, event.at)]
+
+
+def _refusal(state: JobState, event: ScaleRequested, there: list[Island], leaving: list[Island]) -> str | None:
+    if state.phase is not JobPhase.RUNNING:
+        return f"the job is {state.phase}: islands are not changed any more"
+    if not 0 <= event.count <= len(there):
+        asked = f"{event.count} were asked for"
+        return f"of this job there may be 0 to {len(there)} islands on node group {event.node_group!r}; {asked}"
+    going = state.live & {island.id for island in leaving}
+    left = len(state.live - going)
+    if going and left < state.policy.quorum:
+        return (
+            f"only {left} of the {state.policy.quorum} islands that the quorum needs would go on training, and the last "
+            f"work of {', '.join(sorted(going))} might never merge: leave more, or kill them and keep them away"
+        )
+    return None
+
+
+def _want(state: JobState, island: Island, why: str) -> list[Effect]:
+    if island.state not in WITH_PROCESS:
+        return island_life.place(state, replace(island, wanted=True, failures=0), why)
+    state.islands[island.id] = after = membership.wanted_again(island, why)
+    return [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
+
+
+def _leave(state: JobState, island: Island, why: str) -> list[Effect]:
+    """One that trains is drained, one that is silent once it answers; others have no work to lose."""
+    was = island.state_before_suspect if island.state is IslandState.SUSPECT else island.state
+    if island.state is IslandState.TRAINING:
+        state.islands[island.id] = membership.draining(island, why)
+        return [DrainIsland(island.id, island.incarnation)]
+    if was is IslandState.TRAINING:
+        state.islands[island.id] = replace(island, wanted=False, state_before_suspect=IslandState.DRAINING)
+        return []
+    if was is IslandState.DRAINING:
+        state.islands[island.id] = replace(island, wanted=False)  # killed meanwhile, to be placed again
+        return []
+    state.islands[island.id] = membership.dismissed(island, why)
+    return [StopIsland(island.id, island.incarnation, why)] if island.state in WITH_PROCESS else []
+
+
+def _told(coming: Iterable[Island], leaving: Iterable[Island]) -> str:
+    told = [f"{island.id} is placed" for island in coming] + [f"{island.id} leaves" for island in leaving]
+    return "; ".join(told)

@@ -1,0 +1,92 @@
+"""The verdict on a chaos plan as one self-contained page, to be shown to whoever asks whether the run survives.
+
+Takes what ``chaos.verdict`` says as plain data, and the report of the job it judges; refuses to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from orchestrator.report.charts import goodput_chart, timeline_chart
+from orchestrator.report.page import card, cards, document, header, table, tile, tiles
+from orchestrator.report.words import percent, seconds
+
+Plain = Mapping[str, Any]
+
+
+def render(verdict: Plain, report: Plain, plan_text: str) -> str:
+    """The page, as text to be written in UTF-8. ``plan_text`` is the plan as it was written."""
+    title = f"{verdict['plan']} on {verdict['job'] or 'a job'}"
+    said = "passed" if verdict["passed"] else "failed"
+    body = (
+        header("atoll · chaos verdict", title, said, _lead(verdict, report), bad=not verdict["passed"])
+        + _tiles(verdict, report)
+        + cards(
+            card("Objectives", "What had to hold, whatever the plan did.", _objectives(verdict), wide=True),
+            card("Islands over time", "× lost   ○ its work is in a merge again", timeline_chart(report)),
+            card(
+                "Where island time went", "Of all islands, from the first placement to the end.", goodput_chart(report)
+            ),
+            card("Faults", "Each as planned, and what became of it.", _faults(verdict), wide=True),
+            card(
+                "The plan", "As it was written.", f'<div class="scroll"><pre>{escape(plan_text)}</pre></div>', wide=True
+            ),
+        )
+    )
+    return document(f"{said}: {title} · atoll", body)
+
+
+def _lead(verdict: Plain, report: Plain) -> str:
+    failed = [one for one in verdict["objectives"] if not one["passed"]]
+    told = "Every objective held." if not failed else f"{failed[0]['objective']} did not hold: {failed[0]['detail']}."
+    return f"{len(report['islands'])} islands, {seconds(report['duration_s'])}, seed {verdict['seed']}. {told}"
+
+
+def _tiles(verdict: Plain, report: Plain) -> str:
+    held = sum(one["passed"] for one in verdict["objectives"])
+    struck = sum(not fault["spared"] for fault in verdict["faults"])
+    longest = report.get("bystander_gap")
+    where = f"on {longest['island']} at {seconds(longest['at'])}" if longest else "no bystander reported"
+    return tiles(
+        tile("Objectives", f"{held} of {len(verdict['objectives'])}", "held"),
+        tile("Faults", str(struck), f"struck, {len(verdict['faults']) - struck} were spared"),
+        tile("Bystanders' longest gap", seconds(report.get("bystander_gap_max_s")), where),
+        tile("Goodput", percent(report["goodput_ratio"]), "of island time reached a merge"),
+    )
+
+
+def _objectives(verdict: Plain) -> str:
+    rows = (
+        (
+            escape(one["objective"]),
+            "held" if one["passed"] else '<b class="bad">failed</b>',
+            _figure(one["value"]),
+            _figure(one["limit"]),
+            seconds(one["at"]),
+            escape(one["detail"]),
+        )
+        for one in verdict["objectives"]
+    )
+    return table(("objective", "", "is", "limit", "at", "why"), rows, "The plan has no objectives.", words=(5,))
+
+
+def _faults(verdict: Plain) -> str:
+    rows = (
+        (
+            escape(fault["island"]),
+            escape(fault["kind"]),
+            seconds(fault["duration"]) if fault["duration"] else "–",
+            seconds(fault["planned_at"]),
+            seconds(fault["at"]),
+            escape(f"spared: {fault['spared']}" if fault["spared"] else "struck"),
+        )
+        for fault in verdict["faults"]
+    )
+    head = ("island", "fault", "for", "planned", "job time", "")
+    return table(head, rows, "Nothing was struck.", words=(5,))
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"

@@ -1,0 +1,71 @@
+"""What travelled, and how long the parts of a round took, as told by small stories."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.accounting.histogram import Histogram
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import CloseReason, RefusalReason
+
+from .story import Story
+
+
+def traffic(story: Story) -> dict:
+    return story.statistics.summary()["traffic"]
+
+
+def test_a_value_belongs_to_the_first_bound_that_is_not_below_it():
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.0, 1.0, 1.5, 2.0, 9.0):
+        histogram.observe(value)
+    assert histogram.summary() == {"bounds": [1.0, 2.0], "counts": [2, 2, 1], "sum": 13.5}
+
+
+def test_payloads_are_counted_each_way_and_by_fragment():
+    story = Story().train_from(0.0).train_from(0.0, "west")
+    a, b = story.contribution(10, total=10), story.contribution(10, total=10, island="west", fragment=1)
+    story.admit(1.0, a).refuse(1.1, b, RefusalReason.LATE)
+    published = f.PublishFragment(0, 1, 1, (f.Recipient("east", 1, 1), f.Recipient("west", 1, 0)))
+    story.tell(e.MergeCompleted(1.5, 0, 1, "d", 0.01), published)
+    assert traffic(story)["payloads_up"] == [1, 1]
+    assert traffic(story)["payloads_down"] == [4, 2], "a whole state for each island, then one publication to both"
+    assert (traffic(story)["admitted"], traffic(story)["refused"]) == ({"east": 1}, {"west": 1})
+
+
+def test_bytes_that_cannot_be_merged_travelled_all_the_same():
+    story = Story().train_from(0.0)
+    c = story.contribution(0, total=0)
+    refused = f.RefuseContribution(c, RefusalReason.CORRUPT, "why")
+    story.tell(e.ContributionUnusable(1.0, c, RefusalReason.CORRUPT, "why"), refused)
+    assert traffic(story)["payloads_up"] == [1, 0]
+
+
+def test_a_contribution_on_the_present_version_is_not_stale():
+    story = Story().train_from(0.0)
+    c, behind = story.contribution(10, total=10, base=3), story.contribution(10, total=20, base=1, offer=2)
+    story.admit(1.0, c)
+    story.tell(e.ContributionArrived(2.0, behind), f.AdmitContribution(behind, 4))
+    assert traffic(story)["staleness"]["counts"][:3] == [1, 0, 1]
+    assert traffic(story)["staleness"]["sum"] == 2.0
+
+
+def test_catch_ups_are_told_apart_by_who_gave_the_state():
+    story = Story().train_from(0.0).died(1.0).place(2.0, incarnation=2)
+    story.placed(2.5, incarnation=2).ready(3.0, incarnation=2)
+    story.tell(e.CatchUpFailed(3.5, "east", 2, "west", "gone"), f.BeginCatchUp("east", 2, None, 0, "again"))
+    story.tell(e.IslandCaughtUp(4.0, "east", 2, "west", (0, 0), 0, 0.1), f.StartTraining("east", 2))
+    assert traffic(story)["catch_ups"] == {"peer": 1, "synchroniser": 1}
+    assert traffic(story)["catch_up_failures"] == 1
+    assert traffic(story)["payloads_down"] == [1, 1], "what a peer gives passes the synchroniser by"
+
+
+def test_a_rounds_parts_lie_between_first_contribution_close_and_new_version():
+    story = Story().train_from(0.0).train_from(0.0, "west")
+    a, b = story.contribution(10, total=10), story.contribution(10, total=10, island="west")
+    story.admit(1.0, a).admit(3.0, b).close(3.5, a, b, reason=CloseReason.EVERYONE_IN).merged(3.75, a, b)
+    sums = {part: told["sum"] for part, told in story.statistics.summary()["round_seconds"].items()}
+    assert sums == pytest.approx({"collecting": 0.0, "grace": 2.5, "merging": 0.25}), "quorum is one"
+    counts = [sum(told["counts"]) for told in story.statistics.summary()["round_seconds"].values()]
+    assert counts == [1, 1, 1]

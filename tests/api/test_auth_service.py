@@ -1,0 +1,228 @@
+"""Tokens in the hands of a user: the file in the home, the command line, TLS, and where a secret must never be found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.auth.roles import Role
+from api.client import Client
+from api.home import Home
+from orchestrator.errors import Forbidden, TooManyFailures, Unauthenticated
+from tests.api.installation import CONTROL, ROOT, Installation, environment
+
+
+def test_up_leaves_a_token_that_only_its_owner_reads_and_keeps_it(warm: Installation) -> None:
+    path, token = warm.home.path / "token", warm.home.token()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(warm.atoll("jobs", "--json")) == []
+    warm.atoll("down")
+    warm.up()
+    assert warm.home.token() == token
+    path.unlink()
+    assert "ATOLL_TOKEN" in warm.atoll("jobs", code=2)
+    warm.atoll("down")
+    warm.up()
+    assert [t["name"] for t in json.loads(warm.atoll("token", "list", "--json"))] == ["local", "local-2"]
+
+
+def test_a_token_from_creation_to_revocation_by_hand(service: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = json.loads(service.atoll("token", "create", "eve", "--role", "viewer", "--expires", "30d", "--json"))
+    assert made["expires_at"] - made["created_at"] == pytest.approx(30 * 86400)
+    printed = service.atoll("token", "create", "oscar", "--role", "operator").splitlines()
+    assert [line.startswith("atoll_") for line in printed] == [True, False], "stdout has the token and nothing else"
+
+    monkeypatch.setenv("ATOLL_TOKEN", made["token"])
+    assert json.loads(service.atoll("jobs", "--json")) == []
+    assert "needs the role operator" in service.atoll("submit", service.spec_file(), code=2)
+    assert "needs the role admin" in service.atoll("token", "list", code=2)
+    operator = [sys.executable, "-m", "api.cli", "--token", printed[0], "submit", service.spec_file(), "--json"]
+    home = ["--home", str(service.home.path)]
+    job = subprocess.run([*operator, *home], cwd=ROOT, capture_output=True, text=True, check=True, env=environment())
+    assert json.loads(job.stdout)["caller"] == "oscar", "the token that is given goes before the one in ATOLL_TOKEN"
+
+    monkeypatch.delenv("ATOLL_TOKEN")
+    assert "revoked" in service.atoll("token", "revoke", "eve")
+    listed = service.atoll("token", "list")
+    assert made["token"] not in listed
+    assert "eve" in listed
+    monkeypatch.setenv("ATOLL_TOKEN", made["token"])
+    assert "unknown, expired or revoked" in service.atoll("jobs", code=2)
+    monkeypatch.delenv("ATOLL_TOKEN")
+    who = [(entry["caller"], entry["path"], entry["status"]) for entry in json.loads(service.atoll("audit", "--json"))]
+    assert who[:3] == [("local", "/v1/tokens/eve/revoke", 200), ("oscar", "/v1/jobs", 201), ("eve", "/v1/jobs", 403)]
+    assert "POST /v1/tokens/eve/revoke" in service.atoll("audit", "--limit", "1")
+    assert "30d" in service.atoll("token", "create", "x", "--role", "viewer", "--expires", "soon", code=2)
+
+
+def test_the_client_raises_what_the_gate_meant(service: Installation) -> None:
+    address = service.home.address()
+    assert address is not None
+    with Client(address.url) as stranger, pytest.raises(Unauthenticated, match="carries no token"):
+        stranger.jobs()
+    with service.client() as admin:
+        made = admin.create_token("reader", Role.VIEWER)
+        assert admin.audit(limit=1).entries[0].path == "/v1/tokens"
+    with Client(address.url, token=made.token) as viewer, pytest.raises(Forbidden, match="operator"):
+        viewer.cancel("latest")
+    with Client(address.url, token="guess") as guesser, pytest.raises(TooManyFailures, match="Wait") as told:
+        ask_often(guesser)
+    assert told.value.retry_after_s > 0
+
+
+def ask_often(client: Client) -> None:
+    for _ in range(20):
+        with suppress(Unauthenticated):
+            client.jobs()
+
+
+def test_no_secret_is_found_in_any_file_answer_or_document(service: Installation, http: httpx.Client) -> None:
+    made = http.post("/v1/tokens", json={"name": "secret", "role": "operator"}).json()["token"]
+    own, wrong = service.home.token(), "atoll_this-one-is-wrong"
+    assert own is not None
+    with service.http(made) as client:
+        job = client.post("/v1/jobs", json=service.spec(steps=2)).json()["job"]
+        said = [
+            client.get(path).text for path in ("/v1/jobs", f"/v1/jobs/{job}", "/openapi.json", "/metrics", "/v1/nope")
+        ]
+        said += [client.post("/v1/tokens", json={"name": made, "role": made}).text]
+        said += [client.post("/v1/jobs", json={"name": 3}, headers={"Idempotency-Key": "k" * 300}).text]
+    with service.http(wrong) as client:
+        said += [client.get("/v1/jobs").text]
+    said += [http.get(path).text for path in ("/v1/tokens", "/v1/audit", f"/v1/jobs/{job}/commands")]
+    kept = [path for path in service.folder.rglob("*") if path.is_file() and path != service.home.path / "token"]
+    assert {"service.log", "service.sqlite", "tape.jsonl"} <= {path.name for path in kept}
+    for secret in (made, own, wrong):
+        assert [text for text in said if secret in text] == []
+        assert [path for path in kept if secret.encode() in path.read_bytes()] == []
+
+
+def test_the_openapi_document_tells_the_role_of_every_operation(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            is_open = path in ("/healthz", "/readyz")
+            assert operation["security"] == ([] if is_open else [{"token": []}]), (method, path)
+            assert is_open or {"401", "403", "429"} <= operation["responses"].keys(), (method, path)
+    assert "role admin" in document["paths"]["/v1/tokens"]["get"]["description"]
+
+
+def test_the_homes_token_goes_to_the_homes_service_and_nowhere_else(cold: Installation) -> None:
+    home = cold.home
+    home.path.mkdir()
+    home.write_token("atoll_of-the-home")
+    with listening() as (own, elsewhere, heard):
+        home.write_address(own, cold.runs)
+        with home.locked():
+            ask(home, None, own, elsewhere)
+        ask(home, None, own)
+    home.forget_address()
+    assert heard == ["Bearer atoll_of-the-home"] * 2 + [None] * 3, "a dead service's address is anybody's"
+
+
+def ask(home: Home, *urls: str | None) -> None:
+    for url in urls:
+        with Client.at(home.path, url) as client:
+            client.health()
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, str, list[str | None]]]:
+    """Two names of one server that is healthy and notes who came."""
+    heard: list[str | None] = []
+
+    class Ear(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.headers.get("Authorization"))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"status": "ok"}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Ear)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        port = server.server_port
+        yield f"http://127.0.0.1:{port}", f"http://localhost:{port}", heard
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--host", "0.0.0.0"], "--certificate"),
+        (["--host", "192.0.2.1"], "--insecure"),
+        (["--host", "0.0.0.0", "--certificate", "c.pem"], "belong together"),
+        (["--host", "0.0.0.0", "--certificate", "no.pem", "--key", "no.pem"], "No such file"),
+        (["--certificate", "README.md", "--key", "README.md"], "PEM format"),
+        (["--allow", "os; rm"], "no package's name"),
+        (["--host", "no such host", "--insecure"], "cannot be resolved"),
+    ],
+)
+def test_up_refuses_to_send_tokens_in_the_clear_before_it_starts_anything(
+    cold: Installation, options: list[str], words: str
+) -> None:
+    assert words in cold.atoll("up", "--control", CONTROL, *options, code=2)
+    assert not (cold.home.path / "service.log").exists() or (cold.home.path / "service.log").read_bytes() == b""
+
+
+def test_by_force_the_service_listens_everywhere_and_still_asks_for_tokens(cold: Installation) -> None:
+    cold.atoll("up", "--runs", str(cold.runs), "--control", CONTROL, "--host", "0.0.0.0", "--insecure")
+    with cold.http("") as stranger:
+        assert stranger.get("/v1/jobs", headers={"Host": "atoll.example.org"}).status_code == 401
+        assert stranger.get("/healthz", headers={"Origin": "http://evil.example"}).status_code == 403
+    assert json.loads(cold.atoll("jobs", "--json")) == []
+
+
+def test_under_tls_the_client_of_the_home_trusts_its_certificate_and_no_other(
+    cold: Installation, tmp_path: Path
+) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-out", str(certificate), "-keyout", str(key)]
+    make = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    subprocess.run([*make, *subject, *files], check=True, capture_output=True)
+    tls = ["--certificate", str(certificate), "--key", str(key)]
+    cold.atoll("up", "--runs", str(cold.runs), "--control", CONTROL, "--host", "localhost", *tls)
+    address = cold.home.address()
+    assert address is not None
+    assert address.url.startswith("https://localhost:")
+    assert json.loads(cold.atoll("jobs", "--json")) == []
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
+        httpx.get(f"{address.url}/healthz")
+
+
+def test_jobs_may_name_code_of_a_package_that_the_service_was_started_with(cold: Installation) -> None:
+    cold.atoll("up", "--runs", str(cold.runs), "--control", CONTROL, "--allow", "ours")
+    with cold.http() as http:
+        foreign = http.post("/v1/jobs", json=cold.spec(model={"factory": "os:system"}, colour="red"))
+        assert foreign.status_code == 422
+        assert {p["path"] for p in foreign.json()["problems"]} == {"model.factory", "colour"}
+        assert http.post("/v1/jobs", json=cold.spec(model={"factory": "ours.models:make"})).status_code == 201

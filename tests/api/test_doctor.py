@@ -1,0 +1,107 @@
+"""`atoll doctor` finds what is planted, and says what to do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from api.doctor import Finding, State, examine, locked
+from api.home import Home
+from api.up import DEPLOY
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.leftovers import TOKEN_VARIABLE, census
+from orchestrator.runtime.settings import CLUSTER_MARKER
+from tests.api.installation import ROOT, environment
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finding]:
+    """Of this machine, with a home that is wrong in two ways and no groups file."""
+    folder = tmp_path_factory.mktemp("home")
+    folder.chmod(0o777)
+    (folder / "token").write_text("secret")
+    (folder / "token").chmod(0o644)
+    found = examine(Home(folder), folder / "runs" / "not" / "made", folder / "groups.yaml")
+    return {finding.check: finding for finding in found}
+
+
+def test_what_is_in_order_is_said_to_be(findings: dict[str, Finding]) -> None:
+    for check in ("python", "ports", "clock", "ray", "jax"):
+        assert findings[check].state is State.OK, findings[check]
+    assert findings["ray"].found.startswith("2.")
+    assert findings["jax"].found.endswith(":0")
+
+
+def test_a_home_open_to_others_is_wrong_and_the_secret_is_not_told(findings: dict[str, Finding]) -> None:
+    home = findings["home"]
+    assert home.state is State.WRONG
+    assert "written by everybody" in home.found
+    assert "read by others" in home.found
+    assert "chmod" in home.remedy
+    assert "secret" not in home.found + home.remedy
+
+
+def test_a_missing_groups_file_is_wrong(findings: dict[str, Finding]) -> None:
+    assert findings["cores"].state is State.WRONG
+    assert "groups.yaml" in findings["cores"].remedy
+
+
+def test_the_command_prints_the_same_and_ends_with_1_if_something_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o604)
+    command = [sys.executable, "-m", "api.cli", "doctor", "--home", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=120, env=environment()
+    )
+    assert done.returncode == 1, done.stderr
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    assert found["home"]["state"] == "wrong"
+    assert f"chmod 600 {tmp_path / 'token'}" in found["home"]["remedy"]
+    assert found["cores"]["found"].endswith((DEPLOY / "groups.yaml").name)
+
+
+@pytest.fixture
+def marked(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    """A process of a cluster, and where that cluster keeps its token."""
+    token = tmp_path / "token"
+    mark = {CLUSTER_MARKER: "some-cluster", TOKEN_VARIABLE: str(token)}
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, **mark})
+    while psutil.Process(process.pid).environ().get(CLUSTER_MARKER) is None:
+        assert process.poll() is None
+    yield process.pid, token
+    process.communicate(b"\n", timeout=20)
+
+
+def test_processes_are_of_this_home_of_another_or_of_nobody(marked: tuple[int, Path], tmp_path: Path) -> None:
+    pid, token = marked
+    home = tmp_path / "home"
+    assert pid in census(home)["orphaned"]
+    token.write_text("")
+    assert pid in census(home)["elsewhere"]
+    ClusterFile("some-cluster", "127.0.0.1:1", str(tmp_path), {}).write(home)
+    assert census(home)["own"] == [pid]
+    assert census(home)["answers"] is False
+
+
+def test_a_lock_file_is_read_with_extras_and_markers() -> None:
+    text = "jax==0.10.2 \\\n    --hash=sha256:00\n    # via atoll\nray[default]==2.60.0 ; python_version > '3'\n"
+    assert locked(text) == {"jax": "0.10.2", "ray": "2.60.0"}
+
+
+def test_the_shell_is_offered_completions(tmp_path: Path) -> None:
+    atoll = Path(sys.executable).parent / "atoll"
+    asked = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": "atoll chaos ", "COMP_CWORD": "2"}
+    done = subprocess.run([atoll], capture_output=True, text=True, timeout=60, env={**environment(), **asked})
+    assert {"run", "simulate", "kill", "stop", "continue", "list"} <= set(done.stdout.split())
+    # The shell is named here: under CI there may be none above us to be recognised.
+    home = {**environment(), "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    installed = subprocess.run([atoll, "--install-completion", "bash"], capture_output=True, timeout=60, env=home)
+    assert installed.returncode == 0
+    assert (tmp_path / ".bash_completions").is_dir()

@@ -1,0 +1,264 @@
+"""A job's tape over HTTP: as events while it grows, with resume, and as a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import get_args
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.client import Client
+from api.eventstream import events_of, frames
+from api.records import CHUNK_BYTES, TapeReader, number_of, offset_after
+from api.routes import events
+from api.schemas import TapeRecord
+from api.telling import EFFECTS, EVENTS, fields_of, sentence, tell
+from orchestrator.core.effects import Effect
+from orchestrator.core.events import Event
+from orchestrator.errors import InfrastructureError, NotFound, ServiceUnreachable
+from orchestrator.tape.storage import read_tape
+from tests.api.installation import ROOT, Installation, environment, interruptible, wait_until
+
+
+@pytest.fixture(scope="module")
+def client(service: Installation) -> Iterator[Client]:
+    with service.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ended(service: Installation, client: Client) -> str:
+    """A job that has ended."""
+    job = client.submit(service.spec(steps=12)).job
+    wait_until(lambda: client.job(job).report_ready)
+    return job
+
+
+def test_the_events_of_an_ended_job_are_its_tape_and_then_the_end(
+    service: Installation, http: httpx.Client, client: Client, ended: str
+) -> None:
+    tape = read_tape(service.runs / ended / "tape.jsonl")
+    told = list(client.events(ended))
+    assert [record.n for record in told] == list(range(1, len(tape.records) + 1))
+    assert [record.event["type"] for record in told] == [type(record.event).__name__ for record in tape.records]
+    assert [len(record.effects) for record in told] == [len(record.effects) for record in tape.records]
+    with http.stream("GET", f"/v1/jobs/{ended}/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert list(events_of(answer.iter_lines()))[-1] == ("end", {"n": len(told)})
+
+
+def test_events_resume_after_any_number_by_query_or_by_header(http: httpx.Client, client: Client, ended: str) -> None:
+    count = len(list(client.events(ended)))
+    for after in (1, 2, count // 2, count - 1, count, count + 5):
+        assert [record.n for record in client.events(ended, after=after)] == list(range(after + 1, count + 1))
+    headers = {"Last-Event-ID": str(count - 3)}
+    with http.stream("GET", f"/v1/jobs/{ended}/events?after=1", headers=headers) as answer:
+        numbers = [data["n"] for name, data in events_of(answer.iter_lines()) if name == "record"]
+    assert numbers == [count - 2, count - 1, count]
+
+
+def test_a_growing_job_is_followed_to_its_end(service: Installation, client: Client) -> None:
+    job = client.submit(service.spec(steps=40)).job
+    wait_until(lambda: client.job(job).global_version)
+    first = list(client.events(job, follow=False))[-1].n
+    with looked_at(service, job):
+        seen = [record.n for record in client.events(job, after=first)]
+    assert seen == list(range(first + 1, len(read_tape(service.runs / job / "tape.jsonl").records) + 1))
+    assert len(seen) > 10
+
+
+@contextmanager
+def looked_at(service: Installation, job: str) -> Iterator[None]:
+    """A job of the clockwork writes when somebody looks; until the block is left, somebody does."""
+    over = threading.Event()
+
+    def look() -> None:
+        with service.client() as client:
+            while not over.wait(0.1):
+                client.job(job)
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    yield
+    over.set()
+    looker.join()
+
+
+def test_a_job_that_is_not_there_has_no_events_and_no_tape(client: Client) -> None:
+    with pytest.raises(NotFound, match="no job 'nope'"):
+        list(client.events("nope"))
+
+
+def test_too_many_streams_are_refused_and_each_that_ends_makes_room(service: Installation, client: Client) -> None:
+    job = client.submit(service.spec()).job
+    wait_until(lambda: list(client.events(job, follow=False)))
+    streams = [client.events(job) for _ in range(events.STREAMS_MAX)]
+    for stream in streams:
+        next(stream)
+    with pytest.raises(InfrastructureError, match=f"{events.STREAMS_MAX} event streams"):
+        next(client.events(job))
+    streams.pop().close()
+    wait_until(lambda: there_is_room(client, job))
+    for stream in streams:
+        stream.close()
+    client.cancel(job)
+
+
+def there_is_room(client: Client, job: str) -> bool:
+    try:
+        return bool(list(client.events(job, follow=False)))
+    except InfrastructureError:
+        return False
+
+
+def test_the_tape_is_downloaded_whole_or_by_range_and_whole_lines_while_it_grows(
+    service: Installation, http: httpx.Client, client: Client, ended: str
+) -> None:
+    written = (service.runs / ended / "tape.jsonl").read_bytes()
+    answer = http.get(f"/v1/jobs/{ended}/tape")
+    assert answer.content == written
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert f"{ended}.tape.jsonl" in answer.headers["content-disposition"]
+    part = http.get(f"/v1/jobs/{ended}/tape", headers={"Range": "bytes=10-19", "If-Range": answer.headers["etag"]})
+    assert (part.status_code, part.content) == (206, written[10:20])
+
+    job = client.submit(service.spec()).job
+    wait_until(lambda: client.job(job).global_version)
+    *lines, rest = http.get(f"/v1/jobs/{job}/tape").text.split("\n")
+    assert not rest
+    assert [json.loads(line)["n"] for line in lines[1:]] == list(range(1, len(lines)))
+    client.cancel(job)
+
+
+def test_a_job_that_wrote_nothing_yet_has_no_records_and_no_tape(
+    service: Installation, http: httpx.Client, client: Client
+) -> None:
+    switch = service.home.path / "clockwork" / "jobs-are-silent"
+    switch.touch()
+    try:
+        with pytest.raises(InfrastructureError):
+            client.submit(service.spec())
+    finally:
+        switch.unlink()
+    assert list(client.events("latest", follow=False)) == []
+    refused = http.get("/v1/jobs/latest/tape")
+    assert refused.status_code == 404
+    assert "no tape" in refused.json()["detail"]
+
+
+def test_a_job_that_could_not_be_started_has_no_records_and_ends_at_once(service: Installation, client: Client) -> None:
+    switch = service.home.path / "clockwork" / "no-more-jobs"
+    switch.touch()
+    try:
+        with pytest.raises(InfrastructureError):
+            client.submit(service.spec())
+    finally:
+        switch.unlink()
+    assert client.job("latest").state == "failed"
+    assert list(client.events("latest")) == []
+
+
+def test_open_streams_do_not_keep_the_service_from_ending(warm: Installation) -> None:
+    with warm.client() as client:
+        job = client.submit(warm.spec()).job
+        wait_until(lambda: list(client.events(job, follow=False)))
+        stream = client.events(job)
+        next(stream)
+        begun_at = time.monotonic()
+        warm.atoll("down")
+        assert time.monotonic() - begun_at < 5.0
+        with pytest.raises(ServiceUnreachable):
+            list(stream)
+
+
+def test_the_command_tells_every_record_and_after_ctrl_c_how_to_go_on(service: Installation, client: Client) -> None:
+    job = client.submit(service.spec()).job
+    wait_until(lambda: client.job(job).global_version)
+    told = service.atoll("events", job).splitlines()
+    assert "the job starts → place us-east on us-east" in told[0]
+    assert any(
+        re.search(r"contribution of asia to fragment \d: .* → admitted towards version \d", line) for line in told
+    )
+    assert json.loads(service.atoll("events", job, "--json", "--after", "3").splitlines()[0])["n"] == 4
+
+    following = subprocess.Popen(
+        service.command("events", job, "--follow"), cwd=ROOT, env=environment(), text=True, bufsize=1,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=interruptible,
+    )  # fmt: skip
+    assert following.stdout is not None
+    assert "the job starts" in following.stdout.readline()
+    following.send_signal(signal.SIGINT)
+    _, said = following.communicate(timeout=20)
+    assert following.returncode == 130
+    assert re.search(rf"atoll events {job} --follow --after \d+", said), said
+    assert "Traceback" not in said
+    client.cancel(job)
+
+
+# ── the pieces ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def record_line(n: int, padding: int = 0) -> bytes:
+    return b'{"n":%d,"event":{"type":"JobStarted","at":0.0,"x":"%s"},"effects":[]}' % (n, b"x" * padding)
+
+
+def test_a_torn_line_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    reader = TapeReader(path)
+    assert reader.read() == []
+    path.write_bytes(b'{"schema":"atoll-tape/1"}\n' + record_line(1) + b"\n" + record_line(2)[:30])
+    assert [number_of(line) for line in reader.read()] == [None, 1]
+    assert reader.read() == []
+    with path.open("ab") as file:
+        file.write(record_line(2)[30:] + b'\n{"end":2,"digest":"d"}\n')
+    assert [number_of(line) for line in reader.read()] == [2, None]
+    assert (reader.n, reader.sealed, reader.read()) == (2, True, [])
+
+
+def test_a_line_longer_than_one_read_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    long = record_line(1, padding=2 * CHUNK_BYTES)
+    path.write_bytes(b"header\n" + long + b"\n" + record_line(2) + b"\n")
+    reader = TapeReader(path)
+    assert [*reader.read(), *reader.read()] == [b"header", long, record_line(2)]
+
+
+@given(st.lists(st.integers(0, 300), max_size=12), st.integers(1, 14), st.booleans(), st.integers(0, 40))
+def test_the_place_after_any_record_is_the_one_that_reading_from_the_start_finds(
+    paddings: list[int], after: int, sealed: bool, torn: int
+) -> None:
+    lines = [b'{"schema":"atoll-tape/1"}', *(record_line(n, p) for n, p in enumerate(paddings, start=1))]
+    lines += [b'{"end":%d,"digest":"d"}' % len(paddings)] if sealed else []
+    rest = b"" if sealed else record_line(len(paddings) + 1)[:torn]
+    raw = b"".join(line + b"\n" for line in lines)
+    expected = sum(len(line) + 1 for line in lines[: after + 1] if not line.startswith(b'{"end"'))
+    assert offset_after(io.BytesIO(raw + rest), after, len(raw + rest)) == expected
+
+
+def test_what_json_cannot_say_is_null_in_the_stream() -> None:
+    line = b'{"n":7,"event":{"type":"EvaluationCompleted","at":1.0,"global_version":2,"loss":NaN},"effects":[]}'
+    ((name, data),) = events_of(frames([b"{}", line]).decode().split("\n"))
+    assert (name, data["n"], data["event"]["loss"]) == ("record", 7, None)
+    assert "held-out loss –" in tell(TapeRecord.model_validate(data))
+
+
+def test_every_message_of_the_core_has_its_words_and_one_unknown_is_told_by_its_fields() -> None:
+    for union, forms in ((Event, EVENTS), (Effect, EFFECTS)):
+        for kind in get_args(union):
+            assert kind.__name__ in forms
+            assert fields_of(forms[kind.__name__]) <= {field.name for field in dataclasses.fields(kind)}
+    assert sentence(EVENTS, {"type": "SomethingNew", "at": 1.5}) == "SomethingNew at=1.5"
+    assert sentence(EVENTS, {"type": "IslandReady", "island": "x"}) == "IslandReady island=x"

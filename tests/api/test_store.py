@@ -1,0 +1,282 @@
+"""The store's tables on SQLite and on a real PostgreSQL: made, upgraded, refused, and the same rows on both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, inspect, text
+
+from api.auth.roles import Role
+from api.auth.store import AccessStore, AuditRow
+from api.auth.tokens import Tokens
+from api.store import AlreadyKnown, Base, CommandRow, JobRow, Store
+from api.store_upgrade import url_of
+from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
+from tests.api.installation import CONTROL, Installation, wait_until
+
+OLD_TABLES = """
+CREATE TABLE jobs (
+    number INTEGER NOT NULL, job VARCHAR NOT NULL, name VARCHAR NOT NULL, spec JSON NOT NULL, run_dir VARCHAR NOT NULL,
+    caller VARCHAR NOT NULL, submitted_at DOUBLE NOT NULL, state VARCHAR NOT NULL, reason VARCHAR NOT NULL, summary JSON,
+    idempotency_key VARCHAR, request_digest VARCHAR NOT NULL,
+    PRIMARY KEY (number), UNIQUE (job), UNIQUE (idempotency_key)
+);
+CREATE TABLE commands (
+    number INTEGER NOT NULL, command VARCHAR NOT NULL, job VARCHAR NOT NULL, kind VARCHAR NOT NULL, island VARCHAR,
+    restart BOOLEAN NOT NULL, caller VARCHAR NOT NULL, requested_at DOUBLE NOT NULL, delivered BOOLEAN NOT NULL,
+    accepted BOOLEAN, detail VARCHAR NOT NULL, idempotency_key VARCHAR, request_digest VARCHAR NOT NULL,
+    PRIMARY KEY (number), UNIQUE (command), FOREIGN KEY(job) REFERENCES jobs (job), UNIQUE (idempotency_key)
+);
+CREATE INDEX ix_commands_job ON commands (job);
+INSERT INTO jobs VALUES (1, 'old-1', 'old', '{}', '/r', 'me', 1.0, 'completed', '', '{"loss": 2.5}', NULL, '');
+INSERT INTO commands VALUES (1, 'k', 'old-1', 'kill', 'asia', 1, 'me', 2.0, 1, 1, '', NULL, '');
+"""
+"""What the first release wrote, before there were migrations."""
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """A PostgreSQL server of Debian's package on loopback, ended by its process id; yields its URL without a database."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    if not found:
+        missing = "PostgreSQL is not installed (Debian's package postgresql; deploy/system-packages.sh installs it)"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    # Not below pytest's folder: that is closed to the user that the server runs as.
+    with tempfile.TemporaryDirectory(prefix="atoll-postgres-") as folder:
+        yield from run_postgres(found[-1].parent, Path(folder))
+
+
+def run_postgres(binaries: Path, folder: Path) -> Iterator[str]:
+    data, log, port = folder / "data", folder / "log", free_port()
+    data.mkdir(mode=0o700)
+    user = "nobody" if os.geteuid() == 0 else None  # the server refuses to run as root
+    if user:
+        folder.chmod(0o711)
+        shutil.chown(data, user)
+    options = ["-D", data, "-A", "trust", "-U", "atoll", "--no-sync", "-E", "UTF8"]
+    subprocess.run([binaries / "initdb", *options], check=True, capture_output=True, cwd="/", user=user)
+    settings = ["-h", "127.0.0.1", "-p", str(port), "-c", "unix_socket_directories=", "-c", "fsync=off"]
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [binaries / "postgres", "-D", data, *settings], stdout=output, stderr=output, cwd="/", user=user
+        )
+    try:
+        url = f"postgresql://atoll@127.0.0.1:{port}"
+        await_postgres(f"{url}/postgres", server, log)
+        yield url
+    finally:
+        server.send_signal(signal.SIGQUIT)  # at once: nothing of it is kept
+        server.wait(timeout=20)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def await_postgres(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        engine = create_engine(url_of(url))
+        try:
+            with engine.connect():
+                return
+        except Exception:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        finally:
+            engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of either kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'store.sqlite'}"
+    server: str = request.getfixturevalue("postgres")
+    return new_database(server)
+
+
+def new_database(server: str) -> str:
+    name = f"test_{time.monotonic_ns()}"
+    engine = create_engine(url_of(f"{server}/postgres"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return f"{server}/{name}"
+
+
+def job_row(job: str, key: str | None = None) -> JobRow:
+    values = {"name": "n", "spec": {"a": [1, None, "ü"]}, "run_dir": "/r", "caller": "c", "submitted_at": 1.5}
+    return JobRow(job=job, state="running", idempotency_key=key, **values)
+
+
+def test_the_migrations_make_the_tables_that_the_rows_describe(url: str) -> None:
+    store = Store(url)
+    with store.engine.connect() as connection:
+        difference = compare_metadata(MigrationContext.configure(connection), Base.metadata)
+    store.close()
+    assert difference == [], "a row class was changed without a migration, or the other way round"
+
+
+def test_rows_come_back_as_they_went_in_also_after_a_restart(url: str) -> None:
+    store = Store(url)
+    store.add_job(job_row("a-1"))
+    store.add_job(job_row("b-2", "once"))
+    with pytest.raises(AlreadyKnown) as known:
+        store.add_job(job_row("c-3", "once"))
+    assert known.value.row.job == "b-2"
+    restart = {"kind": "kill", "island": "i", "restart": True, "caller": "c", "requested_at": 2.25}
+    store.add_command(CommandRow(command="k", job="a-1", **restart))
+    store.update_job("a-1", state="completed", summary={"loss": 1.5})
+    store.update_command("k", delivered=True, accepted=False, detail="no")
+    book = Tokens(AccessStore(store.engine))
+    raw = book.create("ci", Role.OPERATOR, "me", expires_in_s=60.0)[1]
+    row = AuditRow(at=1.0, caller="ci", role="operator", address="::1", method="POST", path="/v1/jobs")
+    AccessStore(store.engine).begin_audit(row)
+    store.close()
+
+    again = Store(url)
+    assert [(row.job, row.spec) for row in again.jobs()] == [(j, {"a": [1, None, "ü"]}) for j in ("b-2", "a-1")]
+    assert again.job("latest").job == "b-2"
+    assert (again.job("a-1").summary, again.job("a-1").submitted_at) == ({"loss": 1.5}, 1.5)
+    assert [(c.command, c.accepted, c.delivered, c.detail) for c in again.commands("a-1")] == [("k", False, True, "no")]
+    access = AccessStore(again.engine)
+    assert Tokens(access).holder_of(raw).role is Role.OPERATOR
+    access.end_audit(access.audit(1, None)[0].number, 201)
+    assert [(row.caller, row.status) for row in access.audit(10, None)] == [("ci", 201)]
+    again.close()
+
+
+def test_of_many_at_once_with_one_key_or_one_name_exactly_one_is_stored(url: str) -> None:
+    store = Store(url)
+    book = Tokens(AccessStore(store.engine))
+
+    def add(number: int) -> tuple[bool, bool]:
+        stored = named = True
+        try:
+            store.add_job(job_row(f"job-{number}", key="same"))
+        except AlreadyKnown:
+            stored = False
+        try:
+            book.create("one", Role.VIEWER, str(number))
+        except AtollError:
+            named = False
+        return stored, named
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(add, range(16)))
+    assert [sum(column) for column in zip(*answers, strict=True)] == [1, 1]
+    assert len(store.jobs()) == len(book.list()) == 1
+    store.close()
+
+
+def test_several_services_may_open_a_new_database_at_once(url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        stores = list(pool.map(Store, [url] * 4))
+    assert [store.jobs() for store in stores] == [[]] * 4
+    for store in stores:
+        store.close()
+
+
+def test_a_database_from_before_migrations_is_upgraded_with_its_rows(url: str) -> None:
+    engine = create_engine(url_of(url))
+    statements = OLD_TABLES
+    if url.startswith("postgresql"):
+        statements = statements.replace(" DOUBLE ", " DOUBLE PRECISION ").replace(
+            "number INTEGER NOT NULL", "number SERIAL NOT NULL"
+        )
+        statements = statements.replace("'asia', 1, 'me', 2.0, 1, 1,", "'asia', true, 'me', 2.0, true, true,")
+    with engine.begin() as connection:
+        for statement in statements.split(";\n"):
+            if statement.strip():
+                connection.execute(text(statement.replace(":", r"\:")))
+    engine.dispose()
+    store = Store(url)
+    assert (store.job("old-1").summary, store.commands("old-1")[0].restart) == ({"loss": 2.5}, True)
+    assert Tokens(AccessStore(store.engine)).list() == []
+    with store.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+    store.close()
+
+
+def test_an_upgrade_that_fails_half_way_changes_nothing(url: str) -> None:
+    engine = create_engine(url_of(url))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE audit (in_the_way INTEGER)"))
+    with pytest.raises(InfrastructureError, match="audit"):
+        Store(url)
+    assert inspect(engine).get_table_names() == ["audit"], "neither jobs nor tokens, which come before it"
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE audit"))
+    engine.dispose()
+    Store(url).close()
+
+
+def test_a_database_of_a_newer_build_is_refused(url: str) -> None:
+    store = Store(url)
+    with store.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    store.close()
+    with pytest.raises(ConfigurationError, match="newer atoll"):
+        Store(url)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ("no url", ConfigurationError),
+        ("mystery://me:pa55word@db/x", ConfigurationError),
+        ("postgresql://me:pa55word@127.0.0.1:1/x", InfrastructureError),
+        ("sqlite:////no/such/folder/x.sqlite", InfrastructureError),
+    ],
+)
+def test_a_database_that_cannot_be_had_is_told_without_its_password(wrong: str, kind: type[AtollError]) -> None:
+    with pytest.raises(kind) as told:
+        Store(wrong)
+    assert "pa55word" not in str(told.value)
+
+
+def test_the_service_runs_on_postgresql_and_comes_back_to_it(postgres: str, cold: Installation) -> None:
+    url = new_database(postgres)
+    start = ["up", "--runs", str(cold.runs), "--control", CONTROL, "--database", url]
+    cold.atoll(*start)
+    address = cold.home.address()
+    assert address is not None
+    assert url not in " ".join(psutil.Process(address.pid).cmdline()), "a password in it would be seen by everybody"
+    job = json.loads(cold.atoll("submit", cold.spec_file(), "--json"))["job"]
+    wait_until(lambda: json.loads(cold.atoll("islands", job, "--json"))[3]["state"] == "training")
+    assert json.loads(cold.atoll("kill", job, "asia", "--json"))["state"] == "accepted"
+    with cold.http() as http:
+        assert http.get("/v1/jobs/a%00b").status_code == 403
+        assert http.post("/v1/jobs", json=cold.spec(name="a\0b")).status_code == 422
+
+    cold.atoll("down")
+    assert not (cold.home.path / "service.sqlite").exists()
+    cold.atoll(*start)
+    with cold.client() as client:
+        assert client.job("latest").job == job
+        assert [command.kind for command in client.commands(job)] == ["kill"]
+        assert [(entry.path, entry.status) for entry in client.audit().entries][-2:] == [
+            (f"/v1/jobs/{job}/islands/asia/kill", 202),
+            ("/v1/jobs", 201),
+        ]
+        client.cancel(job)

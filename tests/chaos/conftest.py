@@ -1,0 +1,7 @@
+"""The service of the API's tests: real processes, and the clockwork instead of a cluster."""
+
+from __future__ import annotations
+
+from tests.api.conftest import service
+
+__all__ = ["service"]

@@ -1,0 +1,143 @@
+"""Chaos from the command line and over REST, against a service of real processes and the clockwork's jobs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from orchestrator.chaos.plan import parse
+from orchestrator.chaos.schedule import schedule
+from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
+from orchestrator.errors import RequestError
+from tests.api.installation import ROOT, Installation, environment, interruptible, wait_until
+from tests.chaos.plans import document
+
+KILL_ASIA = {"kind": "kill", "target": {"name": "asia"}, "at": 0.5}
+
+
+def plan_file(installation, *faults, **changes):
+    path = installation.folder / "plan.yaml"
+    path.write_text(yaml.safe_dump(document(*faults, name="trial", **changes)))
+    return str(path)
+
+
+def submitted(installation, **changes):
+    job = installation.client().submit(installation.spec(**changes)).job
+    wait_until(lambda: all(i.state == "training" for i in installation.client().islands(job)))
+    return job
+
+
+def records(installation, job, kind):
+    """What the tape says of ``kind`` events, by the installation's own command."""
+    return [r.event for r in installation.client().events(job, follow=False) if r.event["type"] == kind]
+
+
+def test_a_plan_that_passes_strikes_when_the_seed_says_and_ends_with_0(service: Installation) -> None:
+    faults = (KILL_ASIA, {"kind": "stop", "target": {"random": 1}, "at": 1.5, "duration": 0.5})
+    job = submitted(service, steps=200)
+    said = json.loads(service.atoll("chaos", "run", job, plan_file(service, *faults, seed=2), "--json"))
+    assert said["passed"], said
+    islands = service.client().islands(job)
+    fleet = [IslandPlan(IslandId(i.island), NodeGroupId(i.node_group), i.region, 1) for i in islands]
+    planned = [(f.at, f.kind, f.island) for f in schedule(parse(document(*faults, seed=2)), fleet)]
+    assert [(f["planned_at"], f["kind"], f["island"]) for f in said["faults"]] == planned
+    assert [(f["kind"], f["island"]) for f in records(service, job, "FaultInjected")] == [p[1:] for p in planned]
+    report = service.client().report(job)
+    assert [fault["kind"] for fault in report["faults"]] == ["kill", "stop"]
+    page = (service.runs / job / "chaos-trial.html").read_text()
+    assert 'class="badge">passed' in page
+
+
+def test_a_plan_that_fails_or_is_aborted_says_so_strikes_nobody_any_more_and_ends_with_1(service: Installation) -> None:
+    job = submitted(service, steps=160)
+    asked = plan_file(
+        service, KILL_ASIA, abort=["islands_training <= 4"], objectives=["bystander_gap_max_s < 1", "merges > 1e9"]
+    )
+    said = service.atoll("chaos", "run", job, asked, code=1)
+    assert "aborted: islands_training <= 4 (it is 4)" in said
+    assert "FAILED  the plan is not aborted" in said
+    assert "held    bystander_gap_max_s < 1" in said
+    assert "FAILED  merges > 1e9" in said
+    assert "too little" in said
+    assert service.client().commands(job) == []
+
+
+def test_a_bad_plan_ends_with_2_and_strikes_nobody(service: Installation) -> None:
+    job = submitted(service)
+    mars = {"kind": "kill", "target": {"name": "mars"}, "at": 0}
+    assert "'mars' is no island of the job" in service.atoll("chaos", "run", job, plan_file(service, mars), code=2)
+    assert "is no comparison" in service.atoll("chaos", "run", job, plan_file(service, objectives=["win"]), code=2)
+    assert "attrition" in service.atoll("chaos", "run", job, "no-such-plan", code=2)
+    assert service.client().commands(job) == []
+    service.atoll("cancel", job)
+
+
+def test_ctrl_c_ends_the_plan_lets_stopped_islands_go_on_and_leaves_the_job(service: Installation) -> None:
+    job = submitted(service)
+    stop = {"kind": "stop", "target": {"name": "asia"}, "at": 0, "duration": 100}
+    running = subprocess.Popen(
+        service.command("chaos", "run", job, plan_file(service, stop, KILL_ASIA | {"at": 90})),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=interruptible,
+    )
+    wait_until(lambda: any(command.kind == "stop" for command in service.client().commands(job)))
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=20)
+    assert running.returncode == 130, said
+    assert "asia may go on" in said
+    assert [(c.kind, c.island, c.state) for c in service.client().commands(job)] == [
+        ("stop", "asia", "accepted"),
+        ("continue", "asia", "accepted"),
+    ]
+    assert service.client().job(job).state == "running"
+
+
+def test_one_fault_by_hand(service: Installation) -> None:
+    job = submitted(service)
+    assert "stop asia" in service.atoll("chaos", "stop", job, "asia", "--for", "0.5")
+    assert "will be placed again" in service.atoll("chaos", "kill", job, "europe")
+    assert "no island 'mars'" in service.atoll("chaos", "kill", job, "mars", code=2)
+    found = records(service, job, "FaultInjected")
+    assert [(f["kind"], f["island"], f["duration"], f["incarnation"]) for f in found] == [
+        ("stop", "asia", 0.5, 1),
+        ("kill", "europe", 0.0, 1),
+    ]
+    assert found[0]["caller"]
+    service.atoll("cancel", job)
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("stop", 0.0), ("kill", 3.0), ("burn", 0.0), ("stop", 1e9)])
+def test_a_fault_that_makes_no_sense_is_refused(service: Installation, kind: str, seconds: float) -> None:
+    with pytest.raises(RequestError, match="cannot be used"):
+        service.client().strike("latest", kind, "asia", seconds)
+
+
+def test_shipped_plans_are_listed() -> None:
+    plans = {plan["name"] for plan in json.loads(_without_home("chaos", "list", "--json"))}
+    assert plans == {"quiet", "attrition", "region-loss", "flapping"}
+
+
+@pytest.mark.parametrize("name", ["quiet", "attrition", "region-loss", "flapping"])
+def test_shipped_plans_run_against_the_demo_in_the_simulator(name: str, tmp_path) -> None:
+    told = json.loads(
+        _without_home("chaos", "simulate", name, "deploy/configs/demo.yaml", "--report", f"{tmp_path}/v.html", "--json")
+    )
+    assert told["plan"] == name
+    assert told["passed"], told["objectives"]
+    assert name in (tmp_path / "v.html").read_text()
+
+
+def _without_home(*arguments: str) -> str:
+    command = [sys.executable, "-m", "api.cli", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,87 @@
+"""Dashboards: what is committed is what the source makes, every panel is explained, and every query returns data."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from api.metrics.catalogue import FAMILIES
+from dashboards import islands
+from dashboards.build import rendered
+from dashboards.panels import WIDTH
+from orchestrator.core.vocabulary import IslandState
+from tests.metrics.conftest import Prometheus
+
+FILES = dict(rendered())
+BOARDS = {path.stem: json.loads(text) for path, text in FILES.items()}
+OURS = re.compile(r"\batoll_\w+")
+
+
+def panels(name: str) -> Iterator[dict[str, Any]]:
+    yield from (panel for panel in BOARDS[name]["panels"] if panel["type"] != "row")
+
+
+QUERIES = [
+    pytest.param(target["expr"], id=f"{name}: {panel['title']} {target['refId']}")
+    for name in BOARDS
+    for panel in panels(name)
+    for target in panel["targets"]
+]
+QUERIES += [
+    pytest.param(mark["expr"], id=f"{name}: mark {mark['name']}")
+    for name, board in BOARDS.items()
+    for mark in board["annotations"]["list"]
+]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_committed_file_is_what_the_source_makes(path: Any) -> None:
+    assert path.read_text() == FILES[path], "run `make dashboards`"
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_panel_says_what_it_shows_and_in_which_unit(name: str) -> None:
+    for panel in panels(name):
+        assert panel["title"]
+        assert panel["description"].endswith(".")
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["targets"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_panels_lie_side_by_side_and_fill_their_lines(name: str) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    lines: dict[int, int] = {}
+    for panel in BOARDS[name]["panels"]:
+        at = panel["gridPos"]
+        lines[at["y"]] = lines.get(at["y"], 0) + at["w"]
+        for cell in [(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])]:
+            assert cell not in taken, f"{panel['title']} lies over {taken[cell]}"
+            taken[cell] = panel["title"]
+    assert set(lines.values()) == {WIDTH}
+    numbers = [panel["id"] for panel in BOARDS[name]["panels"]]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_the_timeline_has_a_colour_for_every_state() -> None:
+    assert {name for name, _ in islands.STATES} == {state.value for state in IslandState}
+
+
+def test_every_metric_of_a_job_is_on_some_dashboard() -> None:
+    shown = {name for query in QUERIES for name in OURS.findall(str(query.values[0]))}
+    unseen = [family.name for family in FAMILIES.values() if not family.series & shown]
+    assert unseen == ["atoll_job_phase", "atoll_job_age_seconds"], "those are for choosing a job, and for alerts"
+
+
+@pytest.mark.parametrize("expression", QUERIES)
+def test_a_query_returns_data_from_a_real_scrape(expression: str, prometheus: Prometheus) -> None:
+    asked = expression.replace("$__rate_interval", "1m").replace("$job", ".*")
+    assert "$" not in asked
+    values = [float(series["value"][1]) for series in prometheus.query(asked)]
+    assert any(math.isfinite(value) for value in values), f"{asked} returned {values}"

@@ -1,0 +1,164 @@
+"""The image and the composition, as far as they can be judged without a container engine."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL
+from tests.api.installation import ROOT
+
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+DOCKERFILE = re.sub(r"\\\n\s*", "", (DEPLOY / "Dockerfile").read_text())
+INSTRUCTIONS = [tuple(line.split(" ", 1)) for line in DOCKERFILE.splitlines() if line and line[0] not in "# "]
+NODE = SimpleNamespace(**runpy.run_path(str(DEPLOY / "node.py")))
+
+by_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+
+
+def arguments(instruction: str) -> list[str]:
+    return [rest for name, rest in INSTRUCTIONS if name == instruction]
+
+
+def mounts(service: dict[str, Any]) -> list[list[str]]:
+    return [mount.split(":") for mount in service.get("volumes", ())]
+
+
+# ── the image ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_base_image_names_its_release() -> None:
+    for image in (rest.split()[0] for rest in arguments("FROM")):
+        assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", image), image
+
+
+def test_the_image_runs_as_somebody_who_may_do_nothing() -> None:
+    final = INSTRUCTIONS[max(n for n, (name, _) in enumerate(INSTRUCTIONS) if name == "FROM") :]
+    users = [(n, user) for n, (name, user) in enumerate(final) if name == "USER"]
+    assert [user for _, user in users] == ["atoll"]
+    start = next(n for n, (name, _) in enumerate(final) if name == "ENTRYPOINT")
+    assert users[0][0] < start
+    assert not any(name == "RUN" for name, _ in final[users[0][0] :]), "nothing is installed where it could be changed"
+
+
+def test_the_image_says_whether_it_is_well_and_installs_only_what_is_locked() -> None:
+    assert len(arguments("HEALTHCHECK")) == 1
+    assert not arguments("ADD")
+    locked = [run for run in arguments("RUN") if "requirements.lock" in run]
+    assert all("--require-hashes" in run for run in locked)
+    assert locked
+
+
+def test_what_is_copied_into_the_image_exists_and_is_not_ignored() -> None:
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = [rest.split()[:-1] for rest in arguments("COPY") if not rest.startswith("--from")]
+    for source in (name for names in copied for name in names):
+        assert (ROOT / source).exists(), source
+        assert f"!{source.split('/')[0]}" in ignored, source
+    assert "deploy/prometheus/credentials" in ignored
+
+
+# ── the composition ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_there_is_a_head_two_regions_of_islands_the_service_and_its_watchers() -> None:
+    assert {"head", "us-east", "europe", "api", "prometheus", "grafana"} <= SERVICES.keys()
+
+
+@by_service
+def test_images_name_their_release(service: dict[str, Any]) -> None:
+    _, _, tag = service["image"].rpartition(":")
+    assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag), service["image"]
+
+
+@by_service
+def test_nobody_is_root_or_can_become_it(service: dict[str, Any]) -> None:
+    assert "build" in service or int(service["user"]) > 0, "our own image names its user itself"
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert not service.get("privileged")
+
+
+@by_service
+def test_ports_are_published_on_the_hosts_loopback_only(service: dict[str, Any]) -> None:
+    for port in service.get("ports", ()):
+        assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port), port
+
+
+@by_service
+def test_what_is_mounted_exists(service: dict[str, Any]) -> None:
+    for source, target, *_ in mounts(service):
+        assert target.startswith("/")
+        if source.startswith("."):
+            assert (DEPLOY / source).exists(), source
+        else:
+            assert source in COMPOSE["volumes"], source
+
+
+@by_service
+def test_who_is_waited_for_exists_and_can_be_asked(service: dict[str, Any]) -> None:
+    for name, wanted in service.get("depends_on", {}).items():
+        if wanted["condition"] == "service_healthy":
+            assert SERVICES[name]["healthcheck"]["test"], name
+        else:
+            assert SERVICES[name]["restart"] == "no", name
+    assert service.get("network_mode", "service:api").removeprefix("service:") in SERVICES
+
+
+def test_no_secret_is_written_down() -> None:
+    for service in SERVICES.values():
+        for name, value in service.get("environment", {}).items():
+            assert not re.search("PASSWORD|TOKEN|SECRET", name) or value.startswith("${"), name
+
+
+# ── what the parts are told ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name != "viewer-token"])
+def test_a_containers_command_is_one_that_it_understands(name: str) -> None:
+    options = NODE.parser().parse_args(OURS[name]["command"])
+    ray = NODE.ray_arguments(options)
+    labels = ray[ray.index("--labels") + 1] if "--labels" in ray else ""
+    if options.what == "island":
+        assert labels == f"{GROUP_LABEL}={name},{REGION_LABEL}={options.region}"
+    else:
+        assert labels == (f"{GROUP_LABEL}={CONTROL_GROUP}" if name == "head" else "")
+    assert str(NODE.SECRET.parent) in [target for _, target, *_ in mounts(OURS[name])]
+
+
+def test_synchronisers_and_service_see_the_same_runs() -> None:
+    assert {"runs:/var/lib/atoll/runs"} == {
+        mount for name in ("head", "api") for mount in OURS[name]["volumes"] if mount.startswith("runs:")
+    }
+    assert str(NODE.RUNS) == "/var/lib/atoll/runs"
+
+
+def test_the_service_is_scraped_where_it_listens_with_a_token_that_is_there() -> None:
+    scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"][0]
+    assert scraped["static_configs"] == [{"targets": [f"127.0.0.1:{NODE.SERVICE_PORT}"]}]
+    assert SERVICES["prometheus"]["network_mode"] == "service:api"
+    folder, _, file = scraped["authorization"]["credentials_file"].partition("/")
+    assert f"credentials:/etc/prometheus/{folder}:ro" in SERVICES["prometheus"]["volumes"]
+    assert f"mv draft {file}" in SERVICES["viewer-token"]["command"][0]
+    assert "--role viewer" in SERVICES["viewer-token"]["command"][0]
+
+
+def test_grafana_is_given_the_dashboards_and_prometheus() -> None:
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    host, port = source["url"].removeprefix("http://").split(":")
+    assert SERVICES["prometheus"]["network_mode"] == f"service:{host}"
+    assert f"--web.listen-address=0.0.0.0:{port}" in SERVICES["prometheus"]["command"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "atoll.yaml").read_text())["providers"]
+    assert f"../dashboards:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (ROOT / "dashboards" / home.name).is_file()

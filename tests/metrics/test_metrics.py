@@ -1,0 +1,179 @@
+"""`/metrics`: the jobs' own totals, whoever is silent left out, and nothing that grows with what callers make up."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.metrics import exposition as metrics
+from api.metrics.catalogue import FAMILIES
+from api.metrics.exposition import Metrics
+from api.metrics.job import samples
+from api.service import Service
+from api.store import Store
+from orchestrator.accounting.goodput import CLASSES
+from tests.api.clockwork import connect
+from tests.api.installation import Installation, wait_until
+from tests.metrics.conftest import Voyaging
+
+
+class Exposition:
+    """The text that Prometheus reads, asked about."""
+
+    def __init__(self, text: str) -> None:
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+
+    def all(self, name: str, **labels: str) -> dict[tuple[str, ...], float]:
+        """Values by the labels not asked for."""
+        return {
+            tuple(value for label, value in sample.labels.items() if label not in labels): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        }
+
+    def one(self, name: str, **labels: str) -> float:
+        (value,) = self.all(name, **labels).values()
+        return value
+
+
+class Desk:
+    """A service at which a job of clockwork was submitted, without HTTP."""
+
+    def __init__(self, folder: Path, steps: int = 20_000) -> None:
+        self.control, self.store = connect(folder), Store(f"sqlite:///{folder / 'service.sqlite'}")
+        self.service = Service(self.control, self.store, folder / "runs")
+        self.job = self.service.submit(Installation(folder).spec(steps=steps), "me", None).job
+        self.folder = folder
+
+    def scrape(self) -> Exposition:
+        """As a service would answer that was started this moment."""
+        return Exposition(Metrics(self.service, self.store).exposition().decode())
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    opened = Desk(tmp_path)
+    yield opened
+    opened.store.close()
+
+
+# ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_totals_are_the_jobs_own_and_go_on_after_a_restart(desk: Desk) -> None:
+    wait_until(lambda: desk.scrape().one("atoll_merges_total", job=desk.job, fragment="0") > 1)
+    before, after = desk.scrape(), desk.scrape()
+    for family in FAMILIES.values():
+        if family.kind == "counter":
+            for labels, value in before.all(f"{family.name}_total", job=desk.job).items():
+                assert after.all(f"{family.name}_total", job=desk.job)[labels] >= value
+    assert sum(before.all("atoll_tokens_merged_total", job=desk.job).values()) > 0
+
+
+def test_every_island_second_is_in_one_class_and_they_add_up_to_the_jobs_age(desk: Desk) -> None:
+    told = desk.scrape()
+    seconds = told.all("atoll_island_seconds", job=desk.job, island="asia", region="asia")
+    assert set(seconds) == {(name,) for name in CLASSES}
+    assert sum(seconds.values()) == pytest.approx(told.one("atoll_job_age_seconds", job=desk.job))
+
+
+def test_a_histograms_buckets_hold_what_is_in_those_before_them(desk: Desk) -> None:
+    told = wait_until(lambda: (t := desk.scrape()).one("atoll_merges_total", job=desk.job, fragment="0") > 1 and t)
+    merges = sum(told.all("atoll_merges_total", job=desk.job).values())
+    for name, labels in (("atoll_round_part_seconds", {"part": "merging"}), ("atoll_merge_contributors", {})):
+        buckets = told.all(f"{name}_bucket", job=desk.job, **labels)
+        counts = [count for _, count in sorted((float(le), count) for (le,), count in buckets.items())]
+        assert counts == sorted(counts)
+        assert counts[-1] == told.one(f"{name}_count", job=desk.job, **labels) == merges
+
+
+def test_a_job_that_does_not_answer_is_shown_as_silent_and_the_rest_is_there(desk: Desk) -> None:
+    (desk.folder / "clockwork" / "jobs-are-silent").touch()
+    told = desk.scrape()
+    assert told.one("atoll_job_answers", job=desk.job) == 0
+    assert told.one("atoll_jobs", state="running") == 1
+    assert told.all("atoll_goodput_ratio") == {}
+
+
+def test_a_job_that_hangs_delays_no_scrape_beyond_its_patience(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "PATIENCE_S", 0.1)
+    released, asked = threading.Event(), []
+
+    def hang(job: str) -> Any:
+        asked.append(job)
+        released.wait(30.0)
+        raise AssertionError("nobody waits for this")
+
+    monkeypatch.setattr(desk.control, "status", hang)
+    monkeypatch.setattr(metrics, "FRESH_S", 0.0)
+    registry = Metrics(desk.service, desk.store)
+    began = time.monotonic()
+    for _ in range(3):
+        assert Exposition(registry.exposition().decode()).one("atoll_job_answers", job=desk.job) == 0
+    assert time.monotonic() - began < 10.0
+    assert len(asked) == 1, "it is not asked again while it has not answered"
+    released.set()
+
+
+def test_an_ended_job_is_shown_until_its_last_figures_were_scraped(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, steps=10)
+    ended = wait_until(lambda: (told := desk.scrape()).one("atoll_jobs", state="completed") == 1 and told)
+    assert ended.one("atoll_job_phase", job=desk.job, phase="finished") == 1
+    assert desk.service.job(desk.job).state == "completed"
+    assert desk.scrape().one("atoll_job_phase", job=desk.job, phase="finished") == 1
+    long_ago = time.time() - metrics.LINGER_S - 1
+    os.utime(tmp_path / "runs" / desk.job / "status.json", (long_ago, long_ago))
+    assert desk.scrape().all("atoll_job_phase") == {}
+    assert desk.scrape().one("atoll_jobs", state="completed") == 1
+    desk.store.close()
+
+
+def test_a_record_of_an_earlier_build_is_shown_as_far_as_it_goes(desk: Desk) -> None:
+    record = json.loads(json.dumps(desk.control.status(desk.job)))
+    for name in ("traffic", "round_seconds"):
+        del record["statistics"][name]
+    row = desk.store.job(desk.job)
+    assert row is not None
+    shown = {sample.family for sample in samples(record, row.spec)}
+    assert "atoll_merges" in shown
+    assert not shown & {"atoll_contributions", "atoll_round_part_seconds"}
+
+
+# ── over HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_family_of_the_catalogue_is_exported_with_its_labels_and_help(voyaging: Voyaging) -> None:
+    told = Exposition(wait_until(lambda: "atoll_recovery_part" in (text := voyaging.metrics()) and text))
+    for family in FAMILIES.values():
+        assert family.name in told.families, family.name
+        exported = told.families[family.name]
+        assert (exported.type, exported.documentation) == (family.kind, family.help)
+        for sample in exported.samples:
+            assert set(sample.labels) - {"le"} == set(family.labels)
+
+
+def test_requests_are_told_apart_by_route_and_never_by_path(voyaging: Voyaging) -> None:
+    headers = {"Authorization": f"Bearer {voyaging.credentials.read_text().strip()}"}
+    with httpx.Client(base_url=voyaging.url, headers=headers) as client:
+        for number in range(5):
+            client.get(f"/v1/jobs/job-{number}")
+            client.get(f"/nonsense-{number}")
+            client.request(f"NONSENSE{number}", "/v1/jobs")
+    told = Exposition(voyaging.metrics()).all("atoll_api_request_seconds_count")
+    named = {value for labels in told for value in labels}
+    assert {"/v1/jobs/{job}", "(none)", "other", "4xx"} <= named
+    assert not any("job-" in value or "nonsense" in value.lower() for value in named)
+
+
+def test_figures_need_a_token(voyaging: Voyaging) -> None:
+    assert httpx.get(f"{voyaging.url}/metrics").status_code == 401

@@ -1,0 +1,130 @@
+"""A control port whose jobs are simulated: the real core and the real folds in the seeded world, with weather.
+
+Time passes faster than outside, so that within seconds there is something of everything to be seen: islands that crash and
+come back, payloads that arrive corrupt or twice, catch-ups that fail, commands. Jobs end with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from api.control import CommandKind, CommandRecord, NodeGroupRecord, StatusRecord
+from orchestrator.config import JobSpec
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import CommandId, IslandId
+from orchestrator.errors import NotFound
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
+from orchestrator.simulation.world import World
+
+REGIONS = ("us-east", "us-west", "europe", "asia")
+PACE = 5.0
+"""Seconds over there for a second here."""
+PAST_S = 30.0
+"""How old a job is when it is first looked at."""
+CRASH_EVERY_S, CRASHES = 5.0, 100
+FRAGMENT_PARAMETERS = 25_000
+
+
+def connect(_home: Path) -> Voyages:
+    return Voyages()
+
+
+class Voyages:
+    def __init__(self) -> None:
+        self._jobs: dict[str, Voyage] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def node_groups(self) -> list[NodeGroupRecord]:
+        blank = {"nodes": 1, "cpus": 4.0, "cpus_free": 3.0, "accelerators": 0}
+        return [NodeGroupRecord(name=name, region=name, **blank) for name in REGIONS]
+
+    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str]) -> None:
+        with self._one_at_a_time:
+            self._jobs.setdefault(job_id, Voyage(spec))
+
+    def status(self, job_id: str) -> StatusRecord:
+        with self._one_at_a_time:
+            return self._job(job_id).status(job_id)
+
+    def submit_command(
+        self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
+    ) -> None:
+        assert kind == "kill", "nothing else is asked of a voyage"
+        with self._one_at_a_time:
+            self._job(job_id).kill(command_id, caller, IslandId(island or ""), restart)
+
+    def close(self) -> None:
+        pass
+
+    def _job(self, job_id: str) -> Voyage:
+        if job_id not in self._jobs:
+            raise NotFound(detail=f"No job {job_id} runs here.")
+        return self._jobs[job_id]
+
+
+class Voyage:
+    """One simulated job, brought up to the present whenever somebody looks."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        policy = spec.policy({name: name for name in REGIONS})
+        crashes = [
+            Fault(n * CRASH_EVERY_S, FaultKind.CRASH, policy.islands[n % len(policy.islands)].island)
+            for n in range(1, CRASHES)
+        ]
+        plan = WorldPlan(
+            step_s=(0.05, 0.055, 0.06, 0.08),
+            faults=tuple(crashes),
+            corrupt=0.02,
+            duplicate=0.02,
+            catch_up_failure=0.1,
+            placement_failure=0.1,
+        )
+        self._commands = Commands()
+        self._began = time.time()
+        self._world = World(policy, plan, seed=1, checked=False, folds=(self._commands,)).run(PAST_S)
+
+    def kill(self, command: str, caller: str, island: IslandId, restart: bool) -> None:
+        self._catch_up()
+        self._world.tell(e.KillRequested(self._world.now, CommandId(command), caller, island, restart))
+
+    def status(self, job_id: str) -> StatusRecord:
+        self._catch_up()
+        world, now = self._world, self._world.now
+        statistics = world.statistics.summary(now)
+        return StatusRecord(
+            job_id=job_id,
+            name=job_id,
+            started_at=self._began - PAST_S,
+            at=now,
+            view=asdict(world.core.view(now)),
+            goodput=world.goodput.summary(now),
+            statistics=statistics,
+            loss_curve=statistics["loss_curve"],
+            commands=self._commands.noted,
+            fragment_parameters=[FRAGMENT_PARAMETERS] * world.policy.fragment_count,
+        )
+
+    def _catch_up(self) -> None:
+        self._world.resume(PAST_S + PACE * (time.time() - self._began))
+
+
+class Commands:
+    """A fold: what the synchroniser notes of every command."""
+
+    def __init__(self) -> None:
+        self.noted: dict[str, CommandRecord] = {}
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if isinstance(event, e.KillRequested):
+            blank: dict[str, Any] = {"accepted": None, "detail": ""}
+            noted = CommandRecord(kind="kill", island=event.island, caller=event.caller, at=event.at, **blank)
+            self.noted[event.command] = noted
+        for effect in effects:
+            if isinstance(effect, f.ResolveCommand):
+                self.noted[effect.command] |= {"accepted": effect.accepted, "detail": effect.detail}

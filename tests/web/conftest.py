@@ -1,0 +1,56 @@
+"""A running service with a living job, and a real browser in front of it.
+
+Chromium is the system's (``deploy/system-packages.sh``). Without it these tests are skipped, and say so; in CI they fail.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+
+from tests.web.visit import Site, Visit
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+]
+expect.set_options(timeout=10_000)  # of what is to become true soon; where the time matters, the test says which
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        why = f"{CHROMIUM} is not installed: deploy/system-packages.sh installs it"
+        pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The service that all tests of the page share, with one job that outlasts them."""
+    site = Site(tmp_path_factory.mktemp("web"))
+    site.start()
+    yield site
+    site.installation.atoll("down")
+
+
+@pytest.fixture
+def visit(browser: Browser, site: Site, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    """The page in a window of its own. Whatever a test does: nothing leaves loopback, and nothing is complained about."""
+    visit = Visit(browser, site)
+    yield visit
+    visit.close()
+    assert visit.complaints == []
+    assert visit.strangers == []

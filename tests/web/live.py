@@ -1,0 +1,115 @@
+"""A control port whose jobs live by themselves: clockwork's world, advanced by a thread, its tape written as it happens.
+
+Clockwork works a job out anew whenever it is asked, which is right for tests that restart the service and too slow for a
+page that asks every second. Here a job is one world that moves on ten times a second, and dies with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from api.control import CommandKind, FaultKind, NodeGroupRecord, StatusRecord
+from orchestrator.config import JobSpec
+from orchestrator.core.vocabulary import JobPhase
+from orchestrator.errors import NotFound
+from orchestrator.tape.schema import Header
+from orchestrator.tape.storage import TapeWriter
+from tests.api.clockwork import GROUPS, World, leave_results
+
+BEAT_S = 0.1
+
+
+def connect(_home: Path) -> Live:
+    return Live()
+
+
+class Live:
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+
+    def node_groups(self) -> list[NodeGroupRecord]:
+        return GROUPS
+
+    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str]) -> None:
+        if job_id not in self._jobs:
+            self._jobs[job_id] = Job(job_id, spec, run_dir)
+
+    def status(self, job_id: str) -> StatusRecord:
+        return self._job(job_id).status()
+
+    def submit_command(
+        self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
+    ) -> None:
+        command = {"kind": kind, "id": command_id, "caller": caller, "island": island, "restart": restart}
+        self._job(job_id).submit(command)
+
+    def inject_fault(
+        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str, duration_s: float
+    ) -> None:
+        command = {"kind": kind, "id": command_id, "caller": caller, "island": island, "restart": True}
+        self._job(job_id).submit(command | {"fault_s": duration_s})
+
+    def close(self) -> None:
+        for job in self._jobs.values():
+            job.stop()
+
+    def _job(self, job_id: str) -> Job:
+        if (job := self._jobs.get(job_id)) is None or job.over:
+            raise NotFound(detail=f"No job {job_id} runs here.")
+        return job
+
+
+class Job:
+    """One world, its thread and its tape."""
+
+    def __init__(self, job_id: str, spec: JobSpec, run_dir: Path) -> None:
+        self.over = False
+        self._id = job_id
+        self._run_dir = run_dir
+        self._started_at = time.time()
+        self._world = World(spec, [], 0.0)
+        self._written = 0
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    def status(self) -> StatusRecord:
+        with self._lock:
+            return self._status(time.time() - self._started_at)
+
+    def submit(self, command: dict[str, Any]) -> None:
+        with self._lock:
+            if command["id"] not in self._world.commands:
+                self._world.take(command | {"at": time.time() - self._started_at})
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _live(self) -> None:
+        header = Header(self._id, self._world.policy, self._started_at)
+        with TapeWriter(self._run_dir / "tape.jsonl", header) as tape:
+            while not self.over and not self._stopping.wait(BEAT_S):
+                with self._lock:
+                    self._beat(tape)
+
+    def _beat(self, tape: TapeWriter) -> None:
+        now = time.time() - self._started_at
+        self._world.advance(now)
+        for record in self._world.sink.records[self._written :]:
+            tape.append(record)
+        self._written = len(self._world.sink.records)
+        if self._world.core.view(now).phase is JobPhase.FINISHED:
+            leave_results(self._run_dir, self._id, self._world, self._status(now))
+            self.over = True
+
+    def _status(self, now: float) -> StatusRecord:
+        """As clockwork has it, but for its losses: those stand at the tokens of their time, as in a real job."""
+        status = self._world.status(self._id, self._started_at, now)
+        status["loss_curve"] = status["statistics"]["loss_curve"]
+        return status

@@ -1,0 +1,221 @@
+"""The page in a real browser, before a real service: what is seen, what can be done, and by whom."""
+
+from __future__ import annotations
+
+import re
+import time
+from itertools import pairwise
+
+from playwright.sync_api import Page, Route, expect
+
+from api.auth.roles import Role
+from tests.web.visit import BACKOFF_S, Site, Visit, card
+
+RED_WITHIN_MS = 2000
+BACK_WITHIN_MS = 1000 * (BACKOFF_S + 5)
+TRAINING = re.compile(r"\bgood\b")
+RED = "rgb(196, 57, 47)"
+AWAY = re.compile(r"\bbad\b")
+
+
+def confirm(page: Page, verb: str) -> None:
+    page.get_by_role("dialog").get_by_role("button", name=verb, exact=True).click()
+
+
+def test_a_stranger_is_asked_for_a_token_and_a_wrong_one_does_not_do(visit: Visit) -> None:
+    page = visit.enter()
+    field = page.get_by_label("Token")
+    field.fill("atoll_wrong")
+    page.get_by_role("button", name="Continue").click()
+    expect(page.get_by_role("dialog")).to_contain_text("does not know the token")
+    expect(field).to_have_value("")
+    expect(page.locator("#islands")).to_be_hidden()
+    field.fill(visit.site.tokens["viewer"])
+    page.get_by_role("button", name="Continue").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(visit.site.job)
+    assert visit.complaints.pop().endswith("401 (Unauthorized)")
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Who is looking?")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("alert")).to_contain_text("Nothing is shown without a token")
+
+
+def test_a_token_revoked_while_its_holder_looks_shows_nothing_more(visit: Visit) -> None:
+    with visit.site.client() as client:
+        visit.site.tokens["brief"] = client.create_token("brief", Role.VIEWER).token
+        page = visit.open("brief")
+        client.revoke_token("brief")
+    expect(page.get_by_role("dialog")).to_contain_text("or no longer")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Training jobs")
+    expect(page.locator("#islands")).to_be_hidden()
+    assert all("401" in complaint for complaint in visit.complaints)
+    visit.complaints.clear()
+
+
+def test_islands_and_figures_are_live_without_a_storm_of_requests(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator("#live")).to_have_text("live")
+    assert page.locator(".region h3").all_inner_texts() == ["us-east 2/2", "us-west 1/1", "europe 2/2", "asia 1/1"]
+    expect(page.locator(".card.good")).to_have_count(6)
+    asked: list[float] = []
+    page.on("request", lambda request: request.url.endswith(visit.site.job) and asked.append(time.monotonic()))
+    version = page.locator(".tile", has_text="Global version").locator(".figure")
+    focused = page.get_by_role("button", name="Drain us-east-1")
+    focused.focus()
+    for _ in range(3):
+        expect(version).not_to_have_text(version.inner_text(), timeout=3000)
+    expect(focused).to_be_focused()
+    pauses = [later - before for before, later in pairwise(asked)]
+    assert pauses
+    assert min(pauses) > 0.9
+    for title in ("Loss", "Where island time went", "Islands over time"):
+        panel = page.locator("section", has=page.get_by_role("heading", name=title, exact=True))
+        assert len(panel.get_by_role("img").get_attribute("aria-label") or "") > 20
+
+
+def test_a_killed_island_turns_red_within_two_seconds_and_green_again(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_role("button", name="Kill asia").click()
+    expect(page.get_by_role("dialog")).to_contain_text("SIGKILL")
+    confirm(page, "Kill")
+    expect(card(page, "asia")).to_have_class(AWAY, timeout=RED_WITHIN_MS)
+    expect(card(page, "asia")).to_contain_text("lost")
+    expect(page.locator("#announcer")).to_contain_text("asia is lost")
+    expect(card(page, "asia")).to_have_css("border-top-color", RED)
+    expect(page.locator("#toast")).to_contain_text("accepted")
+    expect(page.locator("#commands tbody tr").first).to_contain_text("operator-rosa")
+    expect(card(page, "asia")).to_have_class(TRAINING, timeout=BACK_WITHIN_MS)
+    expect(page.locator("#announcer")).to_contain_text("asia is training")
+
+
+def test_a_lost_island_stays_red_until_it_holds_a_state_again(visit: Visit) -> None:
+    """A loss may be shorter than the time between two looks; what follows it must tell of it."""
+    page = visit.enter()
+    tones = page.evaluate(
+        """async () => {
+            const { looks } = await import(document.querySelector("script").src.replace("main.js", "words.js"));
+            const tone = (state, incarnation) => looks({ state, incarnation }).tone;
+            const states = ["lost", "placing", "starting", "catching_up", "training", "not known to this page"];
+            return states.map((state) => [tone(state, 1), tone(state, 2)]);
+        }"""
+    )
+    assert tones == [["bad", "bad"], ["busy", "bad"], ["busy", "bad"], ["busy"] * 2, ["good"] * 2, ["calm"] * 2]
+
+
+def test_islands_kept_away_or_drained_can_be_added_again(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_role("button", name="Kill us-west").click()
+    page.get_by_label("Keep it away").check()
+    confirm(page, "Kill")
+    page.get_by_role("button", name="Drain europe-0").click()
+    confirm(page, "Drain")
+    expect(card(page, "us-west")).to_contain_text("stopped")
+    expect(card(page, "europe-0")).to_contain_text("drained")
+    for island in ("us-west", "europe-0"):
+        page.get_by_role("button", name=f"Re-add {island}").click()
+        confirm(page, "Re-add")
+        expect(card(page, island)).to_have_class(TRAINING)
+
+
+def test_chaos_freezes_an_island_for_as_long_as_is_said(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_role("button", name="Freeze us-east-0").click()
+    page.get_by_label("Seconds").fill("2")
+    with page.expect_request("**/chaos/faults") as asked:
+        confirm(page, "Freeze")
+    assert asked.value.post_data_json == {"kind": "stop", "island": "us-east-0", "duration_s": 2}
+    expect(page.locator("#toast")).to_contain_text("freeze us-east-0: accepted", ignore_case=True)
+
+
+def test_a_merge_tells_its_story_and_stays_while_it_is_read(visit: Visit) -> None:
+    page = visit.open("viewer")
+    rows = page.locator("#merges details")
+    expect(rows).to_have_count(8)
+    row = rows.nth(2)
+    name = row.get_attribute("data-merge")
+    row.locator("summary").press("Enter")
+    mine = page.locator(f"[data-merge='{name}']")
+    expect(mine).to_contain_text("Quorum of 1")
+    islands = mine.locator("tbody tr").count()
+    assert 0 < islands <= 6
+    expect(mine.locator("summary")).to_contain_text(f"{islands} of 6 islands")
+    still = rows.evaluate_all("all => all.map(row => row.dataset.merge)")
+    version = page.locator(".tile", has_text="Global version").locator(".figure")
+    expect(version).not_to_have_text(version.inner_text())
+    assert rows.evaluate_all("all => all.map(row => row.dataset.merge)") == still
+    page.get_by_label("Job").focus()
+    expect(rows.first).not_to_have_attribute("data-merge", rows.first.get_attribute("data-merge") or "")
+    expect(mine).to_be_attached()
+    expect(mine).to_have_attribute("open", "")
+    assert page.locator("#merges details").count() >= 8
+
+
+def test_a_question_that_is_not_confirmed_asks_nothing_of_the_job(visit: Visit) -> None:
+    page = visit.open()
+    changes: list[str] = []
+    page.on("request", lambda request: request.method != "GET" and changes.append(request.url))
+    button = page.get_by_role("button", name="Kill europe-0")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog").get_by_role("button", name="Cancel")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    button.click()
+    confirm(page, "Cancel")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert changes == []
+
+
+def test_a_viewer_sees_everything_and_can_change_nothing(visit: Visit) -> None:
+    page = visit.open("viewer")
+    expect(page.locator(".card")).to_have_count(6)
+    assert page.get_by_role("button").all_inner_texts() == ["Sign out"]
+
+
+def test_a_broken_stream_is_taken_up_after_the_last_event_read(visit: Visit) -> None:
+    asked: list[str | None] = []
+
+    def break_off(route: Route) -> None:
+        asked.append(route.request.headers.get("last-event-id"))
+        if len(asked) > 1:
+            route.continue_()
+            return
+        body = 'id: 7\r\nevent: record\r\ndata: {"n":7,"event":{"type":"TimerFired"},"effects":[]}\r\n\r\n: cut'
+        route.fulfill(content_type="text/event-stream", body=body)
+
+    page = visit.enter()
+    page.route("**/events?*", break_off)
+    visit.give_token(page, "viewer")
+    expect(page.locator("#live")).to_have_text("reconnecting")
+    expect(page.locator("#live")).to_have_text("live")
+    assert asked == [None, "7"]
+
+
+def test_it_goes_on_without_a_stream_and_says_so(visit: Visit) -> None:
+    page = visit.enter()
+    page.route("**/events?*", lambda route: route.fulfill(content_type="text/event-stream", body=""))
+    visit.give_token(page, "viewer")
+    expect(page.locator("#live")).to_have_text("reconnecting")
+    version = page.locator(".tile", has_text="Global version").locator(".figure")
+    expect(version).not_to_have_text(version.inner_text())
+
+
+def test_another_job_can_be_picked_and_an_ended_one_is_shown_as_it_ended(visit: Visit, site: Site) -> None:
+    with site.client() as client:
+        ended = site.submit(client, name="short", steps=4)
+    page = visit.open()
+    picker = page.get_by_label("Job")
+    expect(picker.locator("option").first).to_contain_text(ended)
+    picker.select_option(ended)
+    expect(page.get_by_role("heading", level=1)).to_have_text(ended)
+    expect(page.locator("#headline .badge")).to_have_text("completed")
+    expect(page.locator("#live")).to_have_text("ended")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Download the report").click()
+    assert ended in saved.value.path().read_text()
+    expect(page.get_by_role("button")).to_have_count(2)
+    picker.select_option(site.job)
+    expect(page.get_by_role("heading", level=1)).to_have_text(site.job)
+    expect(page).to_have_url(f"{site.url}/#{site.job}")
