@@ -36,6 +36,7 @@ from orchestrator.core import fleet, fragment_life, fragment_round
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
 from orchestrator.simulation import swarm
 from orchestrator.simulation.configurations import FEATURES, MEMBERSHIP, draw
+from tests.api.installation import interruptible
 
 SEEDS, CHUNK = 200, 25
 FOUND_WITHIN = 60
@@ -221,7 +222,7 @@ def test_many_seeds_are_counted():
 
 def test_ctrl_c_keeps_the_count():
     command = [sys.executable, "-m", "orchestrator.simulation.swarm", "--count", "1000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible) as process:
         assert process.stdout.readline().startswith("10 of 1000 seeds")
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
