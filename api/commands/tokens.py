@@ -37,7 +37,8 @@ def create(
     if as_json:
         print_json(made)
         return
-    say(f"the {made.role} token {made.name!r}, valid until {said(made.expires_at)}; it is shown this once:")
+    ends = f"until {said(made.expires_at)}" if made.expires_at else "until it is revoked"
+    say(f"the {made.role} token {made.name!r}, valid {ends}; it is shown this once:")
     typer.echo(made.token)
 
 
