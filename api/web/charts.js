@@ -102,7 +102,8 @@ export function timelineChart(job, width) {
     const told = `${island}: ${STATES[state]?.word ?? state} for ${seconds(to - from)}, from ${seconds(from)}`;
     return box(across(from), top(island), Math.max(across(to) - across(from), 1), ROW - 9, `state-${state}`, told);
   });
-  const losses = (job.statistics.recoveries ?? []).filter(({ island }) => islands.includes(island));
+  const back = (job.statistics.recoveries ?? []).filter(({ island }) => islands.includes(island));
+  const losses = back.filter(({ parts }) => parts.detect > 0); // the others were away by order, and re-added
   const crosses = losses.map(({ island, killed_at: at }) => {
     const [x, y] = [across(at), top(island) + (ROW - 9) / 2];
     return [line(x - 4, y - 4, x + 4, y + 4, "cross"), line(x - 4, y + 4, x + 4, y - 4, "cross")];

@@ -91,7 +91,8 @@ def timeline_chart(report: Report) -> str:
         shown.add(state)
     for recovery in report["recoveries"]:
         top = tops[recovery["island"]]
-        parts.append(_cross(x(recovery["killed_at"]), top - 1.5))
+        if recovery["parts"]["detect"]:  # else it was away by order, and re-added
+            parts.append(_cross(x(recovery["killed_at"]), top - 1.5))
         if recovery["complete"]:
             said = f"{recovery['island']} contributed again after {seconds(recovery['total'])}"
             back_at = recovery["killed_at"] + recovery["total"]
