@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from api import problems
-from api.auth import openapi as access_openapi
 from api.auth.code import OWN_PACKAGES
 from api.auth.gate import Gate
 from api.auth.store import AccessStore
@@ -66,7 +65,6 @@ def create_app(
     problems.install(app)
     for routes in (jobs, islands, commands, events, merges, fleet, health, metrics, tokens, page, chaos):
         app.include_router(routes.router)
-    access_openapi.install(app)
     document.install(app)
     app.add_middleware(Gate, tokens=app.state.tokens, store=access)
     app.add_middleware(Guard, loopback=loopback)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI
-
 from api.auth.roles import required_role
 from api.problems import CONTENT_TYPE
 from api.schemas import ProblemDocument
@@ -20,18 +18,6 @@ REFUSALS = {
     "429": "Too many wrong tokens from this address; `Retry-After` says how long to wait",
 }
 SCHEMAS = "#/components/schemas/"
-
-
-def install(app: FastAPI) -> None:
-    """From here on the app's OpenAPI document tells who may do what."""
-    described = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if not app.openapi_schema:
-            describe(described())
-        return described()
-
-    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def describe(document: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from api.auth import openapi as access
 from api.auth.openapi import SCHEMAS
 from api.openapi.examples import PARAMETERS, SHAPES, SPECIFICATION
 from api.problems import CONTENT_TYPE
@@ -23,12 +24,14 @@ SPEAKS_OF_JOBS = ("/v1/jobs", "/v1/node-groups", "/readyz")
 
 
 def install(app: FastAPI) -> None:
-    """From here on the app's document is whole."""
+    """From here on the app's document is whole: who may do what, how each operation refuses, and examples."""
     described = app.openapi
 
     def openapi() -> dict[str, Any]:
         if not app.openapi_schema:
-            describe(described())
+            document = described()
+            access.describe(document)
+            describe(document)
         return described()
 
     app.openapi = openapi  # type: ignore[method-assign]

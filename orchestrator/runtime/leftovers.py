@@ -11,12 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
+from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CLUSTER_MARKER
 
@@ -27,21 +24,13 @@ def census(home: Path) -> dict[str, object]:
     """``own``, ``elsewhere`` and ``orphaned`` pids; ``answers`` says whether the home's head does, None without one."""
     cluster = ClusterFile.find(home)
     pids: dict[str, list[int]] = {"own": [], "elsewhere": [], "orphaned": []}
-    for pid, mark, token in _marked():
-        if cluster is not None and mark == cluster.id:
-            pids["own"].append(pid)
+    for process, environment in processes.marked_by_any():
+        if cluster is not None and environment[CLUSTER_MARKER] == cluster.id:
+            pids["own"].append(process.pid)
         else:
-            pids["elsewhere" if Path(token).is_file() else "orphaned"].append(pid)
+            known = Path(environment.get(TOKEN_VARIABLE, "")).is_file()
+            pids["elsewhere" if known else "orphaned"].append(process.pid)
     return {**pids, "answers": cluster.answers() if cluster is not None else None}
-
-
-def _marked() -> Iterator[tuple[int, str, str]]:
-    """Every live process with a cluster's mark: its pid, the mark, and where its cluster keeps its token."""
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            environment = process.environ()
-            if CLUSTER_MARKER in environment and process.status() != psutil.STATUS_ZOMBIE:
-                yield process.pid, environment[CLUSTER_MARKER], environment.get(TOKEN_VARIABLE, "")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 import psutil
@@ -18,13 +19,21 @@ from orchestrator.runtime.settings import CLUSTER_MARKER
 
 
 def marked(cluster_id: str) -> list[psutil.Process]:
-    """Every live process that carries the mark, but this one. Zombies are over; only their parent can remove them."""
-    found: list[psutil.Process] = []
+    """Every live process that carries this cluster's mark, but this one."""
+    everywhere = marked_by_any()
+    return [
+        one for one, environment in everywhere if environment[CLUSTER_MARKER] == cluster_id and one.pid != os.getpid()
+    ]
+
+
+def marked_by_any() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    """Every live process that carries some cluster's mark, with its environment. Zombies are over; only their parent can
+    remove them."""
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            if process.pid != os.getpid() and process.environ().get(CLUSTER_MARKER) == cluster_id and _alive(process):
-                found.append(process)
-    return found
+            environment = process.environ()
+            if CLUSTER_MARKER in environment and _alive(process):
+                yield process, environment
 
 
 def end_all(cluster_id: str, polite_s: float = 0.5, timeout_s: float = 10.0) -> int:

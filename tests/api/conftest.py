@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from api.client import Client
 from tests.api.installation import Installation
 
 
@@ -34,6 +35,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     installation.up()
     yield installation
     installation.atoll("down")
+
+
+@pytest.fixture(scope="module")
+def client(service: Installation) -> Iterator[Client]:
+    """The typed client of the module's service, as an admin."""
+    with service.client() as client:
+        yield client
 
 
 @pytest.fixture

@@ -34,12 +34,6 @@ from tests.api.installation import ROOT, Installation, environment, interruptibl
 
 
 @pytest.fixture(scope="module")
-def client(service: Installation) -> Iterator[Client]:
-    with service.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def ended(service: Installation, client: Client) -> str:
     """A job that has ended."""
     job = client.submit(service.spec(steps=12)).job

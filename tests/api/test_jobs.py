@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,6 @@ from api.store import Store
 from orchestrator.errors import Conflict, NotFound
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation, wait_until
-
-
-@pytest.fixture
-def client(service: Installation) -> Iterator[Client]:
-    with service.client() as client:
-        yield client
 
 
 def ended_job(service: Installation, client: Client, **changes: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -205,12 +204,6 @@ def test_a_damaged_tape_is_said_to_be_so_every_time(tmp_path: Path) -> None:
 
 
 # ── over the service ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture(scope="module")
-def client(service: Installation) -> Iterator[Client]:
-    with service.client() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

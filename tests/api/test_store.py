@@ -27,6 +27,7 @@ from api.store import AlreadyKnown, Base, CommandRow, JobRow, Store
 from api.store_upgrade import url_of
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
 from tests.api.installation import CONTROL, Installation, wait_until
+from tests.programs import required_file
 
 OLD_TABLES = """
 CREATE TABLE jobs (
@@ -51,15 +52,10 @@ INSERT INTO commands VALUES (1, 'k', 'old-1', 'kill', 'asia', 1, 'me', 2.0, 1, 1
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
     """A PostgreSQL server of Debian's package on loopback, ended by its process id; yields its URL without a database."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-    if not found:
-        missing = "PostgreSQL is not installed (Debian's package postgresql; deploy/system-packages.sh installs it)"
-        if os.environ.get("CI"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+    server = required_file("usr/lib/postgresql/*/bin/postgres", "PostgreSQL")
     # Not below pytest's folder: that is closed to the user that the server runs as.
     with tempfile.TemporaryDirectory(prefix="atoll-postgres-") as folder:
-        yield from run_postgres(found[-1].parent, Path(folder))
+        yield from run_postgres(server.parent, Path(folder))
 
 
 def run_postgres(binaries: Path, folder: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.api.installation import ROOT, Installation, wait_until
-from tests.metrics.programs import required
+from tests.programs import required
 
 DEPLOYED = ROOT / "deploy" / "prometheus"
 SCRAPES_MIN = 6

@@ -12,7 +12,7 @@ import yaml
 
 from api.cli import app
 from api.metrics.catalogue import FAMILIES
-from tests.metrics.programs import required
+from tests.programs import required
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"

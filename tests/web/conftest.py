@@ -5,16 +5,14 @@ Chromium is the system's (``deploy/system-packages.sh``). Without it these tests
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
+from tests.programs import required
 from tests.web.visit import Site, Visit
 
-CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -28,11 +26,9 @@ expect.set_options(timeout=10_000)  # of what is to become true soon; where the 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    if not CHROMIUM.exists():
-        why = f"{CHROMIUM} is not installed: deploy/system-packages.sh installs it"
-        pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
+    chromium_path = required("chromium")
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        chromium = playwright.chromium.launch(executable_path=chromium_path, args=ARGUMENTS)
         yield chromium
         chromium.close()
 
