@@ -66,8 +66,8 @@ class Client:
         """A client of the service that runs in ``home``, or of the one at ``url``.
 
         The token is the one in ``ATOLL_TOKEN``, else the one in ``home``, which is sent to that home's own service and
-        nowhere else, also not to whoever listens at its address after it has died. Raises ServiceUnreachable if nothing
-        says where the service is.
+        nowhere else. Raises ServiceUnreachable if nothing says where the service is, or if the home's has ended: whoever
+        listens at its address by then is somebody else's.
         """
         place = Home(home)
         address, token = place.address(), os.environ.get(TOKEN_VARIABLE)
@@ -78,7 +78,13 @@ class Client:
             )
         if address is None or url not in (None, address.url):
             return cls(str(url), token=token)
-        if token is None and place.running():
+        running = place.running()
+        if url is None and not running:
+            raise ServiceUnreachable(
+                detail=f"No service is up in {home}: the one that was at {address.url} has ended.",
+                remedy="Start it again with `atoll up`; jobs went on without it.",
+            )
+        if token is None and running:
             token = place.token()
         return cls(address.url, token=token, certificate=address.certificate)
 

@@ -17,7 +17,7 @@ import pytest
 from api.auth.roles import Role
 from api.client import Client
 from api.home import Home
-from orchestrator.errors import Forbidden, TooManyFailures, Unauthenticated
+from orchestrator.errors import Forbidden, ServiceUnreachable, TooManyFailures, Unauthenticated
 from tests.api.installation import CONTROL, ROOT, Installation, environment
 
 
@@ -125,9 +125,11 @@ def test_the_homes_token_goes_to_the_homes_service_and_nowhere_else(cold: Instal
         home.write_address(own, cold.runs)
         with home.locked():
             ask(home, None, own, elsewhere)
-        ask(home, None, own)
+        ask(home, own)
+        with pytest.raises(ServiceUnreachable, match="has ended"):
+            Client.at(home.path)
     home.forget_address()
-    assert heard == ["Bearer atoll_of-the-home"] * 2 + [None] * 3, "a dead service's address is anybody's"
+    assert heard == ["Bearer atoll_of-the-home"] * 2 + [None] * 2, "a dead service's address is anybody's"
 
 
 def ask(home: Home, *urls: str | None) -> None:
