@@ -59,7 +59,7 @@ def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Ef
         if refusal[0] is RefusalReason.FENCED:
             effects.append(StopIsland(c.island, c.incarnation, refusal[1]))
         if island is not None and _misses_a_publication(state, island, current, c, refusal[0]):
-            effects.append(_publication(current, (island,)))
+            effects.append(_publication(state, current, (island,), event.at))
         return effects
     assert island is not None
     superseded = current.offered.get(c.island)
@@ -137,7 +137,7 @@ def merge_completed(state: JobState, event: MergeCompleted) -> list[Effect]:
             state.islands[c.island] = membership.contributed(island, c, event.version, event.at)
     after = fragment_round.finish_merge(before)
     state.rounds[event.fragment] = after
-    effects.append(_publication(after, state.holders))
+    effects.append(_publication(state, after, state.holders, event.at))
     return effects + _evaluate_if_due(state)
 
 
@@ -151,9 +151,10 @@ def fragment_adopted(state: JobState, event: FragmentAdopted) -> list[Effect]:
     return []
 
 
-def publish_newer(state: JobState, island: Island, versions: tuple[Version, ...]) -> list[Effect]:
+def publish_newer(state: JobState, island: Island, versions: tuple[Version, ...], now: Instant) -> list[Effect]:
     """Everything that is newer than what the island holds."""
-    return [_publication(r, (island,)) for r, held in zip(state.rounds, versions, strict=True) if r.version > held]
+    newer = [r for r, held in zip(state.rounds, versions, strict=True) if r.version > held]
+    return [_publication(state, r, (island,), now) for r in newer]
 
 
 def abandon_open_rounds(state: JobState) -> list[Effect]:
@@ -205,9 +206,18 @@ def _due_step(state: JobState, current: FragmentRound) -> int:
     return next_due(current.fragment, current.step, policy.fragment_count, policy.sync_interval_steps)
 
 
-def _publication(current: FragmentRound, islands: tuple[Island, ...]) -> PublishFragment:
+def _publication(state: JobState, current: FragmentRound, islands: tuple[Island, ...], now: Instant) -> PublishFragment:
+    """The present version, with the step that its adopters' clocks are raised to: where the first at its due point is now.
+
+    The merge's own step lies back by grace window and transfers. An island that was away, or fell behind, and is raised no
+    further than that, comes as late to the next round, misses its window by as much, and so for ever. No more than τ steps
+    past the merge: by then a version is with its islands. Where rounds wait for everybody nobody is late, and all keep to
+    the pace of the slowest.
+    """
+    policy, passed = state.policy, state.pace.steps_since(current.reached_at, now)
+    step = current.step + (0 if policy.grace_cap_steps is None else min(passed, policy.overlap_steps))
     recipients = tuple(Recipient(i.id, i.incarnation, i.merged_offer.get(current.fragment, 0)) for i in islands)
-    return PublishFragment(current.fragment, current.version, current.step, recipients)
+    return PublishFragment(current.fragment, current.version, step, recipients)
 
 
 def _evaluate_if_due(state: JobState) -> list[Effect]:

@@ -37,14 +37,19 @@ from orchestrator.core.vocabulary import (
 
 @dataclass(frozen=True, slots=True)
 class FragmentRound:
-    """Fragment ``fragment`` stands at ``version``, made at ``step``; the open round, if it closes, makes ``version + 1``."""
+    """Fragment ``fragment`` stands at ``version``, made at ``step``; the open round, if it closes, makes ``version + 1``.
+
+    ``reached_at`` is when an island was first heard to be at ``step``, ``merge_step_at`` the same of ``merge_step``.
+    """
 
     fragment: FragmentId
     version: Version = Version(0)
     step: int = 0
+    reached_at: Instant | None = None
     phase: RoundPhase = RoundPhase.COLLECTING
     offered: dict[IslandId, Contribution] = field(default_factory=dict)
     opened_at: Instant = 0.0
+    merge_step_at: Instant | None = None
     quorum_at: Instant = 0.0
     closed_at: Instant | None = None
     timer_serial: int = 0
@@ -74,7 +79,13 @@ def admit(before: FragmentRound, contribution: Contribution, due_step: int, now:
     """Take the contribution in; an earlier one of the same island is replaced. Opened by the first on time."""
     offered = {**before.offered, contribution.island: contribution}
     opening = not on_time(before, due_step)
-    return replace(before, offered=offered, opened_at=now if opening else before.opened_at)
+    furthest = contribution.step > before.merge_step
+    return replace(
+        before,
+        offered=offered,
+        opened_at=now if opening else before.opened_at,
+        merge_step_at=now if furthest else before.merge_step_at,
+    )
 
 
 def on_time(current: FragmentRound, due_step: int) -> Set[IslandId]:
@@ -119,5 +130,6 @@ def finish_merge(before: FragmentRound) -> FragmentRound:
         fragment=before.fragment,
         version=Version(before.version + 1),
         step=before.merge_step,
+        reached_at=before.merge_step_at,
         closed_at=before.closed_at,
     )

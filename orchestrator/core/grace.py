@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from orchestrator.core.vocabulary import Duration, JobPolicy
+from orchestrator.core.vocabulary import Duration, Instant, JobPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Pace:
 
     def with_sync(self, seconds: Duration, decay: float) -> Pace:
         return replace(self, sync=_average(self.sync, seconds, decay))
+
+    def steps_since(self, then: Instant | None, now: Instant) -> int:
+        """How many inner steps that is, to the nearest; none as long as nobody has told of a step."""
+        return 0 if then is None or not self.step else round((now - then) / self.step)
 
 
 def grace_window(pace: Pace, policy: JobPolicy) -> Duration | None:

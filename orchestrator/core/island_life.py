@@ -90,7 +90,7 @@ def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Ef
         state.islands[island.id] = replace(island, reason="the job is ending")
         return []
     state.islands[island.id] = membership.caught_up(island, event)
-    newer = publish_newer(state, island, event.versions)
+    newer = publish_newer(state, island, event.versions, event.at)
     return [StartTraining(island.id, island.incarnation), *newer]
 
 
@@ -151,7 +151,7 @@ def connection_restored(state: JobState, island: Island, event: ConnectionRestor
         return _catch_up(state, island.id)
     if after.state not in (IslandState.TRAINING, IslandState.DRAINING):
         return []
-    missed = publish_newer(state, island, tuple(Version(0) for _ in state.rounds))
+    missed = publish_newer(state, island, tuple(Version(0) for _ in state.rounds), event.at)
     usual = StartTraining if after.state is IslandState.TRAINING else DrainIsland
     asked = FlushIsland if state.phase is JobPhase.FINISHING else usual
     return [*missed, asked(island.id, island.incarnation), *flush_deadline(state, event.at)]

@@ -5,8 +5,11 @@
 The tape, live or simulated, decides who trains how long between which adoptions, who contributes to which merge with which
 weight, who is away and from whom it catches up; the job specification FILE says what is trained. Baselines for the table:
 
-    no-failures      the same islands and policy in a simulated world without faults, nobody away, the same token budget
+    no-failures      the same islands and policy in a simulated world without faults, nobody away, as many tokens trained,
+                     and the end like the tape's: with a flush, or in the middle (``undisturbed``)
     data-parallel    one model, every island's batch in each step, the same token budget
+
+With ``--seeds N`` all of it is trained from N seeds, the job's and those after it, and the table says the mean.
 
 Finished runs are kept in ``runs/train-tape-NAME/`` as they end, so Ctrl-C loses at most the run under way and the next
 call goes on. ``--again`` trains once more what is kept, and says whether the bits agree.
@@ -18,13 +21,12 @@ import argparse
 import json
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from learners import jax_trainer
 from orchestrator.accounting.goodput import Goodput
@@ -33,40 +35,10 @@ from orchestrator.errors import AtollError, InternalError
 from orchestrator.laboratory import baselines, matching, undisturbed
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
 from orchestrator.laboratory.matching import Match
+from orchestrator.laboratory.tape_table import METHODS, Method, Run, digests, judge, means, table
 from orchestrator.laboratory.tape_training import TapeTraining
 from orchestrator.tape.schema import Digest, Header, Tape, encode_header, encode_record
 from orchestrator.tape.storage import read_tape
-
-Method = Literal["tape", "no-failures", "data-parallel"]
-METHODS: tuple[Method, ...] = ("tape", "no-failures", "data-parallel")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One training run. ``key`` names everything that decides its result, ``digest`` the parameters bit for bit.
-
-    ``tokens`` are all that were trained, lost work too; ``contributors_mean`` is per merge, ``as_recorded_count`` the
-    merges that gave the bits which the tape names (none, if it was simulated). ``curve`` is (tokens, held-out loss).
-    """
-
-    method: Method
-    key: str
-    loss: float
-    curve: tuple[tuple[int, float], ...]
-    tokens: int
-    goodput_ratio: float
-    digest: str
-    merge_count: int = 0
-    contributors_mean: float = 0.0
-    as_recorded_count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A run in the table; ``gap`` is the tape's loss over this one's, less one, as a ratio."""
-
-    run: Run
-    gap: float
 
 
 class TapeRuns:
@@ -83,6 +55,8 @@ class TapeRuns:
 
     def _run(self, method: Method, shown: Progress, again: bool) -> Run:
         spec, tape = self._match.spec, self._tape
+        if method == "no-failures":
+            tape = undisturbed.tape_of(tape, self._match.course, spec.synchroniser.adoption, spec.horizon_steps)
         # what is trained by a tape depends on all of it; data-parallel only on the budget, which is the specification's
         decides = "" if method == "data-parallel" else digest_of(tape)
         trained = self._match.schedule if method == "tape" else spec
@@ -95,8 +69,7 @@ class TapeRuns:
             case "tape":
                 steps = _by_tape(method, key, tape, self._match)
             case "no-failures":
-                calm = undisturbed.tape_of(tape, self._match.course, spec.synchroniser.adoption, spec.horizon_steps)
-                steps = _by_tape(method, key, calm, matching.match(calm, spec))
+                steps = _by_tape(method, key, tape, matching.match(tape, spec))
             case "data-parallel":
                 steps = _data_parallel(key, spec)
         run = _followed(steps, lambda tokens: shown.update(task, completed=tokens))
@@ -174,35 +147,10 @@ def digest_of(tape: Tape) -> str:
     return digest.hex()
 
 
-def judge(runs: Sequence[Run]) -> list[Row]:
-    ours = next(run.loss for run in runs if run.method == "tape")
-    return [Row(run, ours / run.loss - 1) for run in runs]
-
-
-def table(match: Match, rows: Sequence[Row]) -> Table:
-    spec, sync = match.spec, match.spec.synchroniser
-    drawn = Table(
-        title=f"{spec.name}: {spec.model.preset}, {spec.island_count} islands × {spec.horizon_steps} steps × "
-        f"{spec.training.batch_size} × {spec.data.sequence_length} bytes; H = {sync.interval_steps}, P = {sync.fragments}",
-        caption="held-out loss in nats per byte, each at the same token budget; gap: the tape's loss over this one's",
-    )
-    for column in ("trained by", "tokens", "goodput", "merges × contributors", "loss", "gap"):
-        drawn.add_column(column, justify="left" if column == "trained by" else "right")
-    for row in rows:
-        run = row.run
-        merges = f"{run.merge_count:,} × {run.contributors_mean:.2f}" if run.merge_count else ""
-        gap = "" if run.method == "tape" else f"{row.gap:+.2%}"
-        drawn.add_row(run.method, f"{run.tokens:,}", f"{run.goodput_ratio:.1%}", merges, f"{run.loss:.4f}", gap)
-    return drawn
-
-
-def digests(rows: Sequence[Row]) -> str:
-    """The parameters bit for bit, by name; and whether a live job's bits came out again."""
-    lines = [f"parameters' digest, {row.run.method}: {row.run.digest}" for row in rows]
-    recorded = rows[0].run
-    if recorded.as_recorded_count:
-        lines.append(f"{recorded.as_recorded_count:,} of {recorded.merge_count:,} merges gave the bits on the tape.")
-    return "\n".join(lines)
+def _of_seed(match: Match, seed: int) -> Match:
+    """The same training from another start, on the same data in another order."""
+    spec, schedule = (spec.model_copy(update={"seed": seed}) for spec in (match.spec, match.schedule))
+    return replace(match, spec=spec, schedule=schedule)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -210,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tape", type=Path, help="a tape.jsonl, or the folder of a run")
     parser.add_argument("--config", type=Path, required=True, help="the job specification: model, data, optimizers")
     parser.add_argument("--baseline", action="append", choices=METHODS[1:], default=[])
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="train from N seeds, the job's and on")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--again", action="store_true", help="train finished runs anew, and compare the bits")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
@@ -224,7 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"note: {note}", markup=False, highlight=False)
         folder = options.runs / f"train-tape-{spec.name}"
         methods: list[Method] = ["tape", *(method for method in METHODS if method in options.baseline)]
-        rows = judge(TapeRuns(tape, match, folder, console).train(methods, again=options.again))
+        rows = []
+        for seed in range(spec.seed, spec.seed + max(1, options.seeds)):
+            runs = TapeRuns(tape, _of_seed(match, seed), folder, console).train(methods, again=options.again)
+            rows += judge(seed, runs)
     except KeyboardInterrupt:
         console.print(f"Stopped. Finished runs are kept in {folder}; the same command goes on from there.")
         return 130
@@ -232,8 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(str(error), style="red", markup=False)
         return 1 if isinstance(error, InternalError) else 2
     if options.json:
-        plain = [{**asdict(row.run), "gap": row.gap} for row in rows]
-        json.dump({"job": spec.name, "notes": match.notes, "rows": plain}, sys.stdout, indent=2)
+        plain = [{**asdict(row.run), "seed": row.seed, "gap": row.gap} for row in rows]
+        over_seeds = [asdict(mean) for mean in means(rows)]
+        json.dump({"job": spec.name, "notes": match.notes, "rows": plain, "means": over_seeds}, sys.stdout, indent=2)
         print()
     else:
         out = Console()

@@ -1,8 +1,9 @@
 """The same job with nothing going wrong: what a tape's failures are to be measured against.
 
-The simulated world runs the tape's policy with islands as fast as the tape's, none of which ever dies, stands still or is
-short of capacity, over links at the world's usual latencies, until as many tokens are trained: that is shorter in time. A
-tape comes out, which is trained like any other.
+The simulated world runs the tape's policy with islands as fast and as uneven as the tape's, none of which ever dies, stands
+still or is short of capacity, over links and merges as slow as the tape's, until as many tokens are trained: that is shorter
+in time. It ends as the tape does: with a flush if the tape's job reached its budget, else in the middle, so that neither
+model has work in it that was in flight, or both have. A tape comes out, which is trained like any other.
 """
 
 from __future__ import annotations
@@ -12,24 +13,49 @@ from statistics import median
 
 from learners.adoption import Rule
 from orchestrator.core.events import ProgressReported
-from orchestrator.core.vocabulary import Duration, IslandId
+from orchestrator.core.vocabulary import Duration, IslandId, JobPolicy
 from orchestrator.laboratory.course import Course
+from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
 from orchestrator.tape.schema import Tape
 
 SEED = 0
+ENDLESS = 2**62
+"""A budget that no simulated job reaches."""
 
 
 def tape_of(disturbed: Tape, course: Course, adoption: Rule, horizon_steps: int) -> Tape:
     """The tape of the job without failures, its islands' budget ``horizon_steps`` each."""
+    tokens = horizon_steps * len(course.policy.islands) * course.tokens_per_step
+    policy = replace(course.policy, token_budget=tokens if course.ended else ENDLESS, evaluation_every_merges=0)
+    world = World(policy, _calm(disturbed, course, adoption), SEED, checked=False)
+    for _ in world.passing(at_once=1):
+        if not course.ended and world.core.state.tokens_trained >= tokens:
+            break
+    return world.tape
+
+
+def _calm(disturbed: Tape, course: Course, adoption: Rule) -> WorldPlan:
+    """Speeds and latencies of the tape, and nothing else of it."""
+    fitted = fit(disturbed).plan
+    return WorldPlan(
+        step_s=_step_s(disturbed, course.policy),
+        step_jitter_ratio=fitted.step_jitter_ratio,
+        tokens_per_step=course.tokens_per_step,
+        adoption=adoption,
+        letter_s=fitted.letter_s,
+        pull_s=fitted.pull_s,
+        delivery_s=fitted.delivery_s,
+        merge_s=fitted.merge_s,
+    )
+
+
+def _step_s(tape: Tape, policy: JobPolicy) -> tuple[Duration, ...]:
+    """Each island's median step; the median of all, where one never told."""
     steps: dict[IslandId, list[Duration]] = {}
-    for record in disturbed.records:
+    for record in tape.records:
         if isinstance(record.event, ProgressReported):
             steps.setdefault(record.event.island, []).append(record.event.step_seconds_median)
     known = median(seconds for island in steps.values() for seconds in island)
-    step_s = tuple(median(steps.get(plan.island, [known])) for plan in course.policy.islands)
-    plan = WorldPlan(step_s=step_s, tokens_per_step=course.tokens_per_step, adoption=adoption)
-    budget = horizon_steps * len(step_s) * course.tokens_per_step
-    policy = replace(course.policy, token_budget=budget, evaluation_every_merges=0)
-    return World(policy, plan, SEED, checked=False).run().tape
+    return tuple(median(steps.get(plan.island, [known])) for plan in policy.islands)

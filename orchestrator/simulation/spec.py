@@ -137,7 +137,7 @@ class StepsSection(Section):
     """``step_time`` is drawn anew for every step at protocol level; its mean is what the fleet level needs.
 
     A constant one is spread by ``jitter_ratio`` either way. Not 0 by default: learners that all step in exactly the same
-    time keep their phases for ever, and one that is behind the first by more than the grace window is late every time.
+    time keep their phases for ever, which real ones do not.
     """
 
     step_time: Spread = Constant(1.0)

@@ -142,6 +142,42 @@ def test_a_version_that_is_published_again_while_the_next_is_merged_keeps_its_st
     assert (missed.version, missed.step) == (1, 4)
 
 
+def test_a_publication_raises_clocks_to_where_the_first_at_the_due_point_is_by_now() -> None:
+    story = Story("abc", overlap_steps=4)  # steps take 1 s
+    story.starts("a", "b", "c")
+    story.offers_fragment("a", step=4)
+    story.wait(1.6)
+    story.offers_fragment("b", step=4)
+    story.offers_fragment("c", step=4)
+    story.wait(0.6)
+    publication = the(PublishFragment, story.merges(0, 1))
+    assert publication.step == 4 + 2  # a was at step 4 for 2.2 s
+    assert story.core.state.rounds[0].step == 4  # the merge is no later for that: the next due point is 8
+
+
+def test_a_publication_raises_clocks_from_the_highest_step_and_since_that_was_heard() -> None:
+    story = Story("ab", overlap_steps=4)
+    story.starts("a", "b")
+    story.offers_fragment("a", step=4)
+    story.wait(1.6)
+    story.offers_fragment("b", step=6)  # it had skipped step 4
+    story.wait(0.6)
+    assert the(PublishFragment, story.merges(0, 1)).step == 6 + 1
+
+
+@pytest.mark.parametrize(("grace_cap_steps", "raised_to"), [(1.0, 4 + 2), (None, 4)])
+def test_a_publication_raises_clocks_by_the_overlap_at_most_and_not_where_rounds_wait_for_everyone(
+    grace_cap_steps: float | None, raised_to: int
+) -> None:
+    story = Story("ab", quorum=2, grace_cap_steps=grace_cap_steps)
+    story.starts("a", "b")
+    story.offers_fragment("a", step=4)
+    story.wait(60.0)
+    story.offers_fragment("b", step=4)
+    story.wait(60.0)
+    assert the(PublishFragment, story.merges(0, 1)).step == raised_to
+
+
 def test_an_island_far_behind_is_sent_a_lost_publication_again_after_its_own_steps() -> None:
     story = Story("ab", quorum=2)
     story.starts("a", "b")

@@ -18,7 +18,7 @@ from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Instant
 from orchestrator.elastic.messages import ElasticPolicy
 from orchestrator.errors import InvalidJobSpec
-from orchestrator.laboratory import course_reader, matching, train_tape, undisturbed
+from orchestrator.laboratory import course_reader, matching, tape_table, train_tape, undisturbed
 from orchestrator.laboratory.course import Exported
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind
@@ -178,6 +178,27 @@ def test_a_job_without_failures_has_the_same_budget_and_nobody_away() -> None:
     assert train_tape.goodput_of(calm) > train_tape.goodput_of(tape)
 
 
+def test_a_job_without_failures_ends_as_the_tape_does_with_as_much_work_in_flight() -> None:
+    whole = world(2, "rebase").run().tape
+    cut = world(2, "rebase").run(until=0.6 * whole.records[-1].event.at).tape
+    in_flight = []
+    for tape in (whole, cut):
+        course = course_reader.read(tape, "rebase").course
+        tokens = course.horizon_steps(course.tokens_trained) * ISLANDS * TOKENS
+        calm = undisturbed.tape_of(tape, course, "rebase", course.horizon_steps(course.tokens_trained))
+        quiet = course_reader.read(calm, "rebase").course
+        assert quiet.ended == course.ended
+        assert 0 <= quiet.tokens_trained - tokens < 2 * ISLANDS * TOKENS
+        in_flight.append(quiet.tokens_trained - _merged_tokens(calm) / FRAGMENTS)
+    assert in_flight[0] < ISLANDS * TOKENS < in_flight[1]
+
+
+def _merged_tokens(tape: Tape) -> int:
+    """Over all fragments."""
+    given = {event.contribution.payload: event.contribution for event in _events(tape, e.ContributionArrived)}
+    return sum(given[item.payload].token_count for merge in _effects(tape, f.MergeFragment) for item in merge.inputs)
+
+
 # ── what does not fit ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -270,19 +291,40 @@ def test_the_command_trains_a_real_model_keeps_it_and_finds_the_same_bits_again(
     _write(World(policy, plan, 0).run().tape, tmp_path / "tape.jsonl")
     command = [str(tmp_path), "--config", str(tmp_path / "job.json"), "--runs", str(tmp_path / "runs"), "--json"]
     said = []
-    for extra in (["--baseline", "data-parallel"], ["--baseline", "data-parallel"], ["--again"]):
+    for extra in (["--baseline", "data-parallel"], ["--baseline", "data-parallel"], ["--again"], ["--seeds", "2"]):
         assert train_tape.main([*command, *extra]) == 0
         out, err = capsys.readouterr()
-        said.append(json.loads(out)["rows"])
+        told = json.loads(out)
+        said.append(told["rows"])
         assert err.count("the same bits as") == (extra == ["--again"])
     assert said[0] == said[1]
     assert said[0][:1] == said[2]
     assert [row["method"] for row in said[0]] == ["tape", "data-parallel"]
     assert all(2.0 < row["loss"] < 5.0 for row in said[0])
     assert said[0][0]["gap"] == 0.0 != said[0][1]["gap"]
-    assert (
-        len((tmp_path / "runs" / "train-tape-tiny" / "runs.jsonl").read_text().splitlines()) == 3
-    )  # two, and one again
+    assert [row["seed"] for row in said[3]] == [0, 1]
+    assert said[3][0] == said[0][0]
+    assert said[3][1]["loss"] != said[3][0]["loss"]
+    assert told["means"][0]["loss"] == pytest.approx((said[3][0]["loss"] + said[3][1]["loss"]) / 2)
+    kept = (tmp_path / "runs" / "train-tape-tiny" / "runs.jsonl").read_text().splitlines()
+    assert len(kept) == 4  # two, one again, and one of another seed
+
+
+def test_the_mean_over_seeds_has_the_standard_error_of_its_gap() -> None:
+    losses = {0: (1.02, 1.0), 1: (1.98, 2.0), 2: (3.09, 3.0)}
+    rows = [row for seed, two in losses.items() for row in tape_table.judge(seed, _two_runs(*two))]
+    tape, calm = tape_table.means(rows)
+    assert (tape.method, tape.gap, tape.gap_stderr) == ("tape", 0.0, 0.0)
+    assert (calm.loss, calm.gap) == (pytest.approx(2.0), pytest.approx(0.04 / 3))
+    assert calm.gap_stderr == pytest.approx(np.std([0.02, -0.01, 0.03], ddof=1) / np.sqrt(3))
+    assert tape_table.means(rows[:2]) == []
+
+
+def _two_runs(tape: float, calm: float) -> list[tape_table.Run]:
+    return [
+        tape_table.Run("tape", "", tape, (), 1, 1.0, ""),
+        tape_table.Run("no-failures", "", calm, (), 1, 1.0, ""),
+    ]
 
 
 def _one_crash(policy, at: Instant) -> tuple[Fault, ...]:

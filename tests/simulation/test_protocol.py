@@ -52,7 +52,7 @@ def _outcome(world, plan, stop=260.0):
 
 def test_without_failures_everything_is_merged():
     plan = protocol.plan((1.0, 1.1, 0.9), step_jitter_ratio=0.05)
-    outcome = _outcome(World(protocol.policy(3, fragments=4), plan, 1), plan)
+    outcome = _outcome(World(protocol.policy(3, fragments=4), plan, 1), plan, stop=660.0)
     assert outcome.goodput == pytest.approx(1.0, abs=0.01)
     assert outcome.uptime > 0.99
 

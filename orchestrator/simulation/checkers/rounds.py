@@ -226,8 +226,9 @@ class Rounds:
 
     def _publish(self, effect: f.PublishFragment) -> None:
         current = self.all[effect.fragment]
-        present = (effect.version, effect.step) == (current.version, current.step)
-        require(present, "what is published is the present version", (effect, current.version, current.step))
+        latest = current.step + self._policy.overlap_steps
+        present = effect.version == current.version and current.step <= effect.step <= latest
+        require(present, "what is published is the present version", (effect, current.version, current.step, latest))
         for item in effect.recipients:
             alive = self._lives.all[item.island].speaks(item.incarnation)
             require(alive, "only present incarnations hear of a version", (effect, item))
