@@ -17,13 +17,14 @@ from api.auth.code import OWN_PACKAGES
 from api.auth.gate import Gate
 from api.auth.store import AccessStore
 from api.auth.tokens import Tokens
+from api.chaos.runs import ChaosRuns
 from api.control import ControlPort
 from api.guard import Guard
 from api.merges.history import Histories
 from api.metrics.exposition import Metrics
 from api.metrics.requests import Measured
 from api.openapi import document
-from api.routes import chaos, commands, events, fleet, health, islands, jobs, merges, metrics, page, tokens
+from api.routes import chaos, chaos_runs, commands, events, fleet, health, islands, jobs, merges, metrics, page, tokens
 from api.service import Service
 from api.shelf import Shelf
 from api.store import Store
@@ -48,14 +49,18 @@ def create_app(
     """
     service = Service(control, store, runs_dir, packages)
     access = AccessStore(store.engine)
+    plans = ChaosRuns(service, store)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(service.resume)
+        await run_in_threadpool(plans.conductor.resume)
         yield
+        await run_in_threadpool(plans.conductor.close)
 
     app = FastAPI(title="atoll", version="1", description=DESCRIPTION, lifespan=lifespan)
     app.state.service = service
+    app.state.chaos = plans
     app.state.access = access
     app.state.tokens = Tokens(access)
     app.state.metrics = Metrics(service, store)
@@ -63,7 +68,7 @@ def create_app(
     app.state.seats = events.Seats()
     app.state.histories = Histories()
     problems.install(app)
-    for routes in (jobs, islands, commands, events, merges, fleet, health, metrics, tokens, page, chaos):
+    for routes in (jobs, islands, commands, events, merges, fleet, health, metrics, tokens, page, chaos, chaos_runs):
         app.include_router(routes.router)
     document.install(app)
     app.add_middleware(Gate, tokens=app.state.tokens, store=access)

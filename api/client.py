@@ -20,6 +20,7 @@ import httpx
 
 from api.auth.roles import Role
 from api.auth.schemas import AuditTrail, NewToken, Token, TokenList
+from api.chaos.client import ChaosRequests
 from api.eventstream import events_of
 from api.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
 from api.refusals import error_of
@@ -49,7 +50,7 @@ from orchestrator.errors import (
 Shape = TypeVar("Shape", bound=Answer)
 
 
-class Client:
+class Client(ChaosRequests):
     """One service at ``url``. Raises ServiceUnreachable when it does not answer within ``timeout_s``."""
 
     def __init__(

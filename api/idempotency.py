@@ -6,6 +6,7 @@ import json
 from hashlib import blake2b
 from typing import Any
 
+from api.chaos.store import ChaosRunRow
 from api.store import CommandRow, JobRow
 from orchestrator.errors import RequestError
 
@@ -14,7 +15,7 @@ def digest_of(request: Any) -> str:
     return blake2b(json.dumps(request, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
-def refuse_other_request(row: JobRow | CommandRow, digest: str, key: str | None) -> None:
+def refuse_other_request(row: JobRow | CommandRow | ChaosRunRow, digest: str, key: str | None) -> None:
     """One idempotency key names one request."""
     if row.request_digest != digest:
         raise RequestError(

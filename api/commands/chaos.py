@@ -1,15 +1,17 @@
-"""Commands that break things on purpose: run a plan of faults live or simulated, strike one island, list the plans.
+"""Commands that break things on purpose: strike one island, list the plans of faults, run one in the simulator.
 
-A plan's verdict is the exit code: 0 its objectives hold, 1 they do not, 2 the plan cannot be used.
+``api.commands.chaos_runs`` has those for plans against live jobs.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from api.commands import chaos_runs
+from api.commands.chaos_runs import PageOption, PlanArgument, conclude_verdict
 from api.commands.common import (
     HomeOption,
     IslandArgument,
@@ -19,62 +21,11 @@ from api.commands.common import (
     connect,
     console,
     print_json,
-    say,
 )
 from api.commands.islands import conclude
 from api.home import DEFAULT_HOME
 
-if TYPE_CHECKING:
-    from orchestrator.chaos.verdict import Verdict
-
-INTERRUPTED = 130
-
 app = typer.Typer(no_args_is_help=True, help="Break things on purpose, and see whether the run survives.")
-PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A file, or a shipped plan's name: `attrition`.")]
-PageOption = Annotated[
-    Path | None, typer.Option("--report", metavar="OUT.html", help="Where the verdict's page goes.", show_default=False)
-]
-
-
-@app.command()
-def run(
-    job: JobArgument,
-    plan: PlanArgument,
-    report: PageOption = None,
-    home: HomeOption = DEFAULT_HOME,
-    url: UrlOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Run a plan against a live job, watch it to its end, and judge it. Exit code 0 passed, 1 failed, 2 a bad plan.
-
-    Ctrl-C ends the plan, lets stopped islands go on, and leaves the job running; then there is no verdict.
-    """
-    from rich.console import Console
-
-    from api.chaos import Conductor, faults_for, load, plan_file, write_page
-    from api.demo import wait_for_report
-    from api.watch import watch
-    from orchestrator.chaos.verdict import judge
-
-    file = plan_file(plan)
-    parsed = load(file)
-    with connect(home, url) as client:
-        found = client.job(job)
-        faults = faults_for(parsed, found)
-        say(f"{parsed.name} against {found.job}: {len(faults)} faults planned, seed {parsed.seed}")
-        conductor = Conductor(client, found.job, parsed, faults)
-        try:
-            ended = watch(client, found.job, Console(stderr=True), conductor)
-        except KeyboardInterrupt:
-            islands = conductor.interrupt()
-            told = f"; {', '.join(islands)} may go on" if islands else ""
-            say(f"the plan is ended{told}; the job goes on: `atoll watch {found.job}`")
-            raise typer.Exit(INTERRUPTED) from None
-        verdict = judge(conductor.settle(), wait_for_report(client, ended))
-    folder = Path(ended.run_dir) if Path(ended.run_dir).is_dir() else Path()
-    page = report or folder / f"chaos-{parsed.name}.html"
-    write_page(page, verdict, file)
-    _conclude(verdict, page, as_json)
 
 
 @app.command()
@@ -89,19 +40,21 @@ def simulate(
 
     A job's steps take `synthetic.step_s`; for a machine's own speeds fit a world to a tape.
     """
-    from api.chaos import load, plan_file, write_page
+    from api.chaos.plans import load, plan_file
     from api.commands.simulate import Progress
     from api.worlds import world_of
     from orchestrator.chaos.simulated import run as run_simulated
+    from orchestrator.report import chaos as page
 
     path = plan_file(plan)
     parsed = load(path)
     policy, world = world_of(file)
     with Progress(parsed.name) as progress:
         found = run_simulated(parsed, policy, world, seed, progress.show)
+    verdict = found.verdict.plain()
     if report is not None:
-        write_page(report, found.verdict, path)
-    _conclude(found.verdict, report, as_json)
+        report.write_text(page.render(verdict, found.verdict.report, path.read_text()), encoding="utf-8")
+    conclude_verdict(verdict, report, as_json)
 
 
 @app.command()
@@ -147,7 +100,7 @@ def go_on(
 @app.command("list")
 def list_plans(as_json: JsonOption = False) -> None:
     """List the plans that come with atoll."""
-    from api.chaos import shipped
+    from api.chaos.plans import shipped, told
 
     plans = shipped()
     if as_json:
@@ -157,25 +110,12 @@ def list_plans(as_json: JsonOption = False) -> None:
 
     table = Table("plan", "faults", "keeps", "objectives", box=None, header_style="dim")
     for _, plan in plans:
-        faults = "; ".join(f"{fault.kind} {fault.target.told()}" for fault in plan.faults) or "none"
+        faults = "\n".join(told(fault) for fault in plan.faults) or "none"
         objectives = ", ".join(objective.text for objective in plan.objectives)
         table.add_row(plan.name, faults, str(plan.blast_radius.keep), objectives)
     console().print(table)
 
 
-def _conclude(verdict: Verdict, page: Path | None, as_json: bool) -> None:
-    """Print the verdict. Exit code 1 if it is a fail."""
-    if as_json:
-        print_json(verdict.plain())
-    else:
-        for one in verdict.judged:
-            typer.echo(f"{'held  ' if one.passed else 'FAILED'}  {one.objective}  ({one.detail})")
-        typer.echo("passed" if verdict.passed else "failed")
-    if page is not None:
-        say(f"the verdict's page: {page}")
-    if not verdict.passed:
-        raise typer.Exit(1)
-
-
 def register(root: typer.Typer) -> None:
+    chaos_runs.register(app)
     root.add_typer(app, name="chaos", rich_help_panel="Islands")

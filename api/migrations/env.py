@@ -5,9 +5,11 @@ from __future__ import annotations
 from alembic import context
 
 from api.auth import store as auth_store
+from api.chaos import store as chaos_store
 from api.store import Base
 
-assert auth_store.TokenRow.metadata is Base.metadata, "every table is known before they are compared"
+for table in (auth_store.TokenRow, chaos_store.ChaosRunRow):
+    assert table.metadata is Base.metadata, "every table is known before they are compared"
 
 context.configure(
     connection=context.config.attributes["connection"],

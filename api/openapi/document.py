@@ -18,7 +18,8 @@ from api.problems import CONTENT_TYPE
 
 PROBLEM = {"schema": {"$ref": SCHEMAS + "ProblemDocument"}, "example": SHAPES["ProblemDocument"]}
 CHANGING = ("post", "put", "patch", "delete")
-LEFT_AT_THE_END = ("/v1/jobs/{job}/report", "/v1/jobs/{job}/parameters")
+_RUN = "/v1/jobs/{job}/chaos/runs/{run}"
+LEFT_AT_THE_END = ("/v1/jobs/{job}/report", "/v1/jobs/{job}/parameters", f"{_RUN}/verdict", f"{_RUN}/report")
 SPEAKS_OF_JOBS = ("/v1/jobs", "/v1/node-groups", "/readyz")
 """Paths that need whatever runs the jobs to answer."""
 

@@ -139,6 +139,64 @@ _AUDIT_ENTRY = {
     "path": "/v1/jobs/demo-3ef8s/islands/asia/kill",
     "status": 202,
 }
+_CHAOS_RUN_SUMMARY = {
+    "run": "chaos-5f1d0c9be2a7",
+    "job": "demo-3ef8s",
+    "plan": "attrition",
+    "caller": "ci",
+    "requested_at": 1795292300.2,
+    "state": "running",
+    "reason": "",
+    "begun_after_s": 12.4,
+    "ended_at": None,
+    "struck_count": 1,
+    "spared_count": 0,
+}
+_CHAOS_RUN = _CHAOS_RUN_SUMMARY | {
+    "fault_count": 8,
+    "next": {"kind": "kill", "island": "us-west", "planned_s": 71.9, "duration_s": 0.0, "after_s": 84.3},
+    "decisions": [
+        {
+            "kind": "kill",
+            "island": "asia",
+            "planned_s": 20.6,
+            "duration_s": 0.0,
+            "after_s": 33.2,
+            "spared": "",
+            "command": "kill-5f1d0c9be2a7",
+            "outcome": "accepted",
+        }
+    ],
+}
+_SHOWN_PLAN = {
+    "name": "one-kill",
+    "about": "asia dies once, and nobody else may notice.",
+    "faults": ["kill asia, at 20 s"],
+    "keeps": 2,
+    "objectives": ["bystander_gap_max_s < 2"],
+    "text": "name: one-kill\nfaults:\n  - {kind: kill, target: {name: asia}, at: 20}\n"
+    "blast_radius: {keep: 2}\nobjectives: [bystander_gap_max_s < 2]\n",
+}
+_VERDICT = {
+    "schema": "atoll-verdict/1",
+    "plan": "one-kill",
+    "seed": 0,
+    "job": "demo-3ef8s",
+    "passed": True,
+    "aborted": None,
+    "objectives": [
+        {
+            "objective": "bystander_gap_max_s < 2",
+            "passed": True,
+            "value": 0.44,
+            "limit": 2.0,
+            "margin": 1.56,
+            "at": 71.3,
+            "detail": "bystander_gap_max_s is 0.44: 1.56 to spare, at 71.3 s on europe",
+        }
+    ],
+    "faults": [{"at": 32.4, "planned_at": 20.0, "kind": "kill", "island": "asia", "duration": 0.0, "spared": ""}],
+}
 
 SPECIFICATION = {
     "name": "first",
@@ -147,6 +205,10 @@ SPECIFICATION = {
     "budget": {"steps": 200},
 }
 SHAPES: dict[str, Any] = {
+    "ChaosRun": _CHAOS_RUN,
+    "ChaosRunList": {"runs": [_CHAOS_RUN_SUMMARY]},
+    "ShownPlans": {"plans": [_SHOWN_PLAN]},
+    "VerdictDocument": _VERDICT,
     "AuditTrail": {"entries": [_AUDIT_ENTRY], "next_cursor": None},
     "Command": _COMMAND,
     "Commands": {"commands": [_COMMAND]},
@@ -181,6 +243,7 @@ PARAMETERS: dict[str, Any] = {
     "island": "asia",
     "command": "kill-5f1d0c9be2a7",
     "node_group": "asia",
+    "run": "latest",
     "fragment": 0,
     "version": 1,
     "name": "ci",

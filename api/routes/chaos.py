@@ -1,4 +1,4 @@
-"""Chaos: one fault at a time against a job's island. Plans of faults are run by the client (``atoll chaos run``)."""
+"""Chaos: one fault at a time against a job's island. Plans of faults are ``chaos_runs``."""
 
 from __future__ import annotations
 

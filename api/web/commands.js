@@ -1,9 +1,12 @@
 /**
- * What an operator may ask of an island from the page: the question before it, the request, and what became of it.
+ * What an operator may ask from the page: the question before it, the request, and what became of it.
  */
 
-import { confirm } from "./dialogs.js";
+import { consequences } from "./chaos.js";
+import { choosePlan, confirm } from "./dialogs.js";
+import { counts } from "./groups.js";
 import { get, post } from "./session.js";
+import { plural } from "./words.js";
 
 const QUESTIONS = {
   kill: {
@@ -26,28 +29,81 @@ const QUESTIONS = {
     text: "It is placed again now. It catches up before it contributes.",
     verb: "Re-add",
   },
+  scale: {
+    text: "Islands that come catch up before they contribute. Those that leave are drained, the last first; their work is kept.",
+    verb: "Scale",
+  },
+  cordon: {
+    text: "Nothing new is placed there, in any job, until it is uncordoned. What trains there goes on; what is lost there waits.",
+    verb: "Cordon",
+  },
+  uncordon: {
+    text: "Islands are placed there again, and at once those that wait for it.",
+    verb: "Uncordon",
+  },
+  end: {
+    text: "Nothing strikes any more, and what stands still goes on. The job is left running. The plan will have no verdict.",
+    verb: "End",
+    danger: true,
+  },
 };
 const DECIDED_WITHIN_MS = 15_000;
 const LOOK_EVERY_MS = 400;
 
-/** Asks whether it is meant, and hands the command in. Answers with it, or with null if it was not meant. */
-export async function command(action, job, island) {
+/**
+ * Asks whether it is meant, and hands it in. Answers with `{what, outcome}`, the second to be called for what became of it;
+ * or with null if it was not meant.
+ */
+export async function command(action, job, target) {
+  const where = `/v1/jobs/${encodeURIComponent(job.job)}`;
+  if (action === "chaos") return startPlan(job, where);
   const question = QUESTIONS[action];
-  const { go, ticked, number } = await confirm({ ...question, title: `${question.verb} ${island}?` });
+  const field = action === "scale" ? islandsField(job, target) : question.field;
+  const { go, ticked, number } = await confirm({ ...question, field, title: `${question.verb} ${target}?` });
   if (!go) return null;
-  const where = `/v1/jobs/${encodeURIComponent(job)}`;
-  if (action === "freeze") return post(`${where}/chaos/faults`, { kind: "stop", island, duration_s: number });
-  return post(`${where}/islands/${encodeURIComponent(island)}/${action}`, action === "kill" ? { restart: !ticked } : undefined);
+  const what = `${action} ${target}`;
+  switch (action) {
+    case "cordon":
+    case "uncordon": {
+      const { node_group: group } = await post(`/v1/node-groups/${encodeURIComponent(target)}/${action}`);
+      return { what, outcome: async () => (group.cordoned ? "nothing new is placed there" : "it takes islands") };
+    }
+    case "end": {
+      const ended = await post(`${where}/chaos/runs/latest/stop`);
+      return { what, outcome: async () => ended.reason };
+    }
+    case "scale":
+      return given(what, await post(`${where}/scale`, { node_group: target, count: number }));
+    case "freeze":
+      return given(what, await post(`${where}/chaos/faults`, { kind: "stop", island: target, duration_s: number }));
+  }
+  const options = action === "kill" ? { restart: !ticked } : undefined;
+  return given(what, await post(`${where}/islands/${encodeURIComponent(target)}/${action}`, options));
 }
 
-/** The command once the job has decided on it; as it stands if that takes too long. */
-export async function outcome(given) {
-  const where = `/v1/jobs/${encodeURIComponent(given.job)}/commands/${encodeURIComponent(given.command)}`;
+async function startPlan(job, where) {
+  const { plans } = await get("/v1/chaos/plans");
+  const plan = await choosePlan(plans, job.job, consequences);
+  if (!plan) return null;
+  const run = await post(`${where}/chaos/runs`, { shipped: plan.name });
+  return { what: `start ${plan.name}`, outcome: async () => `${plural(run.fault_count, "fault")} planned` };
+}
+
+function islandsField(job, group) {
+  const { wanted, most } = counts(job, group);
+  return { label: "Islands", value: wanted, min: 0, max: most, hint: `It has ${wanted}; at most ${most}, as the job's specification says.` };
+}
+
+const given = (what, asked) => ({ what, outcome: () => decided(asked) });
+
+/** What the job decided about a command; that it is pending if it takes too long. */
+async function decided(asked) {
+  const where = `/v1/jobs/${encodeURIComponent(asked.job)}/commands/${encodeURIComponent(asked.command)}`;
   const until = performance.now() + DECIDED_WITHIN_MS;
-  let now = given;
+  let now = asked;
   while (now.state === "pending" && performance.now() < until) {
     await new Promise((resolve) => setTimeout(resolve, LOOK_EVERY_MS));
     now = await get(where);
   }
-  return now;
+  return `${now.state}${now.detail ? `, ${now.detail}` : ""}`;
 }

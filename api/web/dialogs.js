@@ -46,11 +46,12 @@ export async function confirm({ title, text, box, field, verb, danger }) {
     confirmDialog,
     h(
       "form",
-      { method: "dialog" },
+      { method: "dialog", "data-key": "question" },
       h("h2", { id: "confirm-title" }, title),
       h("p", {}, text),
       box && h("label", { class: "tick" }, h("input", { type: "checkbox" }), box),
-      field && h("label", {}, field.label, h("input", { type: "number", min: field.min, max: field.max, required: true })),
+      field && h("label", {}, field.label, h("input", { type: "number", min: field.min, max: field.max, required: true, "aria-describedby": field.hint && "field-hint" })),
+      field?.hint && h("p", { id: "field-hint", class: "soft" }, field.hint),
       buttons(verb, danger ? "danger" : "primary", !field),
     ),
   );
@@ -60,6 +61,28 @@ export async function confirm({ title, text, box, field, verb, danger }) {
   if (number) number.value = field.value;
   const answer = await ask(confirmDialog);
   return { go: answer === "go", ticked: Boolean(tick?.checked), number: Number(number?.value) };
+}
+
+/** The plan that was chosen, or null. `consequences` says in elements what a plan would do; it is shown before yes is said. */
+export async function choosePlan(plans, job, consequences) {
+  const told = h("div", { id: "plan-told", role: "status", "aria-live": "polite" }, consequences(plans[0]));
+  fill(
+    confirmDialog,
+    h(
+      "form",
+      { method: "dialog", "data-key": "plan" },
+      h("h2", { id: "confirm-title" }, `Start a plan against ${job}?`),
+      h("label", { for: "plan-field" }, "Plan"),
+      h("select", { id: "plan-field", "aria-describedby": "plan-told", autofocus: true }, plans.map((plan) => h("option", { value: plan.name }, plan.name))),
+      told,
+      buttons("Start", "danger", false),
+    ),
+  );
+  const field = confirmDialog.querySelector("select");
+  const chosen = () => plans.find((plan) => plan.name === field.value);
+  field.value = plans[0].name;
+  field.onchange = () => fill(confirmDialog.querySelector("#plan-told"), consequences(chosen()));
+  return (await ask(confirmDialog)) === "go" ? chosen() : null;
 }
 
 /** Only one of them submits: it is what Enter in a field presses. */

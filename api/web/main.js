@@ -6,9 +6,11 @@
  */
 
 import * as charts from "./charts.js";
-import { command, outcome } from "./commands.js";
+import { chaos } from "./chaos.js";
+import { command } from "./commands.js";
 import { askToken } from "./dialogs.js";
 import { fill, h } from "./dom.js";
+import { groups } from "./groups.js";
 import { Merges } from "./merges.js";
 import { Refused, file, forget, get, keep, token } from "./session.js";
 import { follow } from "./stream.js";
@@ -24,7 +26,7 @@ const FROM_NOW_ON = 2 ** 53;
 const FINAL = new Set(["completed", "cancelled", "failed"]);
 
 const place = (id) => document.getElementById(id);
-const page = { me: null, jobs: [], job: null, commands: [], live: "connecting" };
+const page = { me: null, jobs: [], groups: [], job: null, commands: [], run: null, live: "connecting" };
 const merges = new Merges(() => place("merges").matches(":hover, :focus-within"), () => page.job && drawMerges());
 
 let stop = () => {};
@@ -50,8 +52,8 @@ async function look() {
   try {
     if (wanted) {
       const path = jobPath(wanted);
-      const [job, asked] = await Promise.all([get(path), get(`${path}/commands`), merges.look(path)]);
-      if (wanted === page.job?.job) show(job, asked.commands);
+      const [job, asked, run] = await Promise.all([get(path), get(`${path}/commands`), newestRun(path), merges.look(path)]);
+      if (wanted === page.job?.job) show(job, asked.commands, run);
     }
     complain(null);
   } catch (error) {
@@ -64,10 +66,15 @@ async function look() {
   }
 }
 
-function show(job, commands) {
-  announce(page.job, job);
-  page.job = job;
-  page.commands = commands;
+/** The newest run of a chaos plan, with what was decided in it; null if there is none. */
+async function newestRun(path) {
+  const { runs } = await get(`${path}/chaos/runs`);
+  return runs.length ? get(`${path}/chaos/runs/${encodeURIComponent(runs[0].run)}`) : null;
+}
+
+function show(job, commands, run) {
+  announce(page.job, job, page.run, run);
+  Object.assign(page, { job, commands, run });
   if (FINAL.has(job.state)) {
     stop();
     page.live = "ended";
@@ -79,8 +86,7 @@ async function choose(name) {
   stop();
   merges.forget();
   page.live = "connecting";
-  page.job = await get(jobPath(name));
-  page.commands = [];
+  Object.assign(page, { job: await get(jobPath(name)), commands: [], run: null });
   history.replaceState(null, "", `#${encodeURIComponent(page.job.job)}`);
   draw();
   lookSoon();
@@ -99,7 +105,9 @@ const jobPath = (name) => `/v1/jobs/${encodeURIComponent(name)}`;
 
 async function listJobs() {
   if (document.hidden || !page.me) return;
-  page.jobs = (await get("/v1/jobs")).jobs;
+  const [listed, fleet] = await Promise.all([get("/v1/jobs"), get("/v1/node-groups").catch(() => null)]);
+  page.jobs = listed.jobs;
+  page.groups = fleet?.node_groups ?? page.groups; // while the cluster does not answer, as last known
   if (!page.job && page.jobs.length) await choose(asked() ?? page.jobs[0].job);
   drawBar();
 }
@@ -157,36 +165,37 @@ const mayChange = () => page.me?.role === "operator" || page.me?.role === "admin
 
 // ── doing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-async function act(action, island) {
+async function act(action, target) {
   try {
-    const given = await command(action, page.job.job, island);
-    if (!given) return;
-    toast(`${action} ${island}: asked`);
+    const asked = await command(action, page.job, target);
+    if (!asked) return;
+    toast(`${asked.what}: asked`);
     lookSoon();
-    const decided = await outcome(given);
-    toast(`${action} ${island}: ${decided.state}${decided.detail ? `, ${decided.detail}` : ""}`);
+    toast(`${asked.what}: ${await asked.outcome()}`);
+    await listJobs();
     lookSoon();
   } catch (error) {
-    toast(`${action} ${island}: ${error.message}`);
+    toast(`${action} ${target || "plan"}: ${error.message}`);
   }
 }
 
-/** A link cannot carry a token, so the report is fetched first and then saved. */
-async function saveReport() {
-  const address = await file(`${jobPath(page.job.job)}/report.html`);
-  h("a", { href: address, download: `${page.job.job}.html` }).click();
+/** A link cannot carry a token, so a report is fetched first and then saved. */
+async function save(path, name) {
+  const address = await file(`${jobPath(page.job.job)}/${path}`);
+  h("a", { href: address, download: `${page.job.job}${name}.html` }).click();
   setTimeout(() => URL.revokeObjectURL(address), TOAST_MS);
 }
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-action]");
   if (!button) return;
-  const { action, island } = button.dataset;
+  const { action, target } = button.dataset;
   if (action === "close") button.closest("dialog").close();
   else if (action === "sign-in") signIn(NEEDED);
   else if (action === "sign-out") signOut();
-  else if (action === "report") saveReport().catch(failed);
-  else act(action, island);
+  else if (action === "report") save("report.html", "").catch(failed);
+  else if (action === "verdict") save("chaos/runs/latest/report", `-${target}`).catch(failed);
+  else act(action, target);
 });
 
 // `toggle` does not bubble; a disclosure that opens is caught on its way down.
@@ -215,6 +224,9 @@ function draw() {
   drawChart("loss", "Loss", "Held-out loss of the merged parameters.", charts.lossChart);
   drawChart("goodput", "Where island time went", "Productive time is what reached a merge.", charts.goodputChart);
   drawChart("timeline", "Islands over time", "× marks a loss.", charts.timelineChart);
+  const alive = !FINAL.has(job.state);
+  fill(place("groups"), alive && page.groups.length > 0 && groups(page.groups, job, mayChange()));
+  fill(place("chaos"), (alive || page.run) && chaos(page.run, job, mayChange() && alive));
   drawMerges();
   fill(place("commands"), views.commands(page.commands));
 }
@@ -247,11 +259,12 @@ function drawBar() {
 }
 
 /** Say aloud what changed in kind, not every figure. */
-function announce(before, now) {
+function announce(before, now, runBefore, run) {
   const known = new Map(before?.islands.map((island) => [island.island, looks(island).word]));
   const changed = now.islands.filter((island) => known.has(island.island) && known.get(island.island) !== looks(island).word);
   const told = changed.map((island) => `${island.island} is ${looks(island).word}.`);
   if (before && before.state !== now.state) told.push(`The job is ${now.state}.`);
+  if (run && runBefore && runBefore.state !== run.state) told.push(`The plan ${run.plan} is ${run.state}.`);
   if (told.length) fill(place("announcer"), told.join(" "));
 }
 

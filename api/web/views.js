@@ -126,7 +126,7 @@ const ACTIONS = { kill: "Kill", drain: "Drain", freeze: "Freeze", readd: "Re-add
 function button(action, island) {
   const kind = action === "kill" ? "danger" : "";
   const label = `${ACTIONS[action]} ${island}`;
-  return h("button", { type: "button", class: kind, "data-key": action, "data-action": action, "data-island": island, "aria-label": label }, ACTIONS[action]);
+  return h("button", { type: "button", class: kind, "data-key": action, "data-action": action, "data-target": island, "aria-label": label }, ACTIONS[action]);
 }
 
 const OUTCOME = { accepted: ["good", "tick"], pending: ["busy", "dots"], refused: ["bad", "cross"], undelivered: ["warn", "question"] };

@@ -7,7 +7,8 @@
                                                     └────── a condition to abort ──────▶ OVER (aborted)
 
 Live and simulated runs ask the same object. Responsible for the blast radius, which counts an island as away from the
-moment it is struck, however long the picture of the job needs to show that. Refuses to strike: a decision is data.
+moment it is struck, however long the picture of the job needs to show that; and for never making up for what nobody was
+there to do: a fault that came due too long ago is spared. Refuses to strike: a decision is data.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from typing import Any
 from orchestrator.chaos.plan import ChaosPlan, Kind
 from orchestrator.chaos.schedule import PlannedFault
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
+
+LATE_MAX_S = 3.0
+"""How late a look may find a fault that strikes all the same. Faults whose time passed while nobody looked (the service was
+away, the job did not answer) would strike all at once, which no plan asked for."""
 
 Figures = Callable[[], Mapping[str, Any]]
 """Asked only when the plan has conditions to abort."""
@@ -95,6 +100,9 @@ class Conduct:
         return False
 
     def _decide(self, now: Instant, fault: PlannedFault, training: Mapping[IslandId, Incarnation]) -> Decision:
+        late = now - ((self.begun_at or 0.0) + fault.at)
+        if late > LATE_MAX_S:
+            return Decision(now, fault, f"missed: nobody looked for {late:.0f} s after it came due")
         keep = self.plan.blast_radius.keep
         live = [island for island, incarnation in training.items() if self._lives(now, island, incarnation)]
         if fault.island not in live:

@@ -280,7 +280,7 @@ class World:
         if life is None or life.incarnation != tick.incarnation:
             return
         if at < life.stopped_until:
-            self._push(Tick(life.stopped_until, tick.island, tick.incarnation))
+            self._push(Tick(at + STEP_S, tick.island, tick.incarnation))
             return
         life.steps += 1
         who, tokens, step = (tick.island, tick.incarnation), life.steps * self._tokens_per_step, life.steps

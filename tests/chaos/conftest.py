@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.api.conftest import service
+from tests.api.conftest import cold, http, service, warm
 
-__all__ = ["service"]
+__all__ = ["cold", "http", "service", "warm"]

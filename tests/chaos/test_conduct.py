@@ -72,3 +72,11 @@ def test_a_fault_the_job_would_not_take_counts_as_spared():
     (decision,) = conduct.look(0.0, ALL, nothing)
     conduct.refused(decision, "asia has no process")
     assert [one.plain()["spared"] for one in conduct.decisions] == ["asia has no process"]
+
+
+def test_faults_whose_time_passed_while_nobody_looked_are_not_made_up_for():
+    conduct = conducting(kill("asia", [1, 4]), kill("europe", [5, 30]), kill("us-east", 28))
+    conduct.look(10.0, ALL, nothing)
+    missed = [decision.spared.partition(":")[0] for decision in conduct.look(38.5, ALL, nothing)]
+    assert missed == ["missed"] * 3 + [""]
+    assert [decision.spared for decision in conduct.look(40.5, ALL, nothing)] == [""]

@@ -47,6 +47,15 @@ class Live:
         command = {"kind": kind, "id": command_id, "caller": caller, "island": island, "restart": restart}
         self._job(job_id).submit(command)
 
+    def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
+        command = {"kind": "scale", "id": command_id, "caller": caller, "island": None}
+        self._job(job_id).submit(command | {"node_group": node_group, "count": count})
+
+    def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
+        kind = "cordon" if cordoned else "uncordon"
+        command = {"kind": kind, "id": command_id, "caller": caller, "island": None}
+        self._job(job_id).submit(command | {"node_group": node_group})
+
     def inject_fault(
         self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str, duration_s: float
     ) -> None:

@@ -1,0 +1,1 @@
+"""Plans of faults that the service runs: rows for what was decided, a conductor for each run, and its verdict."""

@@ -1,0 +1,215 @@
+"""One run of a plan under way: the job is looked at, the plan decides, the decision is stored, and then the service strikes.
+
+    look ─▶ chaos.conduct ─▶ rows ─▶ strikes, commands under keys of their own ─▶ … the job ends ─▶ verdict
+
+Responsible for a run that survives its process: it is rebuilt from its rows by looking again at every picture that
+something was decided on, so what was decided stays decided. A strike's idempotency key names run and fault, so that none
+strikes twice, whenever the process is killed. What was decided and not handed over by then strikes only if it is not late.
+Refuses to know threads (``api.chaos.conductor``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import yaml
+
+from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore, RunState
+from api.schemas import CommandState, Job, JobState
+from api.service import Service
+from api.store import Store
+from orchestrator.chaos.conduct import LATE_MAX_S, Conduct, Decision
+from orchestrator.chaos.plan import ChaosPlan, figures_now, parse
+from orchestrator.chaos.schedule import PlannedFault, schedule
+from orchestrator.chaos.verdict import judge
+from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, NodeGroupId
+from orchestrator.errors import AtollError, DataError, InfrastructureError, RequestError
+
+REPORT_TIMEOUT_S = 60.0
+"""How long an ended job may take to leave its report."""
+MISSED = "missed: the service, or the job, was away when it was to strike"
+
+logger = logging.getLogger(__name__)
+
+
+def planned(row: ChaosRunRow) -> tuple[ChaosPlan, tuple[PlannedFault, ...]]:
+    """The plan of a run, and its faults. The same whenever it is asked."""
+    return _planned(row.text, tuple(map(tuple, row.fleet)))
+
+
+@lru_cache(maxsize=64)
+def _planned(text: str, fleet: tuple[tuple[Any, ...], ...]) -> tuple[ChaosPlan, tuple[PlannedFault, ...]]:
+    plan = parse(yaml.safe_load(text))
+    islands = [IslandPlan(IslandId(island), NodeGroupId(group), region, n) for island, group, region, n in fleet]
+    return plan, schedule(plan, islands)
+
+
+def key_of(run: str, fault: int | str) -> str:
+    """The idempotency key of what a run does about a fault."""
+    return f"{run}/{fault}"
+
+
+class Conducting:
+    """The run of ``row``, as it stands in the store. Raises DataError if this build would have decided otherwise."""
+
+    def __init__(self, row: ChaosRunRow, service: Service, store: Store, book: ChaosStore) -> None:
+        self._service, self._store, self._book = service, store, book
+        self._run, self._job, self._caller = row.run, row.job, row.caller
+        self._state, self._reason = RunState(row.state), row.reason
+        self._conduct = Conduct(*planned(row))
+        self._unstruck: list[int] = []
+        self._report_due: float | None = None
+        self._restore(row)
+
+    def look(self, job: Job) -> bool:
+        """Do what is due as the job stands now. Returns whether anything is left to do later."""
+        if self._state is RunState.STOPPED:
+            return not self._let_go(job)
+        if job.state.final:
+            return not self._settle(job)
+        if job.state is JobState.RUNNING and job.after_s is not None:
+            if not self._conduct.over:
+                self._decide(job, job.after_s)
+            self._unstruck = [n for n in self._unstruck if not self._strike(n, job.after_s)]
+        return True
+
+    def stop(self, reason: str) -> None:
+        """Nothing strikes any more, and there will be no verdict. What is stopped goes on at the next look."""
+        self._conduct.abort(reason)
+        self._tell(RunState.STOPPED, reason=reason)
+
+    # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _decide(self, job: Job, now: float) -> None:
+        conduct, before = self._conduct, self._conduct.begun_at
+        training = {IslandId(i.island): Incarnation(i.incarnation) for i in job.islands if i.state == "training"}
+        first = len(conduct.decisions)
+        decided = conduct.look(now, training, lambda: figures_now(job.islands_training, job.goodput, job.statistics))
+        if before is None and conduct.begun_at is not None:
+            self._tell(RunState.RUNNING, begun_at=conduct.begun_at)
+        self._book.decide(
+            [
+                ChaosDecisionRow(run=self._run, fault=n, at=now, training=dict(training), decision=decision.plain())
+                for n, decision in enumerate(decided, first)
+            ]
+        )
+        self._unstruck += [n for n, decision in enumerate(decided, first) if not decision.spared]
+        if conduct.aborted is not None:
+            self._tell(RunState.ABORTED, reason=conduct.aborted)
+            self._continue_all(now)
+
+    def _restore(self, row: ChaosRunRow) -> None:
+        """Decide again what was decided, and find out what of it was handed over."""
+        rows, conduct = self._book.decisions(self._run), self._conduct
+        conduct.begun_at = row.begun_at
+        for at, looked in groupby(rows, key=lambda decision: decision.at):
+            training = {IslandId(i): Incarnation(n) for i, n in next(looked).training.items()}
+            conduct.look(at, training, dict)  # of no figures, no condition to abort holds
+        again = [_fault_in(decision.plain()) for decision in conduct.decisions]
+        if again != [_fault_in(decision.decision) for decision in rows]:
+            raise DataError(detail=f"What was decided in {self._run} is not what this build would have decided.")
+        commands = self._commands()
+        for n, (stored, decision) in enumerate(zip(rows, list(conduct.decisions), strict=True)):
+            if (reason := stored.decision["spared"]) and not decision.spared:
+                conduct.refused(decision, reason)
+            elif not reason and ((command := commands.get(key_of(self._run, n))) is None or not command.delivered):
+                self._unstruck.append(n)
+        if not self._state.strikes:
+            conduct.abort(row.reason)
+
+    # ── striking ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _strike(self, n: int, now: float) -> bool:
+        """Hand a decided fault to the job. False if that is to be tried again."""
+        decision, key = self._conduct.decisions[n], key_of(self._run, n)
+        fault = decision.fault
+        if now - decision.at > LATE_MAX_S and self._store.command_by_key(key) is None:
+            self._spare(n, decision, MISSED)
+            return True
+        try:
+            self._service.submit_command(
+                self._job, fault.kind.value, fault.island, True, self._caller, key, fault.duration
+            )
+        except InfrastructureError as error:
+            logger.warning("%s: %s of %s could not be handed over: %s", self._run, fault.kind, fault.island, error)
+            return False
+        except AtollError as error:
+            self._spare(n, decision, str(error))
+        return True
+
+    def _spare(self, n: int, decision: Decision, reason: str) -> None:
+        self._conduct.refused(decision, reason)
+        self._book.spare(self._run, n, reason)
+
+    def _continue_all(self, now: float) -> list[str]:
+        """What stands still goes on now. Returns the islands that were told to."""
+        told = []
+        for island in self._conduct.still_stopped(now):
+            key = key_of(self._run, f"continue/{island}")
+            try:
+                self._service.submit_command(self._job, "continue", island, True, self._caller, key, 0.0)
+            except RequestError:
+                continue  # the job has just ended
+            told.append(str(island))
+        return told
+
+    # ── ending ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _let_go(self, job: Job) -> bool:
+        """After a stop: what stands still was told to go on, once. Returns that nothing is left to do."""
+        alive = not job.state.final and job.after_s is not None
+        islands = self._continue_all(job.after_s or 0.0) if alive else []
+        said = f"{self._reason}; {', '.join(islands)} may go on" if islands else self._reason
+        self._tell(RunState.STOPPED, reason=said, ended_at=time.time())
+        return True
+
+    def _settle(self, job: Job) -> bool:
+        """The job has ended: judge it by its report, once that is there. Returns that nothing is left to do."""
+        if (report := self._report()) is None:
+            self._report_due = self._report_due or time.monotonic() + REPORT_TIMEOUT_S
+            if time.monotonic() < self._report_due:
+                return False
+            reason = f"the job is {job.state} and left no report to judge it by"
+            self._tell(RunState.FAILED, reason=reason, ended_at=time.time())
+            return True
+        self._believe_outcomes()
+        verdict = judge(self._conduct, report)
+        state = RunState.ABORTED if self._conduct.aborted else RunState.PASSED if verdict.passed else RunState.FAILED
+        self._tell(state, verdict=verdict.plain(), ended_at=time.time())
+        return True
+
+    def _believe_outcomes(self) -> None:
+        """What the job did not take after all did not strike."""
+        self._service.commands(self._job)  # so that what the job decided is known
+        commands = self._commands()
+        for n, decision in enumerate(list(self._conduct.decisions)):
+            if decision.spared:
+                continue
+            command = commands.get(key_of(self._run, n))
+            if command is None:
+                self._spare(n, decision, MISSED)
+            elif not command.accepted:
+                self._spare(n, decision, command.detail or CommandState.UNDELIVERED.value)
+
+    def _report(self) -> dict[str, Any] | None:
+        try:
+            report: dict[str, Any] = json.loads(self._service.result_path(self._job, "report.json").read_text())
+        except (RequestError, OSError, ValueError):
+            return None
+        return report
+
+    def _commands(self) -> dict[str | None, Any]:
+        return {command.idempotency_key: command for command in self._store.commands(self._job)}
+
+    def _tell(self, state: RunState, **values: Any) -> None:
+        self._state, self._reason = state, values.get("reason", self._reason)
+        self._book.update(self._run, state, **values)
+
+
+def _fault_in(plain: dict[str, Any]) -> tuple[Any, ...]:
+    return plain["at"], plain["planned_at"], str(plain["kind"]), plain["island"]

@@ -1,0 +1,129 @@
+"""The threads behind runs of plans: one a run, which looks at its job twice a second until nothing is left to do.
+
+Responsible for going on whatever happens. A job or a cluster that does not answer is asked again. Anything unforeseen throws
+the picture in memory away and builds it again from the rows, as after a restart; so there is one way back, used often.
+Refuses to know what a look does (``api.chaos.conducting``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from api.chaos.conducting import Conducting
+from api.chaos.store import ChaosRunRow, ChaosStore, RunState
+from api.service import Service
+from api.store import Store
+from orchestrator.errors import DataError, InfrastructureError, NotFound
+
+LOOK_EVERY_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+class Conductor:
+    """Conducts the runs of one service."""
+
+    def __init__(self, service: Service, store: Store, book: ChaosStore) -> None:
+        self._service, self._store, self._book = service, store, book
+        self._changing = threading.Lock()
+        self._under_way: dict[str, _UnderWay] = {}
+        self._closed = False
+
+    def resume(self) -> None:
+        """After a restart: go on with every run that is not settled."""
+        for row in self._book.unsettled():
+            self.conduct(row)
+
+    def conduct(self, row: ChaosRunRow) -> None:
+        """From now on the run is under way. Nothing happens if it was."""
+        with self._changing:
+            if row.run not in self._under_way and not self._closed:
+                found = _UnderWay(row, self._service, self._store, self._book, self._forget)
+                self._under_way[row.run] = found
+                found.start()
+
+    def stop(self, run: str, reason: str) -> None:
+        """Nothing of this run strikes any more. Nothing happens if it is over."""
+        with self._changing:
+            found = self._under_way.get(run)
+        if found:
+            found.stop(reason)
+
+    def close(self) -> None:
+        """Let go of every run; the next service goes on with it."""
+        with self._changing:
+            self._closed, threads = True, list(self._under_way.values())
+        for thread in threads:
+            thread.leave()
+        for thread in threads:
+            thread.join()
+
+    def _forget(self, run: str) -> None:
+        with self._changing:
+            self._under_way.pop(run, None)
+
+
+class _UnderWay(threading.Thread):
+    """One run, looked after until it is settled."""
+
+    def __init__(
+        self, row: ChaosRunRow, service: Service, store: Store, book: ChaosStore, forget: Callable[[str], None]
+    ) -> None:
+        super().__init__(name=row.run, daemon=True)
+        self._job, self._run_id = row.job, row.run
+        self._service, self._store, self._book, self._forget = service, store, book, forget
+        self._one_at_a_time = threading.Lock()
+        self._leaving = threading.Event()
+        self._conducting: Conducting | None = None
+        self._complaint = ""
+
+    def run(self) -> None:
+        while self._look() and not self._leaving.wait(LOOK_EVERY_S):
+            pass
+        self._forget(self._run_id)
+
+    def stop(self, reason: str) -> None:
+        with self._one_at_a_time:
+            self._rebuilt().stop(reason)
+        self._look()
+
+    def leave(self) -> None:
+        self._leaving.set()
+
+    def _look(self) -> bool:
+        """Look once. Returns whether to look again."""
+        with self._one_at_a_time:
+            try:
+                left = self._rebuilt().look(self._service.job(self._job))
+                self._complaint = ""
+                return left
+            except InfrastructureError as error:
+                self._complain(str(error))
+            except NotFound:
+                return False  # job and run were removed
+            except DataError as error:
+                self._complain(str(error))
+                self._book.update(self._run_id, RunState.FAILED, reason=str(error), ended_at=time.time())
+                return False
+            except Exception:
+                logger.exception("%s: begun again from its rows", self._run_id)
+                self._conducting = None
+            return True
+
+    def _rebuilt(self) -> Conducting:
+        """The run in memory, from its rows where it is not there."""
+        if self._conducting is None:
+            row = self._book.run(self._job, self._run_id)
+            if row is None:
+                raise NotFound(detail=f"There is no run {self._run_id}.")
+            self._conducting = Conducting(row, self._service, self._store, self._book)
+        return self._conducting
+
+    def _complain(self, words: str) -> None:
+        """Once for each reason, not twice a second."""
+        if words != self._complaint:
+            logger.warning("%s: %s", self._run_id, words)
+        self._complaint = words

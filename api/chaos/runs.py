@@ -1,0 +1,177 @@
+"""What can be asked about chaos plans: show the shipped ones, start one against a job, look, end it, read its verdict.
+
+Responsible for what is refused before anything strikes, and for saying how a run stands, from its rows. The routes are its
+HTTP face; what happens in between is the conductor's.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from api.chaos.conducting import key_of, planned
+from api.chaos.conductor import Conductor
+from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault
+from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore, RunState
+from api.idempotency import digest_of, refuse_other_request
+from api.schemas import Island
+from api.service import Service
+from api.store import AlreadyKnown, Store
+from api.translate import command_of
+from orchestrator.chaos.plan import check_fleet, parse
+from orchestrator.chaos.schedule import PlannedFault
+from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
+from orchestrator.errors import Conflict, NotFound
+from orchestrator.report import chaos as page
+
+
+class ChaosRuns:
+    def __init__(self, service: Service, store: Store) -> None:
+        self._service, self._store = service, store
+        self._book = ChaosStore(store.engine)
+        self.conductor = Conductor(service, store, self._book)
+
+    def start(self, job: str, text: str, document: Mapping[str, Any], caller: str, key: str | None) -> ChaosRun:
+        """Run a plan against a job that lives. The same key again answers with the run it made the first time.
+
+        ``text`` is the plan as it was written, and ``document`` what that says. Raises InvalidJobSpec with every problem of
+        the plan, also those it has with this job's islands; Conflict where the job has ended, or another plan runs.
+        """
+        run_of = self._service.run(job)
+        digest = digest_of([run_of.job, text])
+        if key and (earlier := self._book.by_key(key)):
+            refuse_other_request(earlier, digest, key)
+            return self._shown(earlier)
+        plan = parse(document)
+        found = self._service.job(run_of.job)
+        if found.state.final or found.after_s is None:
+            raise Conflict(detail=f"Job {found.job} is {found.state}; there is nothing to strike.")
+        fleet = [[i.island, i.node_group, i.region, i.accelerator_count] for i in found.islands if not _spare(i)]
+        check_fleet(plan, [IslandPlan(IslandId(i), NodeGroupId(group), region, n) for i, group, region, n in fleet])
+        row = ChaosRunRow(
+            run=f"chaos-{secrets.token_hex(6)}",
+            job=found.job,
+            plan=plan.name,
+            text=text,
+            fleet=fleet,
+            caller=caller,
+            requested_at=time.time(),
+            holds=found.job,
+            idempotency_key=key,
+            request_digest=digest,
+        )
+        try:
+            self._book.add(row)
+        except AlreadyKnown as known:
+            refuse_other_request(known.row, digest, key)
+            return self._shown(known.row)
+        self.conductor.conduct(row)
+        return self._shown(self._row(row.job, row.run))
+
+    def list(self, job: str) -> list[ChaosRunSummary]:
+        """All runs against a job, newest first."""
+        rows = self._book.runs(self._service.run(job).job)
+        return [ChaosRunSummary(**_summary(row, self._book.decisions(row.run))) for row in rows]
+
+    def run(self, job: str, run: str) -> ChaosRun:
+        """One run with what was decided so far; ``latest`` is the job's newest."""
+        return self._shown(self._row(job, run))
+
+    def stop(self, job: str, run: str, caller: str) -> ChaosRun:
+        """Nothing of the run strikes any more, and what stands still goes on. Asked twice, the second changes nothing.
+
+        Raises Conflict if it has come to its verdict.
+        """
+        row = self._row(job, run)
+        if row.verdict is not None or row.state == RunState.FAILED:
+            raise Conflict(detail=f"The run {row.run} has ended already: it {row.state}.")
+        if row.state != RunState.STOPPED:
+            self.conductor.stop(row.run, f"ended by {caller}")
+        return self._shown(self._row(row.job, row.run))
+
+    def verdict(self, job: str, run: str) -> dict[str, Any]:
+        """The verdict as plain data. Raises Conflict before there is one, or if there will be none."""
+        row = self._row(job, run)
+        if row.verdict is not None:
+            return row.verdict
+        if row.ended_at is not None or row.state == RunState.STOPPED:
+            detail = f"The run {row.run} has no verdict: it is {row.state}, {row.reason}."
+            raise Conflict(detail=detail, remedy="Start the plan anew.")
+        remedy = f"It is judged by the job's report: follow the job with `atoll watch {row.job}`."
+        raise Conflict(detail=f"The run {row.run} is {row.state}.", remedy=remedy)
+
+    def report(self, job: str, run: str) -> str:
+        """The verdict as a page to be shared. Raises Conflict as ``verdict`` does."""
+        row = self._row(job, run)
+        verdict = self.verdict(row.job, row.run)
+        report = json.loads(self._service.result_path(row.job, "report.json").read_text())
+        return page.render(verdict, report, row.text)
+
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _row(self, job: str, run: str) -> ChaosRunRow:
+        known = self._service.run(job).job
+        row = self._book.run(known, run)
+        if row is None:
+            detail = (
+                f"No plan ran against {known}." if run == "latest" else f"Job {known} has no run {run!r} of a plan."
+            )
+            raise NotFound(detail=detail, remedy=f"`atoll chaos runs {known}` lists them.")
+        return row
+
+    def _shown(self, row: ChaosRunRow) -> ChaosRun:
+        made = self._book.decisions(row.run)
+        commands = {command.idempotency_key: command_of(command) for command in self._store.commands(row.job)}
+        decisions = []
+        for decided in made:
+            fault, command = decided.decision, commands.get(key_of(row.run, decided.fault))
+            decisions.append(
+                Decision(
+                    kind=fault["kind"],
+                    island=fault["island"],
+                    planned_s=fault["planned_at"],
+                    duration_s=fault["duration"],
+                    after_s=decided.at,
+                    spared=fault["spared"],
+                    command=command and command.command,
+                    outcome=command and command.state,
+                )
+            )
+        faults = planned(row)[1]
+        following = faults[len(made)] if RunState(row.state).strikes and len(made) < len(faults) else None
+        return ChaosRun(
+            **_summary(row, made),
+            fault_count=len(faults),
+            next=following and _fault(following, row.begun_at),
+            decisions=decisions,
+        )
+
+
+def _spare(island: Island) -> bool:
+    """Nothing of it ever ran: a fault that is drawn for it could strike nobody."""
+    return island.state == "stopped" and island.incarnation == 0
+
+
+def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, Any]:
+    spared = sum(bool(decided.decision["spared"]) for decided in made)
+    return {
+        "run": row.run,
+        "job": row.job,
+        "plan": row.plan,
+        "caller": row.caller,
+        "requested_at": row.requested_at,
+        "state": row.state,
+        "reason": row.reason,
+        "begun_after_s": row.begun_at,
+        "ended_at": row.ended_at,
+        "struck_count": len(made) - spared,
+        "spared_count": spared,
+    }
+
+
+def _fault(fault: PlannedFault, begun_at: float | None) -> Fault:
+    after_s = None if begun_at is None else begun_at + fault.at
+    return Fault(kind=fault.kind, island=fault.island, planned_s=fault.at, duration_s=fault.duration, after_s=after_s)

@@ -1,0 +1,136 @@
+"""What the REST API takes and answers about chaos plans and their runs. Times are as in ``api.schemas``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.chaos.store import RunState
+from api.schemas import Answer, CommandState
+
+TEXT_CHARACTERS_MAX = 1 << 16
+
+
+class ShippedPlan(BaseModel):
+    """A plan that comes with atoll, by its name."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"shipped": "attrition"}]})
+
+    shipped: str = Field(min_length=1, max_length=200)
+
+
+class WrittenPlan(BaseModel):
+    """A plan as data, or as its YAML text, which keeps its comments for whoever reads the verdict."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "plan": {
+                        "name": "one-kill",
+                        "faults": [{"kind": "kill", "target": {"name": "asia"}, "at": 20}],
+                        "blast_radius": {"keep": 2},
+                        "objectives": ["bystander_gap_max_s < 2"],
+                    }
+                }
+            ]
+        },
+    )
+
+    plan: dict[str, Any] | Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
+
+
+AskedPlan = ShippedPlan | WrittenPlan
+
+
+class ShownPlan(Answer):
+    """A plan that comes with atoll."""
+
+    name: str
+    about: str = Field(description="the comment that its file begins with")
+    faults: list[str] = Field(description="what it does, in words, an entry each")
+    keeps: int = Field(description="the blast radius: so many islands go on training whatever it does")
+    objectives: list[str]
+    text: str = Field(description="the plan as it is written, YAML")
+
+
+class ShownPlans(Answer):
+    plans: list[ShownPlan]
+
+
+class Fault(Answer):
+    """A fault that is still to come."""
+
+    kind: str
+    island: str
+    planned_s: float = Field(description="in seconds since the plan began")
+    duration_s: float = Field(description="of a fault that lasts; 0 of one that does not")
+    after_s: float | None = Field(description="when that is; null while the plan waits for its beginning")
+
+
+class Decision(Answer):
+    """What became of a fault that came due."""
+
+    kind: str
+    island: str
+    planned_s: float
+    duration_s: float
+    after_s: float = Field(description="when it was decided")
+    spared: str = Field(description="why it did not strike; empty if it did")
+    command: str | None = Field(description="the command that it became, among those of the job")
+    outcome: CommandState | None
+
+
+class ChaosRunSummary(Answer):
+    run: str
+    job: str
+    plan: str
+    caller: str
+    requested_at: float
+    state: RunState
+    reason: str = Field(description="why it was aborted or stopped, or what its verdict waits for")
+    begun_after_s: float | None = Field(description="null while fewer islands train than the plan must leave, and one")
+    ended_at: float | None = Field(description="null while something is left to do for it")
+    struck_count: int
+    spared_count: int
+
+
+class ChaosRun(ChaosRunSummary):
+    """One run of a plan against a job."""
+
+    fault_count: int = Field(description="planned in all, as far as the job lasts")
+    next: Fault | None = Field(description="null when nothing is to come")
+    decisions: list[Decision]
+
+
+class ChaosRunList(Answer):
+    runs: list[ChaosRunSummary]
+
+
+class Judged(Answer):
+    """One objective. ``margin`` is how far the value is on the right side of the limit."""
+
+    objective: str
+    passed: bool
+    value: float | None
+    limit: float | None
+    margin: float | None
+    at: float
+    detail: str
+
+
+class VerdictDocument(Answer):
+    """A plan's objectives against the job's report, as ``orchestrator.chaos.verdict`` writes them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    schema_: str = Field(alias="schema")
+    plan: str
+    seed: int
+    job: str | None
+    passed: bool
+    aborted: str | None
+    objectives: list[Judged]
+    faults: list[dict[str, Any]]

@@ -1,0 +1,155 @@
+"""What the service must not forget of chaos: the runs of plans, and what was decided in them, before it is done.
+
+Responsible for rows in the database of a ``Store``. ``decide`` stores decisions before anything strikes: after a SIGKILL
+what stands here is all that may have struck. One run at a time holds a job, by a constraint of the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import JSON, Engine, ForeignKey, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Mapped, mapped_column, sessionmaker
+
+from api.store import AlreadyKnown, Base
+from orchestrator.errors import Conflict
+
+
+class RunState(StrEnum):
+    """Where the run of a plan is.
+
+    waiting ──▶ running ──▶ passed | failed      the job has ended, and was judged
+       └───────────┴──────▶ aborted              a condition to abort held; judged at the job's end, as a fail
+       └───────────┴──────▶ stopped              somebody ended it; there is no verdict
+    """
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PASSED = "passed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+    STOPPED = "stopped"
+
+    @property
+    def strikes(self) -> bool:
+        return self in (RunState.WAITING, RunState.RUNNING)
+
+
+class ChaosRunRow(Base):
+    """``fleet`` is what targets are drawn from, each island as [island, node group, region, accelerators].
+
+    ``holds`` is the job while the run may strike, so that there is one. ``ended_at`` (unix) is set once nothing is left to
+    do for it; ``begun_at`` is in the job's seconds.
+    """
+
+    __tablename__ = "chaos_runs"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    run: Mapped[str] = mapped_column(unique=True)
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.job", ondelete="CASCADE"), index=True)
+    plan: Mapped[str]
+    text: Mapped[str]
+    fleet: Mapped[list[list[Any]]] = mapped_column(JSON)
+    caller: Mapped[str]
+    requested_at: Mapped[float]
+    state: Mapped[str] = mapped_column(default=RunState.WAITING.value)
+    reason: Mapped[str] = mapped_column(default="")
+    begun_at: Mapped[float | None] = mapped_column(default=None)
+    ended_at: Mapped[float | None] = mapped_column(default=None)
+    verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON, default=None)
+    holds: Mapped[str | None] = mapped_column(unique=True, default=None)
+    idempotency_key: Mapped[str | None] = mapped_column(unique=True, default=None)
+    request_digest: Mapped[str] = mapped_column(default="")
+
+
+class ChaosDecisionRow(Base):
+    """What became of the plan's fault number ``fault``; ``training`` is the picture it was decided on, by incarnation.
+
+    ``decision`` is ``Decision.plain``.
+    """
+
+    __tablename__ = "chaos_decisions"
+
+    run: Mapped[str] = mapped_column(ForeignKey("chaos_runs.run", ondelete="CASCADE"), primary_key=True)
+    fault: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+    training: Mapped[dict[str, int]] = mapped_column(JSON)
+    decision: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class ChaosStore:
+    """Runs and decisions. Rows handed out are detached copies."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._session = sessionmaker(engine, expire_on_commit=False)
+
+    def add(self, row: ChaosRunRow) -> None:
+        """Store a new run. Raises AlreadyKnown if its key was used before, Conflict while another run holds its job."""
+        try:
+            with self._session.begin() as session:
+                session.add(row)
+        except IntegrityError:
+            if row.idempotency_key and (earlier := self.by_key(row.idempotency_key)):
+                raise AlreadyKnown(earlier) from None
+            if holder := self._holder(row.job):
+                detail = f"The plan {holder.plan} runs against {row.job} already ({holder.run}, {holder.state})."
+                remedy = f"End it with `atoll chaos end {row.job}`, or let it come to its verdict."
+                raise Conflict(detail=detail, remedy=remedy) from None
+            raise
+
+    def run(self, job: str, run: str) -> ChaosRunRow | None:
+        """The job's run of this id; ``latest`` is the one asked for last."""
+        query = select(ChaosRunRow).where(ChaosRunRow.job == job).order_by(ChaosRunRow.number.desc()).limit(1)
+        with self._session() as session:
+            return session.scalar(query if run == "latest" else query.where(ChaosRunRow.run == run))
+
+    def runs(self, job: str) -> list[ChaosRunRow]:
+        """All runs against a job, newest first."""
+        query = select(ChaosRunRow).where(ChaosRunRow.job == job).order_by(ChaosRunRow.number.desc())
+        with self._session() as session:
+            return list(session.scalars(query))
+
+    def unsettled(self) -> list[ChaosRunRow]:
+        """The runs for which something is left to do."""
+        with self._session() as session:
+            return list(session.scalars(select(ChaosRunRow).where(ChaosRunRow.ended_at.is_(None))))
+
+    def by_key(self, idempotency_key: str) -> ChaosRunRow | None:
+        with self._session() as session:
+            return session.scalar(select(ChaosRunRow).where(ChaosRunRow.idempotency_key == idempotency_key))
+
+    def update(self, run: str, state: RunState, **values: Any) -> None:
+        """The run is in this state from now on; it holds its job only while it may strike."""
+        with self._session.begin() as session:
+            row = session.scalar(select(ChaosRunRow).where(ChaosRunRow.run == run))
+            if row is None:
+                return  # it was removed with its job
+            row.state = state.value
+            row.holds = row.job if state.strikes else None
+            for name, value in values.items():
+                setattr(row, name, value)
+
+    def decisions(self, run: str) -> list[ChaosDecisionRow]:
+        """What was decided so far, in the order of the plan's faults."""
+        query = select(ChaosDecisionRow).where(ChaosDecisionRow.run == run).order_by(ChaosDecisionRow.fault)
+        with self._session() as session:
+            return list(session.scalars(query))
+
+    def decide(self, rows: Sequence[ChaosDecisionRow]) -> None:
+        """All of these are decided, or none is."""
+        with self._session.begin() as session:
+            session.add_all(rows)
+
+    def spare(self, run: str, fault: int, reason: str) -> None:
+        """A fault that was to strike did not after all."""
+        with self._session.begin() as session:
+            row = session.get(ChaosDecisionRow, (run, fault))
+            if row is not None:
+                row.decision = {**row.decision, "spared": reason}
+
+    def _holder(self, job: str) -> ChaosRunRow | None:
+        with self._session() as session:
+            return session.scalar(select(ChaosRunRow).where(ChaosRunRow.holds == job))

@@ -1,0 +1,277 @@
+"""Commands for plans of faults against live jobs: start, watch, end and judge them. The service runs them.
+
+A plan's verdict is the exit code: 0 its objectives hold, 1 they do not, 2 the plan cannot be used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
+from api.home import DEFAULT_HOME
+from orchestrator.errors import Conflict, InfrastructureError
+
+if TYPE_CHECKING:
+    from api.chaos.schemas import ChaosRun, VerdictDocument
+    from api.client import Client
+    from api.schemas import Job
+
+INTERRUPTED = 130
+LOOK_EVERY_S = 0.5
+VERDICT_TIMEOUT_S = 90.0
+"""After the job's end. The service gives up on a report before that."""
+
+PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A file, or a shipped plan's name: `attrition`.")]
+PageOption = Annotated[
+    Path | None, typer.Option("--report", metavar="OUT.html", help="Where the verdict's page goes.", show_default=False)
+]
+RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="Which run; the job's newest if not said.")]
+
+
+def run(
+    job: JobArgument,
+    plan: PlanArgument,
+    report: PageOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a plan against a live job, watch it to its end, and judge it. Exit code 0 passed, 1 failed, 2 a bad plan.
+
+    Ctrl-C ends the plan, lets stopped islands go on, and leaves the job running; then there is no verdict.
+    """
+    from rich.console import Console
+
+    from api.watch import watch
+
+    with connect(home, url) as client:
+        started = _started(client, job, plan)
+        try:
+            ended = watch(client, started.job, Console(stderr=True), Teller(client, started))
+        except KeyboardInterrupt:
+            say(_ended(client.stop_chaos(started.job, started.run)))
+            raise typer.Exit(INTERRUPTED) from None
+        verdict = _awaited_verdict(client, started)
+        page = report or _folder(ended) / f"chaos-{started.plan}.html"
+        page.write_text(client.chaos_report(started.job, started.run), encoding="utf-8")
+    conclude_verdict(_plain(verdict), page, as_json)
+
+
+def start(
+    job: JobArgument,
+    plan: PlanArgument,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a plan against a live job and leave it to the service. Exit code 2: a bad plan; 1: another one runs."""
+    with connect(home, url) as client:
+        started = _started(client, job, plan)
+    if as_json:
+        print_json(started)
+    else:
+        say(f"see `atoll chaos status {started.job}`; end it with `atoll chaos end {started.job}`")
+
+
+def status(
+    job: JobArgument = "latest",
+    run: RunOption = "latest",
+    watch: Annotated[bool, typer.Option("--watch", help="Stay, and tell what happens until it ends.")] = False,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run of a plan: its state, what became of each fault so far, and what comes next."""
+    with connect(home, url) as client:
+        found = client.chaos_run(job, run)
+        if watch:
+            found = _followed(client, found, as_json)
+        elif as_json:
+            print_json(found)
+        else:
+            for line in (_headline(found), *_lines(found)):
+                typer.echo(line)
+    if watch and found.state in ("failed", "aborted"):
+        raise typer.Exit(1)
+
+
+def end(
+    job: JobArgument,
+    run: RunOption = "latest",
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a plan: nothing strikes any more, stopped islands go on, the job is left running. Then there is no verdict."""
+    with connect(home, url) as client:
+        stopped = client.stop_chaos(job, run)
+    if as_json:
+        print_json(stopped)
+    else:
+        say(_ended(stopped))
+
+
+def verdict(
+    job: JobArgument = "latest",
+    run: RunOption = "latest",
+    report: PageOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge a run of a plan by the job's report. Exit code 0 passed, 1 failed, or no verdict yet."""
+    with connect(home, url) as client:
+        found = client.chaos_verdict(job, run)
+        if report is not None:
+            report.write_text(client.chaos_report(job, run), encoding="utf-8")
+    conclude_verdict(_plain(found), report, as_json)
+
+
+def runs(
+    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """List the runs of plans against a job, newest first."""
+    with connect(home, url) as client:
+        found = client.chaos_runs(job)
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        say("no plan ran against this job")
+        return
+    from rich.table import Table
+
+    table = Table("run", "plan", "state", "struck", "spared", "by", "asked", "why", box=None, header_style="dim")
+    for one in found:
+        asked = time.strftime("%m-%d %H:%M", time.localtime(one.requested_at))
+        table.add_row(
+            one.run, one.plan, one.state, str(one.struck_count), str(one.spared_count), one.caller, asked, one.reason
+        )
+    console().print(table)
+
+
+class Teller:
+    """Asks how the run stands whenever the job is looked at (``watch.Observer``), and tells what is new."""
+
+    def __init__(self, client: Client, begun: ChaosRun) -> None:
+        self._client, self._shown = client, begun
+
+    def __call__(self, _job: Job) -> str | None:
+        before = self._shown
+        try:
+            self._shown = self._client.chaos_run(before.job, before.run)
+        except InfrastructureError:
+            return None  # the job is asked next, and says so
+        return "; ".join(self.news(before, self._shown)) or None
+
+    @staticmethod
+    def news(before: ChaosRun, now: ChaosRun) -> list[str]:
+        """What is in ``now`` and was not before."""
+        told = _lines(now)[len(before.decisions) : len(now.decisions)]
+        if now.state != before.state and now.state in ("aborted", "stopped"):
+            told.append(f"{now.state}: {now.reason}")
+        return told
+
+
+def conclude_verdict(verdict: Mapping[str, Any], page: Path | None, as_json: bool) -> None:
+    """Print the verdict. Exit code 1 if it is a fail."""
+    if as_json:
+        print_json(verdict)
+    else:
+        for one in verdict["objectives"]:
+            typer.echo(f"{'held  ' if one['passed'] else 'FAILED'}  {one['objective']}  ({one['detail']})")
+        typer.echo("passed" if verdict["passed"] else "failed")
+    if page is not None:
+        say(f"the verdict's page: {page}")
+    if not verdict["passed"]:
+        raise typer.Exit(1)
+
+
+def register(app: typer.Typer) -> None:
+    for command in (run, start, status, end, verdict, runs):
+        app.command()(command)
+
+
+# ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _started(client: Client, job: str, plan: str) -> ChaosRun:
+    from api.chaos.plans import load, plan_file
+
+    file = plan_file(plan)
+    seed = load(file).seed
+    started = client.start_chaos(job, file.read_text(encoding="utf-8"))
+    say(f"{started.plan} against {started.job}: {started.fault_count} faults planned, seed {seed}; it is {started.run}")
+    return started
+
+
+def _awaited_verdict(client: Client, run: ChaosRun) -> VerdictDocument:
+    """The verdict, which comes soon after the job's end. Raises Conflict if there will be none."""
+    deadline = time.monotonic() + VERDICT_TIMEOUT_S
+    while True:
+        try:
+            return client.chaos_verdict(run.job, run.run)
+        except Conflict:
+            if client.chaos_run(run.job, run.run).ended_at is not None or time.monotonic() > deadline:
+                return client.chaos_verdict(run.job, run.run)
+            time.sleep(LOOK_EVERY_S)
+
+
+def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
+    """Tell what is new until nothing is left to do; with ``as_json`` a picture a line. Ctrl-C leaves all as it is."""
+    told = [_headline(run), *_lines(run)]
+    while True:
+        for line in [run.model_dump_json()] if as_json else told:
+            typer.echo(line)
+        if run.ended_at is not None:
+            break
+        time.sleep(LOOK_EVERY_S)
+        before, run = run, client.chaos_run(run.job, run.run)
+        told = Teller.news(before, run)
+    if not as_json:
+        typer.echo(_headline(run))
+    return run
+
+
+def _headline(run: ChaosRun) -> str:
+    reason = f" ({run.reason})" if run.reason else ""
+    if run.next is None:
+        coming = ""
+    elif run.next.after_s is None:
+        coming = "; it begins when enough islands train"
+    else:
+        coming = f"; next {_what(run.next.kind, run.next.island, run.next.duration_s)} at {run.next.after_s:.1f} s"
+    done = f"{run.struck_count} of {run.fault_count} faults struck, {run.spared_count} were spared"
+    return f"{run.plan} against {run.job} is {run.state}{reason}: {done}{coming}"
+
+
+def _lines(run: ChaosRun) -> list[str]:
+    """What became of every fault, a line each."""
+    return [
+        f"{one.after_s:.1f} s: {_what(one.kind, one.island, one.duration_s)}"
+        + (f" spared, {one.spared}" if one.spared else "")
+        for one in run.decisions
+    ]
+
+
+def _what(kind: str, island: str, duration_s: float) -> str:
+    return f"{kind} {island}{f' for {duration_s:g} s' if duration_s else ''}"
+
+
+def _ended(run: ChaosRun) -> str:
+    return f"the plan is {run.reason}; the job goes on: `atoll watch {run.job}`"
+
+
+def _folder(job: Job) -> Path:
+    """Where the job's own report lies, if that is on this machine."""
+    folder = Path(job.run_dir)
+    return folder if folder.is_dir() else Path()
+
+
+def _plain(verdict: VerdictDocument) -> dict[str, Any]:
+    return verdict.model_dump(mode="json", by_alias=True)

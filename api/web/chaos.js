@@ -1,0 +1,91 @@
+/**
+ * Faults on purpose: the run of a plan against the job, as it stands, and the ways to begin and to end one. Views, as those
+ * of `views.js`; the service runs the plan, also when nobody looks.
+ */
+
+import { badge, h } from "./dom.js";
+import { plain, plural, seconds, sentence } from "./words.js";
+
+const SHOWN = 8;
+const STATES = {
+  waiting: ["busy", "dots"],
+  running: ["warn", "play"],
+  passed: ["good", "tick"],
+  failed: ["bad", "cross"],
+  aborted: ["bad", "cross"],
+  stopped: ["calm", "pause"],
+};
+
+/** `run` is the newest run of a plan against the job, or null. */
+export function chaos(run, job, mayChange) {
+  const strikes = run?.state === "waiting" || run?.state === "running";
+  return [
+    h("h2", { id: "chaos-title" }, "Chaos"),
+    h("p", { class: "sub" }, "Plans of faults, struck by the service: does the run survive?"),
+    run ? shown(run, job) : h("p", { class: "nothing" }, "No plan ran against this job."),
+    h(
+      "div",
+      { class: "buttons" },
+      mayChange && !strikes && button("chaos", "Start a plan", ""),
+      mayChange && strikes && button("end", "End the plan", run.plan, "danger"),
+      run?.ended_at && run.state !== "stopped" && !run.reason.includes("no report") && button("verdict", "Download the verdict", run.plan),
+    ),
+  ];
+}
+
+const button = (action, words, target, kind = "") =>
+  h("button", { type: "button", class: kind, "data-key": action, "data-action": action, "data-target": target }, words);
+
+function shown(run, job) {
+  const done = `${run.struck_count} of ${plural(run.fault_count, "fault")} struck, ${run.spared_count} spared. Started by ${run.caller}.`;
+  const newest = run.decisions.map(line).reverse().slice(0, SHOWN);
+  return h(
+    "div",
+    { "data-key": run.run },
+    h("p", { class: "chaos-run" }, h("b", {}, run.plan), badge(...(STATES[run.state] ?? ["calm", "question"]), run.state)),
+    h("p", {}, done, run.reason ? ` ${sentence(run.reason)}` : ""),
+    h("p", { class: "soft" }, coming(run, job)),
+    newest.length > 0 &&
+      h(
+        "table",
+        {},
+        h("caption", {}, "What became of the faults, newest first"),
+        h("thead", {}, h("tr", {}, ["Fault", "Job time", ""].map((name, n) => h("th", { scope: "col" }, name || h("span", { class: "hidden" }, "Outcome"))))),
+        h("tbody", {}, newest),
+      ),
+  );
+}
+
+function coming(run, job) {
+  const { next } = run;
+  if (!next) return run.ended_at ? "" : "Nothing more is to come. The verdict follows the job's end.";
+  if (next.after_s === null) return "It begins when enough islands train.";
+  const wait = Math.max(0, next.after_s - (job.after_s ?? 0));
+  return `Next: ${what(next)} in ${wait < 120 ? `${Math.round(wait)} s` : seconds(wait)}.`;
+}
+
+function line(fault, n) {
+  const struck = fault.outcome === null ? badge("busy", "dots", "struck") : badge("warn", "cross", "struck");
+  return h(
+    "tr",
+    { "data-key": `fault-${n}` },
+    h("th", { scope: "row" }, what(fault)),
+    h("td", {}, seconds(fault.after_s)),
+    h("td", {}, fault.spared ? [badge("calm", "pause", "spared"), h("span", { class: "soft" }, ` ${fault.spared}`)] : struck),
+  );
+}
+
+const what = (fault) => `${fault.kind} ${fault.island}${fault.duration_s ? ` for ${plain(fault.duration_s)} s` : ""}`;
+
+/** What a shipped plan will do, for whoever has to say yes to it. */
+export function consequences(plan) {
+  return [
+    plan.about && h("p", {}, sentence(plan.about)),
+    h("h3", {}, "Faults"),
+    plan.faults.length ? h("ul", {}, plan.faults.map((fault) => h("li", {}, fault))) : h("p", {}, "None: what the job keeps when nothing happens to it."),
+    h("h3", {}, "Blast radius"),
+    h("p", {}, `At least ${plural(plan.keeps, "island")} of the job go${plan.keeps === 1 ? "es" : ""} on training, whatever the plan says.`),
+    h("h3", {}, "What must hold"),
+    h("ul", {}, plan.objectives.map((objective) => h("li", {}, h("code", {}, objective)))),
+  ];
+}

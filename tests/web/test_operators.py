@@ -1,0 +1,165 @@
+"""What operators do from the page beyond single islands: run plans of faults, scale a job, and cordon node groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.api.installation import wait_until
+from tests.chaos.plans import document
+from tests.web.test_accessibility import WINDOWS, faults, sideways
+from tests.web.test_page import confirm
+from tests.web.visit import Site, Visit, card
+
+KILL_ASIA = {"kind": "kill", "target": {"name": "asia"}, "at": 0}
+LATER = {"kind": "stop", "target": {"name": "us-west"}, "at": 150, "duration": 6}
+
+
+@pytest.fixture
+def begin(site: Site) -> Iterator[Callable[..., str]]:
+    """Begins jobs, and leaves none: the newest is what other tests see. Ask for it before the visit, which ends first."""
+    begun: list[str] = []
+    with site.client() as client:
+
+        def begin(**changes: Any) -> str:
+            begun.append(site.submit(client, **changes))
+            wait_until(lambda: client.job(begun[-1]).islands_training == 6)
+            return begun[-1]
+
+        yield begin
+        for job in begun:
+            if not client.job(job).state.final:
+                client.cancel(job)
+                wait_until(lambda job=job: client.job(job).state.final)
+            client.delete(job)
+
+
+def shown(visit: Visit, job: str, role: str = "operator", **window: Any) -> Page:
+    page = visit.open(role, **window)
+    page.get_by_label("Job").select_option(job)
+    expect(page.get_by_role("heading", level=1)).to_have_text(job)
+    return page
+
+
+def row(page: Page, group: str) -> Locator:
+    return page.locator(f"#groups li[data-key='group-{group}']")
+
+
+def test_a_plan_is_chosen_knowingly_followed_and_ended_by_keyboard(
+    begin: Callable[..., str], visit: Visit, site: Site
+) -> None:
+    with site.client() as client:
+        job = begin(name="broken")
+        page = shown(visit, job)
+        chaos = page.locator("#chaos")
+        expect(chaos).to_contain_text("No plan ran")
+        page.get_by_role("button", name="Start a plan").press("Enter")
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_label("Plan")).to_be_focused()
+        expect(dialog).to_contain_text("kill 1 of all islands, at random, every 60 s on average from 10 s on")
+        expect(dialog).to_contain_text("At least 2 islands of the job go on training")
+        page.keyboard.type("fla")
+        expect(dialog.get_by_role("status")).to_contain_text("stop asia for 6 s, every 30 s")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="Start a plan")).to_be_focused()
+        assert client.chaos_runs(job) == []
+
+        page.keyboard.press("Enter")
+        expect(dialog.get_by_label("Plan")).to_be_focused()
+        page.keyboard.type("fla")
+        dialog.get_by_role("button", name="Start").press("Enter")
+        expect(chaos.locator(".badge").first).to_have_text("running")
+        expect(chaos).to_contain_text("of 23 faults struck, 0 spared. Started by operator-rosa")
+        expect(chaos).to_contain_text("Next: stop asia for 6 s in")
+        expect(page.get_by_role("button", name="Start a plan")).to_have_count(0)
+        page.get_by_role("button", name="End the plan").press("Enter")
+        expect(dialog).to_contain_text("no verdict")
+        dialog.get_by_role("button", name="End").press("Enter")
+        expect(chaos.locator(".badge").first).to_have_text("stopped")
+        expect(page.locator("#announcer")).to_contain_text("The plan flapping is stopped")
+        expect(chaos).to_contain_text("Ended by operator-rosa")
+        expect(page.get_by_role("button", name="Start a plan")).to_be_visible()
+
+
+def test_a_viewer_sees_what_a_plan_struck_and_takes_the_verdict_along(
+    begin: Callable[..., str], visit: Visit, site: Site
+) -> None:
+    with site.client() as client:
+        job = begin(name="judged", steps=150)
+        client.start_chaos(job, document(KILL_ASIA, LATER, name="trial"))
+        page = shown(visit, job, "viewer")
+        chaos = page.locator("#chaos")
+        expect(chaos.locator("tbody tr")).to_contain_text(["kill asia"])
+        expect(chaos).to_contain_text("Next: stop us-west for 6 s in")
+        expect(chaos.get_by_role("button")).to_have_count(0)
+        wait_until(lambda: client.chaos_run(job).ended_at is not None)
+        page.reload()
+        page.get_by_label("Job").select_option(job)
+        expect(chaos.locator(".badge").first).to_have_text("passed")
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Download the verdict").click()
+        assert saved.value.suggested_filename == f"{job}-trial.html"
+        assert "bystander_gap_max_s" in saved.value.path().read_text()
+
+
+def test_a_node_group_is_cordoned_and_uncordoned(visit: Visit) -> None:
+    page = visit.open()
+    expect(row(page, "asia")).to_contain_text("1 of 1 island training")
+    page.get_by_role("button", name="Cordon asia", exact=True).click()
+    expect(page.get_by_role("dialog")).to_contain_text("Nothing new is placed there")
+    confirm(page, "Cordon")
+    expect(row(page, "asia")).to_contain_text("cordoned by operator-rosa")
+    page.get_by_role("button", name="Kill asia").click()
+    confirm(page, "Kill")
+    expect(card(page, "asia")).to_contain_text("cordoned")
+    page.get_by_role("button", name="Uncordon asia").click()
+    confirm(page, "Uncordon")
+    expect(row(page, "asia")).to_contain_text("takes islands")
+    expect(row(page, "asia")).to_contain_text("1 of 1 island training")
+
+
+def test_a_job_is_scaled_down_and_up_on_a_node_group(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_role("button", name="Scale europe").click()
+    field = page.get_by_role("spinbutton", name="Islands", exact=True)
+    expect(field).to_have_value("2")
+    field.fill("3")
+    confirm(page, "Scale")
+    assert field.evaluate("field => field.validity.rangeOverflow"), "more than the specification says is not even asked"
+    field.fill("1")
+    confirm(page, "Scale")
+    expect(card(page, "europe-1")).to_contain_text("drained")
+    expect(row(page, "europe")).to_contain_text("1 of 1 island training, 2 at most")
+    page.get_by_role("button", name="Scale europe").click()
+    expect(field).to_have_value("1")
+    field.fill("2")
+    confirm(page, "Scale")
+    expect(page.locator("#toast")).to_contain_text("europe-1 is placed")
+    expect(row(page, "europe")).to_contain_text("2 of 2 islands training")
+
+
+@pytest.mark.parametrize("look", WINDOWS)
+def test_no_fault_is_found_where_plans_are_shown_and_chosen(
+    begin: Callable[..., str], visit: Visit, site: Site, look: str, tmp_path: Path
+) -> None:
+    with site.client() as client:
+        job = begin(name=f"seen-{look}")
+        client.start_chaos(job, document(KILL_ASIA, KILL_ASIA, LATER, name="trial"))
+        page = shown(visit, job, **WINDOWS[look], reduced_motion="reduce")
+        expect(page.locator("#chaos tbody tr")).to_have_count(2)
+        page.screenshot(path=tmp_path / f"{look}.png", full_page=True)
+        assert faults(page) == []
+        assert sideways(page) == 0
+        client.stop_chaos(job)
+        page.get_by_role("button", name="Start a plan").click()
+        page.screenshot(path=tmp_path / f"{look}-plan.png")
+        assert faults(page) == [], "while a plan is chosen"
+        assert sideways(page) == 0
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Scale europe").click()
+        page.screenshot(path=tmp_path / f"{look}-scale.png")
+        assert faults(page) == [], "while a number is asked for"
