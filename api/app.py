@@ -27,6 +27,7 @@ from api.routes import chaos, commands, events, fleet, health, islands, jobs, me
 from api.service import Service
 from api.shelf import Shelf
 from api.store import Store
+from api.tending import Tending
 
 DESCRIPTION = """Elastic orchestration of Decoupled DiLoCo training.
 
@@ -52,7 +53,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(service.resume)
+        tending = Tending(service.tend)
+        tending.start()
         yield
+        await run_in_threadpool(tending.stop)
 
     app = FastAPI(title="atoll", version="1", description=DESCRIPTION, lifespan=lifespan)
     app.state.service = service

@@ -19,9 +19,9 @@ from typing import Any
 from api.auth.code import OWN_PACKAGES, code_problems
 from api.control import CommandKind, ControlPort, FaultKind, NodeGroupRecord, StatusRecord
 from api.cordons import Cordons
-from api.delivery import deliver
 from api.fleet import fleet_problems, sections_of
 from api.idempotency import digest_of, refuse_other_request
+from api.outbox import Outbox
 from api.runs import Run, has_report, prepare_run_dir, read_status
 from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
 from api.store import AlreadyKnown, CommandRow, JobRow, Store
@@ -43,7 +43,8 @@ class Service:
         self._store = store
         self._runs_dir = runs_dir
         self._packages = packages
-        self.cordons = Cordons(control, store)
+        self.outbox = Outbox(control, store, self.record)
+        self.cordons = Cordons(control, store, self.outbox)
         self._inherited: set[str] = set()
         """Jobs that an earlier process was starting when it ended, and that are not settled yet."""
 
@@ -52,6 +53,12 @@ class Service:
         self._inherited = {row.job for row in self._store.jobs() if row.state == JobState.STARTING}
         self._settle_inherited()
         self.cordons.tell_all("the service, started again")
+
+    def tend(self) -> None:
+        """One round of what nobody asks for: what a job that did not answer has missed is handed to it now."""
+        self._settle_inherited()
+        self.cordons.tell_missed()
+        self.outbox.turn()
 
     def node_groups(self) -> list[NodeGroupRecord]:
         return self._control.node_groups()
@@ -132,12 +139,7 @@ class Service:
     # ── islands and commands ──────────────────────────────────────────────────────────────────────────────────
 
     def island(self, job: str, island: str) -> Island:
-        answer = self.job(job)
-        for found in answer.islands:
-            if found.island == island:
-                return found
-        names = ", ".join(found.island for found in answer.islands)
-        raise NotFound(detail=f"Job {answer.job} has no island {island!r}.", remedy=f"Its islands are {names}.")
+        return island_in(self.job(job), island)
 
     def submit_command(
         self,
@@ -150,9 +152,10 @@ class Service:
         fault_s: float | None = None,
         scale: Scale | None = None,
     ) -> Command:
-        """Hand a command to a living job and remember who asked. The outcome is read by ``command``.
+        """Remember a command to a living job and who asked, and hand it over. The outcome is read by ``command``.
 
-        With ``fault_s`` it is a fault of chaos, of that duration; ``scale`` goes with the kind of that name.
+        With ``fault_s`` it is a fault of chaos, of that duration; ``scale`` goes with the kind of that name. Once it is
+        stored it is as good as handed over: should the job not answer for it, the outbox goes on trying.
         """
         row = self._row(job)
         more = [part for part in (fault_s, scale and scale.model_dump()) if part is not None]
@@ -167,15 +170,18 @@ class Service:
             requested_at=time.time(),
             idempotency_key=key,
             request_digest=digest,
+            fault_s=fault_s,
+            node_group=scale and scale.node_group,
+            count=scale and scale.count,
         )
         # What was asked before is answered before anything else: the job may have ended since.
         earlier = self._store.command_by_key(key) if key else None
         if earlier is None:
-            state = self._answer(row).state
-            if state.final:
-                raise Conflict(detail=f"Job {row.job} is already {state}; there is nothing to {kind}.")
+            answer = self._answer(row)
+            if answer.state.final:
+                raise Conflict(detail=f"Job {row.job} is already {answer.state}; there is nothing to {kind}.")
             if island is not None:
-                self.island(row.job, island)
+                island_in(answer, island)
             try:
                 self._store.add_command(command)
             except AlreadyKnown as known:
@@ -183,9 +189,7 @@ class Service:
         if earlier is not None:
             refuse_other_request(earlier, digest, key)
             command = earlier
-        if not command.delivered:
-            deliver(self._control, command, Path(row.run_dir), fault_s, scale)
-            self._store.update_command(command.command, delivered=True)
+        self.outbox.push(row.job)
         return self.command(row.job, command.command)
 
     def command(self, job: str, command: str) -> Command:
@@ -194,13 +198,13 @@ class Service:
         if row is None or row.job != self._row(job).job:
             raise NotFound(detail=f"Job {job} has no command {command!r}.", remedy="Commands are listed per job.")
         if row.delivered and row.accepted is None:
-            self._settle_commands(row.job)
+            self.outbox.settle(row.job)
             row = self._store.command(command) or row
         return command_of(row)
 
     def commands(self, job: str) -> list[Command]:
         row = self._row(job)
-        self._settle_commands(row.job)
+        self.outbox.settle(row.job)
         return [command_of(command) for command in self._store.commands(row.job)]
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -272,20 +276,11 @@ class Service:
                 update={"reason": f"its state cannot be had right now: {error}"}
             )
 
-    def _settle_commands(self, job: str) -> None:
-        row = self._row(job)
-        waiting = [command for command in self._store.commands(job) if command.delivered and command.accepted is None]
-        if not waiting:
-            return
-        record = self.record(row)
-        outcomes = record["commands"] if record else {}
-        over = record is None or record["view"]["phase"] == "finished"
-        for command in waiting:
-            outcome = outcomes.get(command.command)
-            if outcome is not None and outcome["accepted"] is not None:
-                values = {"accepted": outcome["accepted"], "detail": outcome["detail"]}
-                self._store.update_command(command.command, **values)
-            elif over:
-                self._store.update_command(
-                    command.command, accepted=False, detail="the job ended before it was decided."
-                )
+
+def island_in(job: Job, island: str) -> Island:
+    """The island of this name. Raises NotFound with those that there are."""
+    for found in job.islands:
+        if found.island == island:
+            return found
+    names = ", ".join(found.island for found in job.islands)
+    raise NotFound(detail=f"Job {job.job} has no island {island!r}.", remedy=f"Its islands are {names}.")

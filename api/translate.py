@@ -123,6 +123,8 @@ def command_of(row: CommandRow) -> Command:
         requested_at=row.requested_at,
         state=state,
         detail=row.detail,
+        node_group=row.node_group,
+        count=row.count,
     )
 
 
