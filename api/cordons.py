@@ -14,6 +14,8 @@ import time
 from threading import Lock
 
 from api.control import CommandKind, ControlPort
+from api.idempotency import digest_of
+from api.looks import refuse_outdated
 from api.outbox import Outbox
 from api.schemas import JobState, NodeGroup
 from api.store import CommandRow, CordonRow, Store
@@ -42,16 +44,28 @@ class Cordons:
         """The cordoned node groups, and who cordoned each."""
         return {name: row.caller for name, row in self._store.cordons().items()}
 
-    def change(self, name: str, caller: str, cordoned: bool) -> tuple[NodeGroup, list[CommandRow]]:
-        """Cordon the node group, or take that back, and tell all living jobs. Asked twice, the second changes nothing."""
+    def generation(self) -> str:
+        """Another one whenever a node group was cordoned or uncordoned."""
+        rows = self._store.cordons().values()
+        return digest_of([(row.node_group, row.caller, row.cordoned_at) for row in rows])[:8]
+
+    def change(
+        self, name: str, caller: str, cordoned: bool, if_match: str | None = None
+    ) -> tuple[NodeGroup, list[CommandRow]]:
+        """Cordon the node group, or take that back, and tell all living jobs. Asked twice, the second changes nothing.
+
+        With ``if_match`` it is refused if anything was cordoned or uncordoned since the caller's look.
+        """
         known = {group.name for group in self.node_groups()}
         if name not in known:
             there = ", ".join(sorted(known)) or "none at all"
             raise NotFound(detail=f"There is no node group {name!r}.", remedy=f"The fleet has {there}.")
-        if cordoned:
-            self._store.cordon(CordonRow(node_group=name, caller=caller, cordoned_at=time.time()))
-        else:
-            self._store.uncordon(name)
+        with self._lock:
+            refuse_outdated(if_match, self.generation(), "the node groups")
+            if cordoned:
+                self._store.cordon(CordonRow(node_group=name, caller=caller, cordoned_at=time.time()))
+            else:
+                self._store.uncordon(name)
         told = self.tell_all(caller)
         return next(group for group in self.node_groups() if group.name == name), told
 

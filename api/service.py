@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from api.auth.code import OWN_PACKAGES, code_problems
@@ -21,11 +22,12 @@ from api.control import CommandKind, ControlPort, FaultKind, NodeGroupRecord, St
 from api.cordons import Cordons
 from api.fleet import fleet_problems, sections_of
 from api.idempotency import digest_of, refuse_other_request
+from api.looks import Look, Looks, refuse_outdated
 from api.outbox import Outbox
 from api.runs import Run, has_report, prepare_run_dir, read_status
 from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
 from api.store import AlreadyKnown, CommandRow, JobRow, Store
-from api.translate import command_of, job_of, plans_of, summary_of
+from api.translate import command_of, island_in, job_of, plans_of, summary_of
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.errors import AtollError, Conflict, InfrastructureError, InvalidJobSpec, NotFound
 
@@ -43,10 +45,13 @@ class Service:
         self._store = store
         self._runs_dir = runs_dir
         self._packages = packages
-        self.outbox = Outbox(control, store, self.record)
+        self.looks = Looks(self.record, store.generation)
+        self.outbox = Outbox(control, store, lambda row: self.looks.fresh(row).record)
         self.cordons = Cordons(control, store, self.outbox)
         self._inherited: set[str] = set()
         """Jobs that an earlier process was starting when it ended, and that are not settled yet."""
+        self._adding = Lock()
+        """Nothing is asked between a precondition and what is asked under it."""
 
     def resume(self) -> None:
         """After a restart: settle jobs that were being started when the last process ended."""
@@ -117,6 +122,10 @@ class Service:
     def job(self, job: str) -> Job:
         return self._answer(self._row(job))
 
+    def look(self, job: str) -> Look:
+        """The job as it stands, with its version."""
+        return self._look(self._row(job))
+
     def run(self, job: str) -> Run:
         """Where the job writes. Asks the store and the disk only, so that it is cheap and works without the cluster."""
         row = self._row(job)
@@ -151,11 +160,13 @@ class Service:
         key: str | None,
         fault_s: float | None = None,
         scale: Scale | None = None,
+        if_match: str | None = None,
     ) -> Command:
         """Remember a command to a living job and who asked, and hand it over. The outcome is read by ``command``.
 
         With ``fault_s`` it is a fault of chaos, of that duration; ``scale`` goes with the kind of that name. Once it is
-        stored it is as good as handed over: should the job not answer for it, the outbox goes on trying.
+        stored it is as good as handed over: should the job not answer for it, the outbox goes on trying. With ``if_match``
+        it is refused if something else was asked of the job since the caller's look.
         """
         row = self._row(job)
         more = [part for part in (fault_s, scale and scale.model_dump()) if part is not None]
@@ -183,7 +194,9 @@ class Service:
             if island is not None:
                 island_in(answer, island)
             try:
-                self._store.add_command(command)
+                with self._adding:
+                    refuse_outdated(if_match, str(self._store.generation(row.job)), f"job {row.job}")
+                    self._store.add_command(command)
             except AlreadyKnown as known:
                 earlier = known.row
         if earlier is not None:
@@ -256,15 +269,18 @@ class Service:
             return read_status(Path(row.run_dir))  # it may have ended between the two looks
 
     def _answer(self, row: JobRow) -> Job:
-        record = self.record(row)
-        if record is None and row.summary:
-            return Job.model_validate(row.summary)
-        answer = job_of(row, record, *plans_of(row), report=has_report(Path(row.run_dir)))
-        if answer.state.final and not row.summary:
-            self._store.update_job(
-                row.job, state=answer.state.value, reason=answer.reason, summary=answer.model_dump(mode="json")
-            )
-        return answer
+        return self._look(row).answer
+
+    def _look(self, row: JobRow) -> Look:
+        look = self.looks.recent(row)
+        if look.answer is None and look.record is None and row.summary:
+            look.answer = Job.model_validate(row.summary)
+        elif look.answer is None:
+            look.answer = job_of(row, look.record, *plans_of(row), report=has_report(Path(row.run_dir)))
+            if look.answer.state.final and not row.summary:
+                values = {"reason": look.answer.reason, "summary": look.answer.model_dump(mode="json")}
+                self._store.update_job(row.job, state=look.answer.state.value, **values)
+        return look
 
     def summary(self, row: JobRow) -> JobSummary:
         if row.summary:
@@ -275,12 +291,3 @@ class Service:
             return summary_of(job_of(row, None, *plans_of(row), report=False)).model_copy(
                 update={"reason": f"its state cannot be had right now: {error}"}
             )
-
-
-def island_in(job: Job, island: str) -> Island:
-    """The island of this name. Raises NotFound with those that there are."""
-    for found in job.islands:
-        if found.island == island:
-            return found
-    names = ", ".join(found.island for found in job.islands)
-    raise NotFound(detail=f"Job {job.job} has no island {island!r}.", remedy=f"Its islands are {names}.")

@@ -14,7 +14,7 @@ from collections.abc import Set
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, select
+from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
@@ -170,6 +170,11 @@ class Store:
         query = select(CommandRow).where(CommandRow.job == job, CommandRow.accepted.is_(None))
         with self._session() as session:
             return list(session.scalars(query.order_by(CommandRow.number)))
+
+    def generation(self, job: str) -> int:
+        """The number of the job's newest command, 0 before the first: another one whenever something was asked of it."""
+        with self._session() as session:
+            return session.scalar(select(func.max(CommandRow.number)).where(CommandRow.job == job)) or 0
 
     def jobs_with_open_commands(self) -> list[str]:
         with self._session() as session:

@@ -14,6 +14,7 @@ from api.control import StatusRecord
 from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, LossPoint
 from api.store import CommandRow, JobRow
 from orchestrator.config import JobSpec
+from orchestrator.errors import NotFound
 from orchestrator.plain import finite
 
 GONE = (
@@ -97,6 +98,15 @@ def island_of(view: Mapping[str, Any]) -> Island:
         last_merge_after_s=view["last_merge_at"],
         restarts=view["restarts"],
     )
+
+
+def island_in(job: Job, island: str) -> Island:
+    """The island of this name. Raises NotFound with those that there are."""
+    for found in job.islands:
+        if found.island == island:
+            return found
+    names = ", ".join(found.island for found in job.islands)
+    raise NotFound(detail=f"Job {job.job} has no island {island!r}.", remedy=f"Its islands are {names}.")
 
 
 def fragment_of(view: Mapping[str, Any]) -> Fragment:
