@@ -28,6 +28,7 @@ from api.routes import chaos, chaos_runs, commands, events, fleet, health, islan
 from api.service import Service
 from api.shelf import Shelf
 from api.store import Store
+from api.tending import Tending
 
 DESCRIPTION = """Elastic orchestration of Decoupled DiLoCo training.
 
@@ -55,7 +56,10 @@ def create_app(
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(service.resume)
         await run_in_threadpool(plans.conductor.resume)
+        tending = Tending(service.tend)
+        tending.start()
         yield
+        await run_in_threadpool(tending.stop)
         await run_in_threadpool(plans.conductor.close)
 
     app = FastAPI(title="atoll", version="1", description=DESCRIPTION, lifespan=lifespan)

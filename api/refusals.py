@@ -18,6 +18,7 @@ from orchestrator.errors import (
     InternalError,
     InvalidJobSpec,
     NotFound,
+    PreconditionFailed,
     Problem,
     RequestError,
     TooManyFailures,
@@ -45,6 +46,8 @@ def error_of(answer: httpx.Response) -> AtollError:
             return NotFound(detail=detail, remedy=remedy)
         case "conflict":
             return Conflict(detail=detail, remedy=remedy)
+        case "precondition-failed":
+            return PreconditionFailed(detail=detail, remedy=remedy)
         case "unauthenticated":
             return Unauthenticated(detail=detail, remedy=remedy)
         case "forbidden":

@@ -30,7 +30,7 @@ class JobState(StrEnum):
 
 
 class CommandState(StrEnum):
-    """What became of an operator's command."""
+    """What became of an operator's command. ``undelivered``: its job did not answer; it is asked again until it does."""
 
     PENDING = "pending"
     ACCEPTED = "accepted"
@@ -149,6 +149,8 @@ class Command(Answer):
     requested_at: float
     state: CommandState
     detail: str
+    node_group: str | None = Field(default=None, description="of a scale, cordon or uncordon")
+    count: int | None = Field(default=None, description="of a scale: how many islands there shall be")
 
 
 class Commands(Answer):

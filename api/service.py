@@ -14,18 +14,20 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from api.auth.code import OWN_PACKAGES, code_problems
 from api.control import CommandKind, ControlPort, FaultKind, NodeGroupRecord, StatusRecord
 from api.cordons import Cordons
-from api.delivery import deliver
 from api.fleet import fleet_problems, sections_of
 from api.idempotency import digest_of, refuse_other_request
+from api.looks import Look, Looks, refuse_outdated
+from api.outbox import Outbox
 from api.runs import Run, has_report, prepare_run_dir, read_status
 from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
 from api.store import AlreadyKnown, CommandRow, JobRow, Store
-from api.translate import command_of, job_of, plans_of, summary_of
+from api.translate import command_of, island_in, job_of, plans_of, summary_of
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.errors import AtollError, Conflict, InfrastructureError, InvalidJobSpec, NotFound
 
@@ -43,15 +45,25 @@ class Service:
         self._store = store
         self._runs_dir = runs_dir
         self._packages = packages
-        self.cordons = Cordons(control, store)
+        self.looks = Looks(self.record, store.generation)
+        self.outbox = Outbox(control, store, lambda row: self.looks.fresh(row).record)
+        self.cordons = Cordons(control, store, self.outbox)
         self._inherited: set[str] = set()
         """Jobs that an earlier process was starting when it ended, and that are not settled yet."""
+        self._adding = Lock()
+        """Nothing is asked between a precondition and what is asked under it."""
 
     def resume(self) -> None:
         """After a restart: settle jobs that were being started when the last process ended."""
         self._inherited = {row.job for row in self._store.jobs() if row.state == JobState.STARTING}
         self._settle_inherited()
         self.cordons.tell_all("the service, started again")
+
+    def tend(self) -> None:
+        """One round of what nobody asks for: what a job that did not answer has missed is handed to it now."""
+        self._settle_inherited()
+        self.cordons.tell_missed()
+        self.outbox.turn()
 
     def node_groups(self) -> list[NodeGroupRecord]:
         return self._control.node_groups()
@@ -110,6 +122,10 @@ class Service:
     def job(self, job: str) -> Job:
         return self._answer(self._row(job))
 
+    def look(self, job: str) -> Look:
+        """The job as it stands, with its version."""
+        return self._look(self._row(job))
+
     def run(self, job: str) -> Run:
         """Where the job writes. Asks the store and the disk only, so that it is cheap and works without the cluster."""
         row = self._row(job)
@@ -132,12 +148,7 @@ class Service:
     # ── islands and commands ──────────────────────────────────────────────────────────────────────────────────
 
     def island(self, job: str, island: str) -> Island:
-        answer = self.job(job)
-        for found in answer.islands:
-            if found.island == island:
-                return found
-        names = ", ".join(found.island for found in answer.islands)
-        raise NotFound(detail=f"Job {answer.job} has no island {island!r}.", remedy=f"Its islands are {names}.")
+        return island_in(self.job(job), island)
 
     def submit_command(
         self,
@@ -149,10 +160,13 @@ class Service:
         key: str | None,
         fault_s: float | None = None,
         scale: Scale | None = None,
+        if_match: str | None = None,
     ) -> Command:
-        """Hand a command to a living job and remember who asked. The outcome is read by ``command``.
+        """Remember a command to a living job and who asked, and hand it over. The outcome is read by ``command``.
 
-        With ``fault_s`` it is a fault of chaos, of that duration; ``scale`` goes with the kind of that name.
+        With ``fault_s`` it is a fault of chaos, of that duration; ``scale`` goes with the kind of that name. Once it is
+        stored it is as good as handed over: should the job not answer for it, the outbox goes on trying. With ``if_match``
+        it is refused if something else was asked of the job since the caller's look.
         """
         row = self._row(job)
         more = [part for part in (fault_s, scale and scale.model_dump()) if part is not None]
@@ -167,25 +181,28 @@ class Service:
             requested_at=time.time(),
             idempotency_key=key,
             request_digest=digest,
+            fault_s=fault_s,
+            node_group=scale and scale.node_group,
+            count=scale and scale.count,
         )
         # What was asked before is answered before anything else: the job may have ended since.
         earlier = self._store.command_by_key(key) if key else None
         if earlier is None:
-            state = self._answer(row).state
-            if state.final:
-                raise Conflict(detail=f"Job {row.job} is already {state}; there is nothing to {kind}.")
+            answer = self._answer(row)
+            if answer.state.final:
+                raise Conflict(detail=f"Job {row.job} is already {answer.state}; there is nothing to {kind}.")
             if island is not None:
-                self.island(row.job, island)
+                island_in(answer, island)
             try:
-                self._store.add_command(command)
+                with self._adding:
+                    refuse_outdated(if_match, str(self._store.generation(row.job)), f"job {row.job}")
+                    self._store.add_command(command)
             except AlreadyKnown as known:
                 earlier = known.row
         if earlier is not None:
             refuse_other_request(earlier, digest, key)
             command = earlier
-        if not command.delivered:
-            deliver(self._control, command, Path(row.run_dir), fault_s, scale)
-            self._store.update_command(command.command, delivered=True)
+        self.outbox.push(row.job)
         return self.command(row.job, command.command)
 
     def command(self, job: str, command: str) -> Command:
@@ -194,13 +211,13 @@ class Service:
         if row is None or row.job != self._row(job).job:
             raise NotFound(detail=f"Job {job} has no command {command!r}.", remedy="Commands are listed per job.")
         if row.delivered and row.accepted is None:
-            self._settle_commands(row.job)
+            self.outbox.settle(row.job)
             row = self._store.command(command) or row
         return command_of(row)
 
     def commands(self, job: str) -> list[Command]:
         row = self._row(job)
-        self._settle_commands(row.job)
+        self.outbox.settle(row.job)
         return [command_of(command) for command in self._store.commands(row.job)]
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -252,15 +269,18 @@ class Service:
             return read_status(Path(row.run_dir))  # it may have ended between the two looks
 
     def _answer(self, row: JobRow) -> Job:
-        record = self.record(row)
-        if record is None and row.summary:
-            return Job.model_validate(row.summary)
-        answer = job_of(row, record, *plans_of(row), report=has_report(Path(row.run_dir)))
-        if answer.state.final and not row.summary:
-            self._store.update_job(
-                row.job, state=answer.state.value, reason=answer.reason, summary=answer.model_dump(mode="json")
-            )
-        return answer
+        return self._look(row).answer
+
+    def _look(self, row: JobRow) -> Look:
+        look = self.looks.recent(row)
+        if look.answer is None and look.record is None and row.summary:
+            look.answer = Job.model_validate(row.summary)
+        elif look.answer is None:
+            look.answer = job_of(row, look.record, *plans_of(row), report=has_report(Path(row.run_dir)))
+            if look.answer.state.final and not row.summary:
+                values = {"reason": look.answer.reason, "summary": look.answer.model_dump(mode="json")}
+                self._store.update_job(row.job, state=look.answer.state.value, **values)
+        return look
 
     def summary(self, row: JobRow) -> JobSummary:
         if row.summary:
@@ -271,21 +291,3 @@ class Service:
             return summary_of(job_of(row, None, *plans_of(row), report=False)).model_copy(
                 update={"reason": f"its state cannot be had right now: {error}"}
             )
-
-    def _settle_commands(self, job: str) -> None:
-        row = self._row(job)
-        waiting = [command for command in self._store.commands(job) if command.delivered and command.accepted is None]
-        if not waiting:
-            return
-        record = self.record(row)
-        outcomes = record["commands"] if record else {}
-        over = record is None or record["view"]["phase"] == "finished"
-        for command in waiting:
-            outcome = outcomes.get(command.command)
-            if outcome is not None and outcome["accepted"] is not None:
-                values = {"accepted": outcome["accepted"], "detail": outcome["detail"]}
-                self._store.update_command(command.command, **values)
-            elif over:
-                self._store.update_command(
-                    command.command, accepted=False, detail="the job ended before it was decided."
-                )

@@ -10,6 +10,7 @@ import shutil
 from itertools import islice
 from pathlib import Path
 
+from api.looks import refuse_outdated
 from api.schemas import Jobs, JobState
 from api.service import Service
 from api.store import Store
@@ -37,7 +38,7 @@ class Shelf:
         more = next(wanted, None) is not None
         return Jobs(jobs=page, next_cursor=page[-1].job if more else None)
 
-    def remove(self, job: str) -> None:
+    def remove(self, job: str, if_match: str | None = None) -> None:
         """Nothing is left of this job. The folder goes first: should that fail midway, the row still says what it was."""
         if job == "latest":
             detail = "`latest` is another job once this one is removed, so that a repeated request would remove two."
@@ -46,6 +47,7 @@ class Shelf:
         if not found.state.final:
             remedy = f"End it first with `atoll cancel {job}`."
             raise Conflict(detail=f"Job {job} is {found.state}; only one that has ended can be removed.", remedy=remedy)
+        refuse_outdated(if_match, str(self._store.generation(job)), f"job {job}")
         clear(Path(found.run_dir))
         self._store.remove_job(job)
 

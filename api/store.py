@@ -14,7 +14,7 @@ from collections.abc import Set
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, select
+from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
@@ -47,7 +47,10 @@ class JobRow(Base):
 
 
 class CommandRow(Base):
-    """``accepted`` is None until the job has decided; ``delivered`` is set once the control port took the command."""
+    """``accepted`` is None until the job has decided; ``delivered`` is set once the control port took the command.
+
+    With ``fault_s`` it is a fault of chaos of that duration; ``node_group`` and ``count`` are those of a scale or cordon.
+    """
 
     __tablename__ = "commands"
 
@@ -64,6 +67,9 @@ class CommandRow(Base):
     detail: Mapped[str] = mapped_column(default="")
     idempotency_key: Mapped[str | None] = mapped_column(unique=True, default=None)
     request_digest: Mapped[str] = mapped_column(default="")
+    fault_s: Mapped[float | None] = mapped_column(default=None)
+    node_group: Mapped[str | None] = mapped_column(default=None)
+    count: Mapped[int | None] = mapped_column(default=None)
 
 
 class CordonRow(Base):
@@ -158,6 +164,22 @@ class Store:
         """All commands of a job, oldest first."""
         with self._session() as session:
             return list(session.scalars(select(CommandRow).where(CommandRow.job == job).order_by(CommandRow.number)))
+
+    def open_commands(self, job: str) -> list[CommandRow]:
+        """The commands of a job that have no outcome yet, oldest first."""
+        query = select(CommandRow).where(CommandRow.job == job, CommandRow.accepted.is_(None))
+        with self._session() as session:
+            return list(session.scalars(query.order_by(CommandRow.number)))
+
+    def generation(self, job: str) -> int:
+        """The number of the job's newest command, 0 before the first: another one whenever something was asked of it."""
+        with self._session() as session:
+            return session.scalar(select(func.max(CommandRow.number)).where(CommandRow.job == job)) or 0
+
+    def jobs_with_open_commands(self) -> list[str]:
+        with self._session() as session:
+            query = select(CommandRow.job).where(CommandRow.accepted.is_(None)).distinct()
+            return list(session.scalars(query.order_by(CommandRow.job)))
 
     def update_job(self, job: str, **values: Any) -> None:
         self._update(JobRow, JobRow.job == job, values)

@@ -14,6 +14,7 @@ from api.control import StatusRecord
 from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, LossPoint
 from api.store import CommandRow, JobRow
 from orchestrator.config import JobSpec
+from orchestrator.errors import NotFound
 from orchestrator.plain import finite
 
 GONE = (
@@ -99,6 +100,15 @@ def island_of(view: Mapping[str, Any]) -> Island:
     )
 
 
+def island_in(job: Job, island: str) -> Island:
+    """The island of this name. Raises NotFound with those that there are."""
+    for found in job.islands:
+        if found.island == island:
+            return found
+    names = ", ".join(found.island for found in job.islands)
+    raise NotFound(detail=f"Job {job.job} has no island {island!r}.", remedy=f"Its islands are {names}.")
+
+
 def fragment_of(view: Mapping[str, Any]) -> Fragment:
     return Fragment(
         fragment=view["fragment"],
@@ -123,6 +133,8 @@ def command_of(row: CommandRow) -> Command:
         requested_at=row.requested_at,
         state=state,
         detail=row.detail,
+        node_group=row.node_group,
+        count=row.count,
     )
 
 

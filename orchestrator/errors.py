@@ -6,6 +6,7 @@
     ├── RequestError            a command that cannot be done as asked
     │   ├── NotFound
     │   ├── Conflict
+    │   ├── PreconditionFailed  … as things stand now, which the caller has not seen
     │   ├── Unauthenticated     nobody known asks
     │   ├── Forbidden           somebody known asks, whose role does not reach
     │   └── TooManyFailures     … with tokens that are none, too often
@@ -94,6 +95,11 @@ class NotFound(RequestError):
 @dataclass(eq=False, kw_only=True)
 class Conflict(RequestError):
     """The thing exists, but is not in a state in which this can be done."""
+
+
+@dataclass(eq=False, kw_only=True)
+class PreconditionFailed(RequestError):
+    """The thing was changed since the caller has looked at it."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -9,8 +9,8 @@ refuses. What passes carries its holder in ``request.state.holder``.
     429     wrong tokens, too many from one address   Retry-After
 
 Every request to change something by a known holder has a row in the audit trail before it is carried out, and its status
-before it is answered. Strangers leave no rows: they could fill the disk. A stream of events that was let in flows to its
-end, also if its token is revoked meanwhile.
+before it is answered. Strangers leave no rows: they could fill the disk. A stream of events that was let in asks again by
+itself (``api.routes.events``), and ends soon after its token does.
 
 Source: OWASP Authorization Cheat Sheet (deny by default, check every request); RFC 6750, section 3.
 """

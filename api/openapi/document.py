@@ -68,6 +68,8 @@ def refusals_of(method: str, path: str, operation: dict[str, Any]) -> Iterator[t
         yield "404", "There is no such thing"
     if method in CHANGING or path.startswith(LEFT_AT_THE_END):
         yield "409", "Not possible as things stand"
+    if "if-match" in names:
+        yield "412", "Something else was asked of it since the look that `If-Match` names"
     if path == "/v1/jobs" and has_body:
         yield "413", "The body is too large"
     if names or has_body:

@@ -252,5 +252,7 @@ PARAMETERS: dict[str, Any] = {
     "after": 0,
     "follow": False,
     "last-event-id": 12,
+    "if-match": '"14.9f2c41d07be85a36"',
+    "if-none-match": '"14.9f2c41d07be85a36"',
     "Idempotency-Key": "5f1d0c9b-e2a7",
 }

@@ -1,12 +1,13 @@
-"""What routes have in common: the service, who is asking, and the idempotency key."""
+"""What routes have in common: the service, who is asking, the idempotency key, and versions."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header, Request, Response
 
 from api.auth.roles import Holder
+from api.looks import unchanged
 from api.service import Service
 
 
@@ -29,5 +30,27 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key", min_length=1, max_length=200, description="repeat a request without doing it twice"
     ),
 ]
+IfMatch = Annotated[
+    str | None,
+    Header(max_length=500, description="an ETag: refuse with 412 if something else was asked of it since that look"),
+]
+IfNoneMatch = Annotated[
+    str | None,
+    Header(max_length=500, description="ETags that the caller has: 304 without a body if one is still right"),
+]
 ANONYMOUS = "anonymous"
 """The default that Python wants of a parameter behind others. No caller has it: the gate lets nobody in without a name."""
+
+VERSIONED: dict[int | str, dict[str, Any]] = {
+    200: {"headers": {"ETag": {"description": "the answer's version", "schema": {"type": "string"}}}},
+    304: {"description": "The caller has this answer already"},
+}
+"""What the document says of an operation that answers by ``versioned``."""
+
+
+def versioned(body: bytes, tag: str, if_none_match: str | None) -> Response:
+    """This JSON with its entity tag, or 304 for a caller who has it."""
+    headers = {"ETag": tag}
+    if unchanged(if_none_match, tag):
+        return Response(status_code=304, headers=headers)
+    return Response(body, media_type="application/json", headers=headers)

@@ -15,6 +15,8 @@ from fastapi.responses import FileResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import eventstream
+from api.auth.roles import bearer
+from api.auth.tokens import Tokens
 from api.records import TapeReader
 from api.routes.dependencies import ServiceHere
 from api.runs import Run
@@ -26,6 +28,8 @@ STREAMS_MAX = 64
 """Each looks at one file every ``POLL_S``. More than these are somebody's mistake."""
 POLL_S = 0.3
 KEEP_ALIVE_S = 15.0
+RECHECK_S = 2.0
+"""How long a stream may outlive its token."""
 NUMBER_MAX = 2**53
 NDJSON = "application/x-ndjson"
 EXAMPLE = """id: 1
@@ -64,17 +68,23 @@ async def seat(request: Request) -> AsyncIterator[None]:
     dependencies=[Depends(seat)],
 )
 async def follow_events(
+    request: Request,
     job: str,
     service: ServiceHere,
     after: Annotated[int, Query(ge=0, le=NUMBER_MAX, description="begin after the record of this number")] = 0,
     follow: Annotated[bool, Query(description="false: stop at the newest record instead of waiting for more")] = True,
     last_event_id: Annotated[int | None, Header(ge=0, le=NUMBER_MAX, description="as `after`, and before it")] = None,
 ) -> Response:
-    """The records of the job's tape as server-sent events, and `end` once the job has ended."""
+    """The records of the job's tape as server-sent events, and `end` once the job has ended.
+
+    The stream stops without `end` soon after the token that it was opened with was revoked or has expired.
+    """
+    tokens: Tokens = request.app.state.tokens
+    token = bearer(request.headers.get("Authorization", ""))
     run = await run_in_threadpool(service.run, job)
     reader = TapeReader(run.tape, after if last_event_id is None else last_event_id)
     return StreamingResponse(
-        tell(reader, lambda: has_ended(service.run, run.job), follow),
+        tell(reader, lambda: has_ended(service.run, run.job), lambda: tokens.holder_of(token) is not None, follow),
         media_type=eventstream.CONTENT_TYPE,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -99,12 +109,18 @@ def whole_lines(reader: TapeReader) -> Iterator[bytes]:
         yield b"\n".join([*lines, b""])
 
 
-async def tell(reader: TapeReader, ended: Callable[[], bool], follow: bool) -> AsyncIterator[bytes]:
+async def tell(
+    reader: TapeReader, ended: Callable[[], bool], allowed: Callable[[], bool], follow: bool
+) -> AsyncIterator[bytes]:
     """The stream itself. ``ended`` is asked before the last look, so that nothing written before the end is missed."""
     over = await run_in_threadpool(ended)
     yield eventstream.RETRY
-    told_at = time.monotonic()
+    told_at = checked_at = time.monotonic()
     while True:
+        if time.monotonic() - checked_at > RECHECK_S:
+            if not await run_in_threadpool(allowed):
+                return
+            checked_at = time.monotonic()
         if lines := await run_in_threadpool(reader.read):
             yield eventstream.frames(lines)
             told_at = time.monotonic()

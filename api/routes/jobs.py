@@ -11,7 +11,17 @@ from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere
+from api.looks import tag_of
+from api.routes.dependencies import (
+    ANONYMOUS,
+    VERSIONED,
+    Caller,
+    IdempotencyKey,
+    IfMatch,
+    IfNoneMatch,
+    ServiceHere,
+    versioned,
+)
 from api.schemas import Command, Job, Jobs, JobState, Scale
 from api.shelf import Shelf
 from orchestrator.config import JobSpec
@@ -61,28 +71,34 @@ async def submit_job(
     return job
 
 
-@router.get("")
+@router.get("", response_model=Jobs, responses=VERSIONED)
 def list_jobs(
     shelf: ShelfHere,
+    if_none_match: IfNoneMatch = None,
     state: Annotated[JobState | None, Query(description="only jobs in this state")] = None,
     name: Annotated[str | None, Query(max_length=200, description="only jobs of this name")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")] = None,
-) -> Jobs:
+) -> Response:
     """Jobs, newest first. One whose state cannot be had right now is shown as last known, with the reason."""
-    return shelf.page(state, name, limit, cursor)
+    body = shelf.page(state, name, limit, cursor).model_dump_json().encode()
+    return versioned(body, tag_of("list", body), if_none_match)
 
 
-@router.get("/{job}")
-def get_job(job: str, service: ServiceHere) -> Job:
-    """One job with its islands, fragments, losses, goodput and statistics. ``latest`` is the newest."""
-    return service.job(job)
+@router.get("/{job}", response_model=Job, responses=VERSIONED)
+def get_job(job: str, service: ServiceHere, if_none_match: IfNoneMatch = None) -> Response:
+    """One job with its islands, fragments, losses, goodput and statistics. ``latest`` is the newest.
+
+    Its ETag in ``If-Match`` of a cancel, a scale or a delete holds as long as nothing else is asked of the job.
+    """
+    look = service.look(job)
+    return versioned(look.body, look.tag, if_none_match)
 
 
 @router.delete("/{job}", status_code=204)
-def delete_job(job: str, shelf: ShelfHere) -> None:
+def delete_job(job: str, shelf: ShelfHere, if_match: IfMatch = None) -> None:
     """Remove a job that has ended, with all that it left: tape, report, merged parameters. 409 while it lives."""
-    shelf.remove(job)
+    shelf.remove(job, if_match)
 
 
 @router.post("/{job}/cancel", status_code=202)
@@ -92,9 +108,10 @@ def cancel_job(
     service: ServiceHere,
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
+    if_match: IfMatch = None,
 ) -> Command:
     """Stop a job without waiting for the work in flight. It still writes its report."""
-    command = service.submit_command(job, "cancel", None, False, caller, idempotency_key)
+    command = service.submit_command(job, "cancel", None, False, caller, idempotency_key, if_match=if_match)
     response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
     return command
 
@@ -107,12 +124,13 @@ def scale_job(
     service: ServiceHere,
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
+    if_match: IfMatch = None,
 ) -> Command:
     """Have more islands of a job on a node group, or fewer, while it trains. Those that leave are drained, the last first.
 
     Refused beyond the ``count_max`` of the job's specification, or where too few for a merge would go on training.
     """
-    command = service.submit_command(job, "scale", None, True, caller, idempotency_key, scale=scale)
+    command = service.submit_command(job, "scale", None, True, caller, idempotency_key, scale=scale, if_match=if_match)
     response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
     return command
 

@@ -79,32 +79,29 @@ class Clockwork:
     def submit_command(
         self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
     ) -> None:
-        with self._changing(job_id) as record:
-            at = time.time() - record["started_at"]
-            if command_id not in [command["id"] for command in record["commands"]]:
-                command = {"at": at, "kind": kind, "id": command_id, "caller": caller, "island": island}
-                record["commands"].append(command | {"restart": restart})
+        self._take(job_id, kind, command_id, caller, island, restart=restart)
 
     def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
-        with self._changing(job_id) as record:
-            kind, at = "cordon" if cordoned else "uncordon", time.time() - record["started_at"]
-            command = {"at": at, "kind": kind, "id": command_id, "caller": caller, "island": None}
-            record["commands"].append(command | {"node_group": node_group})
+        self._take(job_id, "cordon" if cordoned else "uncordon", command_id, caller, None, node_group=node_group)
 
     def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
-        with self._changing(job_id) as record:
-            at = time.time() - record["started_at"]
-            command = {"at": at, "kind": "scale", "id": command_id, "caller": caller, "island": None}
-            record["commands"].append(command | {"node_group": node_group, "count": count})
+        self._take(job_id, "scale", command_id, caller, None, node_group=node_group, count=count)
 
     def inject_fault(
         self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str, duration_s: float
     ) -> None:
+        self._take(job_id, kind, command_id, caller, island, restart=True, fault_s=duration_s)
+
+    def _take(self, job_id: str, kind: str, command_id: str, caller: str, island: str | None, **more: Any) -> None:
+        self._fail_if("jobs-are-deaf")
         with self._changing(job_id) as record:
+            if not record:
+                raise NotFound(detail=f"No job {job_id} runs here.")
             at = time.time() - record["started_at"]
             if command_id not in [command["id"] for command in record["commands"]]:
                 command = {"at": at, "kind": kind, "id": command_id, "caller": caller, "island": island}
-                record["commands"].append(command | {"restart": True, "fault_s": duration_s})
+                record["commands"].append(command | more)
+        self._fail_if("answers-are-lost")
 
     def status(self, job_id: str) -> StatusRecord:
         self._fail_if("jobs-are-silent")

@@ -45,8 +45,9 @@ CREATE TABLE commands (
 CREATE INDEX ix_commands_job ON commands (job);
 INSERT INTO jobs VALUES (1, 'old-1', 'old', '{}', '/r', 'me', 1.0, 'completed', '', '{"loss": 2.5}', NULL, '');
 INSERT INTO commands VALUES (1, 'k', 'old-1', 'kill', 'asia', 1, 'me', 2.0, 1, 1, '', NULL, '');
+INSERT INTO commands VALUES (2, 'l', 'old-1', 'kill', 'asia', 1, 'me', 3.0, 0, NULL, '', NULL, '');
 """
-"""What the first release wrote, before there were migrations."""
+"""What the first release wrote, before there were migrations. Its second command was never handed over."""
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +202,7 @@ def test_a_database_from_before_migrations_is_upgraded_with_its_rows(url: str) -
             "number INTEGER NOT NULL", "number SERIAL NOT NULL"
         )
         statements = statements.replace("'asia', 1, 'me', 2.0, 1, 1,", "'asia', true, 'me', 2.0, true, true,")
+        statements = statements.replace("'asia', 1, 'me', 3.0, 0, NULL,", "'asia', true, 'me', 3.0, false, NULL,")
     with engine.begin() as connection:
         for statement in statements.split(";\n"):
             if statement.strip():
@@ -208,6 +210,8 @@ def test_a_database_from_before_migrations_is_upgraded_with_its_rows(url: str) -
     engine.dispose()
     store = Store(url)
     assert (store.job("old-1").summary, store.commands("old-1")[0].restart) == ({"loss": 2.5}, True)
+    lost = store.commands("old-1")[1]
+    assert (lost.accepted, "earlier release" in lost.detail) == (False, True), "nobody knows what it was to say"
     assert Tokens(AccessStore(store.engine)).list() == []
     with store.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []

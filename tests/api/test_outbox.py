@@ -1,0 +1,176 @@
+"""Commands between the store and their job: the service is killed, or the job does not answer, at the worst moment."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.control import ControlPort
+from api.outbox import NEVER_REACHED, UNDECIDED
+from api.schemas import JobState, Scale
+from api.service import Service
+from api.store import CommandRow, Store
+from orchestrator.tape.storage import read_tape
+from tests.api.clockwork import Clockwork
+from tests.api.installation import Installation, wait_until
+
+
+class Desk:
+    """A service that can be killed between any two of its steps, over a store and jobs that outlive it."""
+
+    def __init__(self, installation: Installation) -> None:
+        self.installation = installation
+        self.folder = installation.folder / "clockwork"
+        self.control: ControlPort = Clockwork(self.folder)
+        self.store = Store(f"sqlite:///{installation.folder / 'atoll.db'}")
+        self.service = self.next_service()
+        self.job = self.service.submit(installation.spec(), "me", None).job
+
+    def next_service(self) -> Service:
+        """As a process finds things that comes after one that was killed."""
+        service = Service(self.control, self.store, self.installation.runs)
+        service.resume()
+        return service
+
+    def store_only(self, kind: str, **values: Any) -> str:
+        """A command as a service leaves it that is killed before it has handed it over."""
+        name = f"{kind}-{secrets.token_hex(4)}"
+        values = {"island": None, "restart": True, "caller": "me", "requested_at": time.time()} | values
+        self.store.add_command(CommandRow(command=name, job=self.job, kind=kind, **values))
+        return name
+
+    def taken(self) -> dict[str, Any]:
+        """What the job knows of commands, besides its own at the start."""
+        noted = self.control.status(self.job)["commands"]
+        return {name: record for name, record in noted.items() if record["caller"] == "me"}
+
+    def on_tape(self) -> list[str]:
+        """The ids of commands on the tape, in order."""
+        self.control.status(self.job)
+        records = read_tape(self.installation.runs / self.job / "tape.jsonl").records
+        return [r.event.command for r in records if getattr(r.event, "caller", "") == "me"]
+
+    def training(self, island: str, incarnation: int = 1) -> bool:
+        view = next(i for i in self.control.status(self.job)["view"]["islands"] if i["island"] == island)
+        return (view["state"], view["incarnation"]) == ("training", incarnation)
+
+    def switch(self, name: str) -> Path:
+        return self.folder / name
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(Installation(tmp_path))
+    yield desk
+    desk.store.close()
+
+
+def test_what_a_killed_service_had_only_stored_reaches_the_job_in_order_and_once(desk: Desk) -> None:
+    wait_until(lambda: desk.training("asia") and desk.training("europe"))
+    stored = [
+        desk.store_only("kill", island="asia", restart=False),
+        desk.store_only("readd", island="asia"),
+        desk.store_only("stop", island="europe", fault_s=0.1),
+        desk.store_only("scale", node_group="us-east", count=1),
+        desk.store_only("cordon", node_group="asia"),
+    ]
+    service = desk.next_service()
+    service.tend()
+    service.tend()
+    desk.next_service().tend()
+    assert list(desk.taken()) == stored
+    wait_until(lambda: (service.tend(), all(c.state != "pending" for c in service.commands(desk.job)))[1])
+    mine = [command for command in service.commands(desk.job) if command.command in stored]
+    assert [command.state for command in mine[:3]] == ["accepted"] * 3
+    assert (mine[3].node_group, mine[3].count, mine[3].state) == ("us-east", 1, "accepted")
+    assert desk.on_tape() == stored
+
+
+def test_a_command_that_its_job_does_not_answer_for_waits_and_keeps_its_place(desk: Desk) -> None:
+    wait_until(lambda: desk.training("asia"))
+    desk.switch("jobs-are-deaf").touch()
+    first = desk.service.submit_command(desk.job, "kill", "asia", False, "me", "key")
+    second = desk.service.submit_command(desk.job, "readd", "asia", True, "me", None)
+    assert (first.state, second.state) == ("undelivered", "undelivered"), "202: they will be handed over"
+    desk.service.tend()
+    assert desk.taken() == {}
+    desk.switch("jobs-are-deaf").unlink()
+    third = desk.service.submit_command(desk.job, "kill", "europe", True, "me", None)
+    assert list(desk.taken()) == [first.command, second.command, third.command]
+    again = desk.service.submit_command(desk.job, "kill", "asia", False, "me", "key")
+    assert again.command == first.command
+    assert desk.on_tape() == [first.command, second.command, third.command]
+
+
+def test_a_job_that_took_a_command_and_could_not_say_so_does_not_do_it_twice(desk: Desk) -> None:
+    wait_until(lambda: desk.training("asia"))
+    desk.switch("answers-are-lost").touch()
+    kill = desk.service.submit_command(desk.job, "kill", "asia", True, "me", None)
+    assert kill.state == "undelivered"
+    desk.switch("answers-are-lost").unlink()
+    wait_until(lambda: desk.training("asia", incarnation=2))
+    desk.next_service().tend()
+    desk.service.tend()
+    assert desk.service.command(desk.job, kill.command).state == "accepted"
+    islands = {i["island"]: i["incarnation"] for i in desk.control.status(desk.job)["view"]["islands"]}
+    assert islands == {"us-east": 1, "us-west": 1, "europe": 1, "asia": 2}
+    assert desk.on_tape() == [kill.command]
+
+
+def test_what_can_never_be_handed_over_is_refused_with_the_reason(desk: Desk) -> None:
+    wait_until(lambda: desk.training("asia"))
+    taken = desk.service.submit_command(desk.job, "kill", "asia", True, "me", None)
+    late = desk.store_only("kill", island="europe")
+    undecided = desk.store_only("kill", island="europe", delivered=True)
+    desk.control.submit_command(desk.job, "cancel", "by-hand", "me", None, False)
+    wait_until(lambda: desk.service.job(desk.job).state == JobState.CANCELLED)
+    service = desk.next_service()
+    service.tend()
+    found = {command.command: (command.state, command.detail) for command in service.commands(desk.job)}
+    assert found[taken.command][0] == "accepted"
+    assert found[late] == ("refused", NEVER_REACHED)
+    assert found[undecided] == ("refused", UNDECIDED)
+    assert desk.store.jobs_with_open_commands() == []
+
+
+def test_a_command_that_died_with_the_process_that_took_it_is_handed_over_again(desk: Desk) -> None:
+    wait_until(lambda: desk.training("asia"))
+    forgotten = desk.store_only("kill", island="asia", delivered=True)
+    desk.service.tend()
+    desk.service.tend()
+    assert list(desk.taken()) == [forgotten]
+
+
+def test_a_cordon_that_was_only_stored_is_told_once(desk: Desk) -> None:
+    wait_until(lambda: desk.training("asia"))
+    desk.switch("jobs-are-deaf").touch()
+    told = desk.service.cordons.change("asia", "me", cordoned=True)[1]
+    assert [row.delivered for row in told] == [False]
+    assert desk.service.cordons.change("asia", "me", cordoned=True)[1] == [], "it is on its way"
+    desk.service.cordons.change("asia", "me", cordoned=False)
+    desk.service.cordons.change("asia", "me", cordoned=True)
+    desk.switch("jobs-are-deaf").unlink()
+    service = desk.next_service()
+    service.tend()
+    service.tend()
+    assert [record["kind"] for record in desk.taken().values()] == ["cordon", "uncordon", "cordon"]
+    wait_until(lambda: desk.control.status(desk.job)["view"]["cordoned"] == ("asia",))
+
+
+def test_a_job_that_was_silent_when_a_node_group_was_cordoned_is_told_when_it_answers(desk: Desk) -> None:
+    desk.switch("jobs-are-silent").touch()
+    assert desk.service.cordons.change("asia", "me", cordoned=True)[1] == []
+    desk.switch("jobs-are-silent").unlink()
+    desk.service.tend()
+    assert [record["kind"] for record in desk.taken().values()] == ["cordon"]
+
+
+def test_a_scale_is_stored_with_its_node_group_and_count(desk: Desk) -> None:
+    scale = Scale(node_group="us-east", count=1)
+    command = desk.service.submit_command(desk.job, "scale", None, True, "me", None, scale=scale)
+    assert (command.node_group, command.count) == ("us-east", 1)

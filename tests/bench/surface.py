@@ -1,0 +1,206 @@
+"""The operators' surface beside a running job: how soon a kill kills, how long reads take, and what they cost the islands.
+
+A real service on real Ray with four synthetic islands. Kills are asked over REST, one after the other, each of an island
+that trains; the clock stops when the kernel says that the process is gone. Reads come at a steady rate, whatever became of
+the ones before, and each is measured from when it was due, so that one slow answer does not hide those that wait behind it.
+Steps per second come from the job's own tape, for as long before the reads, during them and after. Synthetic islands sleep
+through their steps: theirs become longer only when the machine has no time for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from api.client import Client
+from api.home import Home
+from api.up import Installation, down, up
+from orchestrator.core.events import ProgressReported
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import GROUPS, STEP_S, synthetic
+
+KILLS, KILL_MEDIAN_GOAL_S, KILL_P99_GOAL_S = 50, 0.5, 2.0
+READS_PER_SECOND, READ_SECONDS, READ_P99_GOAL_S, STEP_RATIO_GOAL = 200, 30.0, 0.1, 1.05
+CONNECTIONS = 16
+SETTLE_S = 3.0
+SITUATION_TIMEOUT_S = 120.0
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs")
+        load = os.getloadavg()[0]
+        up(installation, lambda _: None)
+        try:
+            with Client.at(installation.home.path) as client:
+                figures = measure(client, installation)
+        finally:
+            down(installation.home, lambda _: None)
+    figures["load_before"] = round(load, 1)
+    if "--json" in sys.argv:
+        print(json.dumps(figures, indent=2))
+    else:
+        show(figures)
+
+
+def measure(client: Client, installation: Installation) -> dict[str, Any]:
+    recovery = {"restarts_max": 10 * KILLS, "backoff_max_s": 0.5}
+    job = client.submit(synthetic(100_000, name="surface", recovery=recovery)).job
+    wait(lambda: client.job(job).islands_training == len(GROUPS), "all islands train")
+    time.sleep(SETTLE_S)
+    address = installation.home.address()
+    assert address is not None
+    reads = Reads(address.url, str(installation.home.token()), job, psutil.Process(address.pid))
+    times = [time.time()]
+    time.sleep(READ_SECONDS)
+    times.append(time.time())
+    figures = asyncio.run(reads.run())
+    times.append(time.time())
+    time.sleep(READ_SECONDS + SETTLE_S)
+    began_at = client.job(job).started_at
+    assert began_at is not None
+    steps = step_seconds(installation.runs / job, [at - began_at for at in (*times, times[-1] + READ_SECONDS)])
+    kills = [kill_seconds(client, job, island) for island, _ in zip(cycle(GROUPS), range(KILLS), strict=False)]
+    client.cancel(job)
+    wait(lambda: client.job(job).state.final, "the end")
+    return {
+        "kills": spread(kills),
+        "reads": figures,
+        "step_s": dict(zip(("before", "during", "after"), steps, strict=True)),
+    }
+
+
+def kill_seconds(client: Client, job: str, island: str) -> float:
+    """From the request to the end of the island's process; a new one trains when this begins, and may not when it ends."""
+    pid = wait(lambda: pid_of(client, job, island), f"{island} trains")
+    process = os.pidfd_open(pid)
+    try:
+        began = time.perf_counter()
+        client.kill(job, island)
+        ended, _, _ = select.select([process], [], [], SITUATION_TIMEOUT_S)
+        if not ended:
+            raise TimeoutError(f"{island}'s process {pid} lives on")
+        return time.perf_counter() - began
+    finally:
+        os.close(process)
+
+
+def pid_of(client: Client, job: str, island: str) -> int | None:
+    """The process of an island that trains."""
+    return next((i.pid for i in client.islands(job) if i.island == island and i.state == "training"), None)
+
+
+class Reads:
+    """Requests at a steady rate over a few connections, each of the next address in turn."""
+
+    def __init__(self, url: str, token: str, job: str, service: psutil.Process) -> None:
+        self._host, self._port = url.removeprefix("http://").split(":")
+        self._service, self._token = service, token
+        island = f"/v1/jobs/{job}/islands/{GROUPS[0]}"
+        self._paths = (f"/v1/jobs/{job}", "/v1/jobs", f"/v1/jobs/{job}/islands", island, f"/v1/jobs/{job}/commands")
+        self._seconds: dict[str, list[float]] = {path.replace(job, "JOB"): [] for path in self._paths}
+        self._failed = 0
+
+    async def run(self) -> dict[str, Any]:
+        due: asyncio.Queue[tuple[float, str] | None] = asyncio.Queue()
+        readers = [asyncio.create_task(self._read(due)) for _ in range(CONNECTIONS)]
+        before, began = cpu_seconds(self._service), time.perf_counter()
+        for number, path in zip(range(round(READS_PER_SECOND * READ_SECONDS)), cycle(self._paths), strict=False):
+            at = began + number / READS_PER_SECOND
+            await asyncio.sleep(max(0.0, at - time.perf_counter()))
+            due.put_nowait((at, path))
+        for _ in readers:
+            due.put_nowait(None)
+        await asyncio.gather(*readers)
+        took, used = time.perf_counter() - began, cpu_seconds(self._service) - before
+        everything = [seconds for some in self._seconds.values() for seconds in some]
+        by_path = {path: spread(seconds) for path, seconds in self._seconds.items()}
+        more = {"failed": self._failed, "per_second": round(len(everything) / took, 1), "by_path": by_path}
+        return spread(everything) | more | {"service_cores": round(used / took, 2)}
+
+    async def _read(self, due: asyncio.Queue[tuple[float, str] | None]) -> None:
+        reader, writer = await asyncio.open_connection(self._host, int(self._port))
+        while (work := await due.get()) is not None:
+            at, path = work
+            head = f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\nAuthorization: Bearer {self._token}\r\n\r\n"
+            writer.write(head.encode())
+            answer = await reader.readuntil(b"\r\n\r\n")
+            headers = dict(line.split(": ", 1) for line in answer.decode().lower().split("\r\n")[1:-2])
+            await reader.readexactly(int(headers["content-length"]))
+            self._failed += b" 200 " not in answer.split(b"\r\n", 1)[0]
+            name = next(name for name, asked in zip(self._seconds, self._paths, strict=True) if asked == path)
+            self._seconds[name].append(time.perf_counter() - at)
+        writer.close()
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    spent = process.cpu_times()
+    return float(spent.user + spent.system)
+
+
+def step_seconds(run_dir: Path, bounds: list[float]) -> list[float]:
+    """The mean time from step to step over all islands, in each stretch between two bounds."""
+    reports = [r.event for r in read_tape(run_dir / "tape.jsonl").records if isinstance(r.event, ProgressReported)]
+    means = []
+    for begin, end in pairwise(bounds):
+        took, made = 0.0, 0
+        for island in GROUPS:
+            mine = [report for report in reports if report.island == island and begin <= report.at < end]
+            took, made = took + mine[-1].at - mine[0].at, made + mine[-1].steps_total - mine[0].steps_total
+        means.append(round(took / made, 5))
+    return means
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    named = {"median_s": cuts[49], "p95_s": cuts[94], "p99_s": cuts[98], "max_s": max(seconds)}
+    return {"count": len(seconds)} | {name: round(value, 4) for name, value in named.items()}
+
+
+def show(figures: Mapping[str, Any]) -> None:
+    kills, reads, step = figures["kills"], figures["reads"], figures["step_s"]
+    met = kills["median_s"] <= KILL_MEDIAN_GOAL_S and kills["p99_s"] <= KILL_P99_GOAL_S
+    goal = f"goal median {KILL_MEDIAN_GOAL_S}, p99 {KILL_P99_GOAL_S}: {_verdict(met)}"
+    print(f"surface    kill to death  {_row(kills)}   ({kills['count']} kills; {goal})")
+    told = f"{reads['per_second']:.0f}/s, {reads['failed']} failed, service on {reads['service_cores']} cores"
+    goal = f"goal p99 {READ_P99_GOAL_S}: {_verdict(reads['p99_s'] <= READ_P99_GOAL_S)}"
+    print(f"surface    API reads      {_row(reads)}   ({told}; {goal})")
+    for path, seconds in reads["by_path"].items():
+        print(f"surface                   {_row(seconds)}   {path}")
+    ratio = step["during"] / statistics.mean((step["before"], step["after"]))
+    goal = f"goal {STEP_RATIO_GOAL}: {_verdict(ratio <= STEP_RATIO_GOAL)}"
+    print(f"surface    step time      before {step['before']:.4f} s, during reads {step['during']:.4f} s, ", end="")
+    print(
+        f"after {step['after']:.4f} s: ratio {ratio:.3f} ({goal}; steps of {STEP_S} s; load before {figures['load_before']})"
+    )
+
+
+def _row(spread: Mapping[str, float]) -> str:
+    return "  ".join(
+        f"{name.removesuffix('_s')} {1000 * spread[name]:7.1f} ms" for name in ("median_s", "p95_s", "p99_s", "max_s")
+    )
+
+
+def _verdict(met: bool) -> str:
+    return "met" if met else "MISSED"
+
+
+def wait(situation: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SITUATION_TIMEOUT_S
+    while not (seen := situation()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {SITUATION_TIMEOUT_S:.0f} s: {what}")
+        time.sleep(0.1)
+    return seen

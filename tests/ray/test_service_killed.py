@@ -1,0 +1,253 @@
+"""The service is killed again and again while operators go on sending commands to a job on Ray.
+
+Half of the kills come at moments drawn from a seed, the others as soon as the store holds a command that was not handed over
+yet. Operators hold on to what they asked under an ``Idempotency-Key`` until it is answered; of what they asked without one,
+and got no answer to, anything may have become, once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+import pytest
+
+from api.binding import Binding
+from api.home import Home
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import synthetic
+
+ROOT = Path(__file__).parent.parent.parent
+SEED = 11
+KILLS, OPERATORS = 20, 5
+KILLED_AFTER_MAX_S = 0.5
+THINK_MAX_S = 0.3
+ISLANDS = ("us-east", "europe", "asia")
+CONTROL = "orchestrator.runtime.control_port:connect"
+WAITING_TO_SERVE = """
+import sys, ray, uvicorn, api.serve, orchestrator.runtime.control_port
+sys.stdin.readline() or sys.exit("nobody wants this service any more")
+sys.exit(api.serve.main(sys.argv[1:]))
+"""
+"""The service's process, its modules loaded beforehand: the next one is ready when the one before is killed."""
+
+
+class Reign:
+    """One service after the other, on one listening socket, each killed by SIGKILL."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        cluster = ClusterFile.find(home)
+        assert cluster is not None
+        self.environment = os.environ | cluster.environment  # before Ray is imported
+        self.home, self.runs, self.database = Home(home), folder / "runs", folder / "service.sqlite"
+        self.listener = Binding().listen([0])
+        assert self.listener is not None
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.log = (folder / "service.log").open("ab")
+        self.serving, self.waiting = self._load(), self._load()
+        self._begin()
+
+    def succeed(self) -> None:
+        """The service that serves is killed, and the next one answers."""
+        self.serving.kill()
+        self.serving.wait()
+        self.serving, self.waiting = self.waiting, self._load()
+        self._begin()
+
+    def end(self) -> None:
+        for process in (self.serving, self.waiting):
+            process.kill()
+            process.wait()
+        self.home.forget_address()
+        self.listener.close()
+        self.log.close()
+
+    def http(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.home.token()}"}
+        return httpx.Client(base_url=self.url, timeout=30, headers=headers)
+
+    def undelivered(self) -> int:
+        """How many commands are stored and not handed over."""
+        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10)) as store:
+            query = "SELECT count(*) FROM commands WHERE NOT delivered AND accepted IS NULL"
+            return int(store.execute(query).fetchone()[0])
+
+    def _listens(self) -> bool:
+        assert self.serving.poll() is None, Path(self.log.name).read_text()
+        found = self.home.address()
+        return found is not None and found.pid == self.serving.pid
+
+    def _load(self) -> subprocess.Popen[bytes]:
+        options = ["--home", self.home.path, "--runs", self.runs, "--database", f"sqlite:///{self.database}"]
+        command = [sys.executable, "-c", WAITING_TO_SERVE, *options, "--control", CONTROL]
+        number = self.listener.fileno()
+        return subprocess.Popen(
+            [*map(str, command), "--listener", str(number)],
+            cwd=ROOT,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=self.log,
+            stderr=self.log,
+            pass_fds=(number,),
+        )
+
+    def _begin(self) -> None:
+        assert self.serving.stdin is not None
+        self.serving.stdin.write(b"\n")
+        self.serving.stdin.close()
+        until(self._listens, "the service is up", 60)
+        httpx.get(f"{self.url}/healthz", timeout=60).raise_for_status()
+
+
+class Operator(Thread):
+    """Sends commands until told to stop; remembers what was promised."""
+
+    def __init__(self, reign: Reign, job: str, seed: str, stop: Event) -> None:
+        super().__init__(daemon=True)
+        self._reign, self._job, self._stop_asked, self._chance = reign, job, stop, random.Random(seed)
+        self.promised: list[str] = []
+        """Ids of commands answered 202."""
+        self.of_key: defaultdict[str, set[str]] = defaultdict(set)
+        self.cut = 0
+        """Requests that no answer came to."""
+        self.trouble: list[str] = []
+
+    def run(self) -> None:
+        with self._reign.http() as http:
+            while not self._stop_asked.wait(self._chance.uniform(0, THINK_MAX_S)):
+                key = secrets.token_hex(8) if self._chance.random() < 0.75 else None
+                self._ask(http, *self._next(), key)
+
+    def _next(self) -> tuple[str, dict[str, Any] | None]:
+        island = self._chance.choice(ISLANDS)
+        kind = self._chance.choices(["kill", "drain", "readd", "stop", "continue"], [2, 1, 4, 4, 4])[0]
+        if kind in ("stop", "continue"):
+            fault = {"kind": kind, "island": island} | ({"duration_s": 0.05} if kind == "stop" else {})
+            return "chaos/faults", fault
+        return f"islands/{island}/{kind}", {"restart": self._chance.random() < 0.8} if kind == "kill" else None
+
+    def _ask(self, http: httpx.Client, what: str, body: dict[str, Any] | None, key: str | None) -> None:
+        headers = {"Idempotency-Key": key} if key else {}
+        while True:
+            try:
+                answer = http.post(f"/v1/jobs/{self._job}/{what}", json=body, headers=headers)
+            except httpx.TransportError:
+                self.cut += 1
+                if key is None:
+                    return
+                continue
+            if answer.status_code != 202:
+                self.trouble.append(f"{what}: {answer.status_code} {answer.text}")
+                return
+            self.promised.append(answer.json()["command"])
+            if key is None:
+                return
+            self.of_key[key].add(self.promised[-1])
+            if self._chance.random() < 0.9:  # now and then an operator asks once more, to be sure
+                return
+
+
+@pytest.fixture
+def reign(home: Path, tmp_path: Path) -> Iterator[Reign]:
+    reign = Reign(home, tmp_path)
+    yield reign
+    reign.end()
+
+
+@pytest.mark.timeout(300)
+def test_no_command_is_lost_or_done_twice_however_often_the_service_is_killed(reign: Reign) -> None:
+    recovery = {"restarts_max": 1000, "backoff_max_s": 0.5}
+    spec = synthetic(100_000, ISLANDS, name="reign", recovery=recovery)
+    with reign.http() as http:
+        job = http.post("/v1/jobs", json=spec).raise_for_status().json()["job"]
+        until(lambda: http.get(f"/v1/jobs/{job}").json()["islands_training"] == len(ISLANDS), "they train", 60)
+    stop, chance = Event(), random.Random(SEED)
+    operators = [Operator(reign, job, f"{SEED}-{number}", stop) for number in range(OPERATORS)]
+    for operator in operators:
+        operator.start()
+    caught = 0
+    for number in range(KILLS):
+        time.sleep(chance.uniform(0, KILLED_AFTER_MAX_S))
+        if number % 2:
+            until(reign.undelivered, "a command is on its way", pause_s=0.0)
+        reign.serving.kill()
+        caught += reign.undelivered() > 0
+        reign.succeed()
+    stop.set()
+    for operator in operators:
+        operator.join(60)
+
+    with reign.http() as http:
+        commands = until(lambda: all_decided(http, job), "every command has its outcome", 60)
+        until(lambda: Lives(reign.runs / job).killed_are_gone(), "who was killed is gone", 60)
+        http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
+        until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "cancelled", "the end", 60)
+        outcomes = {c["command"]: c["state"] for c in http.get(f"/v1/jobs/{job}/commands").json()["commands"]}
+    cut = sum(operator.cut for operator in operators)
+    print(f"{len(commands)} commands, {cut} requests cut, {caught} kills left some undelivered")
+    assert [operator.trouble for operator in operators] == [[]] * OPERATORS
+    lives = Lives(reign.runs / job)
+    assert len(lives.killed) > len(ISLANDS), "hardly anybody was killed"
+    assert lives.died <= lives.killed | lives.stopped, "somebody died of nothing that is on the tape"
+    assert cut > 0, "no request was in flight when the service was killed"
+    assert caught > 0, "no kill came between storing and handing over"
+    told = told_on_tape(reign.runs / job)
+    assert all(len(ids) == 1 for operator in operators for ids in operator.of_key.values()), "one key, two commands"
+    promised = {name for operator in operators for name in operator.promised}
+    assert promised <= outcomes.keys(), "promised and forgotten"
+    assert told == Counter(name for name in outcomes if name in told), "done twice, or done and not known"
+    refused_on_the_way = {
+        c["command"] for c in commands if c["kind"] in ("stop", "continue") and c["state"] == "refused"
+    }
+    assert outcomes.keys() - told.keys() == refused_on_the_way, "a fault whose island had no process is not on the tape"
+    assert set(outcomes.values()) <= {"accepted", "refused"}
+
+
+def all_decided(http: httpx.Client, job: str) -> list[dict[str, Any]] | None:
+    commands: list[dict[str, Any]] = http.get(f"/v1/jobs/{job}/commands").raise_for_status().json()["commands"]
+    return None if any(command["state"] in ("pending", "undelivered") for command in commands) else commands
+
+
+def told_on_tape(run_dir: Path) -> Counter[str]:
+    """How often each operator's command, or fault of chaos, is on the tape."""
+    happened = [record.event for record in read_tape(run_dir / "tape.jsonl").records]
+    return Counter(event.command for event in happened if hasattr(event, "command"))
+
+
+class Lives:
+    """Which lives of islands were killed and stopped by what was decided, and which have died, by the job's tape."""
+
+    def __init__(self, run_dir: Path) -> None:
+        records = read_tape(run_dir / "tape.jsonl").records
+        decided = [effect for record in records for effect in record.effects]
+        self.killed = {(d.island, d.incarnation) for d in decided if isinstance(d, f.KillIsland)}
+        self.stopped = {(d.island, d.incarnation) for d in decided if isinstance(d, f.StopIsland)}
+        ends = [record.event for record in records if isinstance(record.event, e.ConnectionLost) and record.event.dead]
+        self.died = {(end.island, end.incarnation) for end in ends}
+
+    def killed_are_gone(self) -> bool:
+        """One that was draining may have ended before the kill came."""
+        return self.killed <= self.died | self.stopped
+
+
+def until(situation: Callable[[], Any], what: str, timeout_s: float = 30.0, pause_s: float = 0.02) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (seen := situation()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(pause_s)
+    return seen
