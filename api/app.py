@@ -18,6 +18,7 @@ from api.auth.gate import Gate
 from api.auth.store import AccessStore
 from api.auth.tokens import Tokens
 from api.control import ControlPort
+from api.dispatcher import JOBS_MAX
 from api.guard import Guard
 from api.merges.history import Histories
 from api.metrics.exposition import Metrics
@@ -41,18 +42,22 @@ def create_app(
     *,
     packages: tuple[str, ...] = OWN_PACKAGES,
     loopback: bool = True,
+    jobs_max: int = JOBS_MAX,
 ) -> FastAPI:
     """The REST API over this control port and store. Runs write below ``runs_dir``.
 
-    ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only.
+    ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only. Of the
+    jobs at most ``jobs_max`` run at a time, and the others wait.
     """
-    service = Service(control, store, runs_dir, packages)
+    service = Service(control, store, runs_dir, packages, jobs_max)
     access = AccessStore(store.engine)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(service.resume)
+        service.queue.begin()
         yield
+        await run_in_threadpool(service.queue.close)
 
     app = FastAPI(title="atoll", version="1", description=DESCRIPTION, lifespan=lifespan)
     app.state.service = service

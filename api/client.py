@@ -109,9 +109,14 @@ class Client:
     def uncordon(self, node_group: str) -> NodeGroupChange:
         return self._post(f"/v1/node-groups/{quote(node_group, safe='')}/uncordon", NodeGroupChange)
 
-    def submit(self, document: Mapping[str, Any]) -> Job:
-        """Submit a job specification. Raises InvalidJobSpec with every problem."""
-        return self._post("/v1/jobs", Job, dict(document))
+    def submit(self, document: Mapping[str, Any], *, priority: int = 0) -> Job:
+        """Submit a job specification. Raises InvalidJobSpec with every problem. It is queued while there is no room."""
+        return self._post(f"/v1/jobs?priority={priority}" if priority else "/v1/jobs", Job, dict(document))
+
+    def prioritise(self, job: str, priority: int) -> Job:
+        """Give a queued job another place in the queue. Raises Conflict for one that waits no more."""
+        answer = self._request("PATCH", f"/v1/jobs/{quote(job, safe='')}", json={"priority": priority})
+        return self._read(answer, Job)
 
     def jobs(self, *, state: str | None = None, name: str | None = None, limit: int = 100) -> list[JobSummary]:
         """The newest jobs, newest first."""

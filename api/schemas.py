@@ -13,10 +13,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+PRIORITY_MAX = 100
+"""And no lower than its negative."""
+
 
 class JobState(StrEnum):
-    """Where a job is. The first three are alive, the others final."""
+    """Where a job is. It waits, is alive in the next three, and the others are final."""
 
+    QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
     FINISHING = "finishing"
@@ -84,7 +88,7 @@ class JobSummary(Answer):
     job: str
     name: str
     state: JobState
-    reason: str
+    reason: str = Field(description="why it ended as it did, or why it waits")
     caller: str
     submitted_at: float
     started_at: float | None
@@ -97,6 +101,8 @@ class JobSummary(Answer):
     loss: float | None = Field(description="newest held-out loss, nats per token")
     goodput_ratio: float | None
     run_dir: str
+    priority: int = Field(default=0, description="higher ones start first")
+    queue_position: int | None = Field(default=None, description="1: the next to start; null: not in the queue")
 
 
 class Job(JobSummary):
@@ -112,6 +118,14 @@ class Job(JobSummary):
     goodput: dict[str, Any]
     statistics: dict[str, Any]
     report_ready: bool
+
+
+class JobChange(BaseModel):
+    """What of a job may be changed while it is queued."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"priority": 10}]})
+
+    priority: int = Field(strict=True, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
 
 
 class Jobs(Answer):

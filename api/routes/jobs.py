@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look, cancel, and the report of a finished one."""
+"""Jobs: submit, list, look, put first, cancel, and the report of a finished one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere
-from api.schemas import Command, Job, Jobs, JobState, Scale
+from api.schemas import PRIORITY_MAX, Command, Job, JobChange, Jobs, JobState, Scale
 from api.shelf import Shelf
 from orchestrator.config import JobSpec
 from orchestrator.errors import ConfigurationError
@@ -51,12 +51,16 @@ async def submit_job(
     request: Request,
     response: Response,
     service: ServiceHere,
+    priority: Annotated[int, Query(ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="higher ones start first")] = 0,
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Job:
-    """Submit a job specification, JSON or YAML. It is checked against the fleet first; 422 lists every problem."""
+    """Submit a job specification, JSON or YAML. It is checked against the fleet first; 422 lists every problem.
+
+    It starts at once if there is room, else it is `queued`: by priority, then first come, and nobody overtakes.
+    """
     document = parse_body(await read_body(request), request.headers.get("content-type", ""))
-    job = await run_in_threadpool(service.submit, document, caller, idempotency_key)
+    job = await run_in_threadpool(service.submit, document, caller, idempotency_key, priority)
     response.headers["Location"] = f"/v1/jobs/{job.job}"
     return job
 
@@ -79,6 +83,12 @@ def get_job(job: str, service: ServiceHere) -> Job:
     return service.job(job)
 
 
+@router.patch("/{job}")
+def change_job(job: str, change: JobChange, service: ServiceHere) -> Job:
+    """Give a queued job another priority, and with it another place in the queue. 409 for one that waits no more."""
+    return service.prioritise(job, change.priority)
+
+
 @router.delete("/{job}", status_code=204)
 def delete_job(job: str, shelf: ShelfHere) -> None:
     """Remove a job that has ended, with all that it left: tape, report, merged parameters. 409 while it lives."""
@@ -93,7 +103,7 @@ def cancel_job(
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
-    """Stop a job without waiting for the work in flight. It still writes its report."""
+    """Stop a job without waiting for the work in flight. It still writes its report. A queued one is cancelled at once."""
     command = service.submit_command(job, "cancel", None, False, caller, idempotency_key)
     response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
     return command
