@@ -24,7 +24,7 @@ from api.merges.history import Histories
 from api.metrics.exposition import Metrics
 from api.metrics.requests import Measured
 from api.openapi import document
-from api.routes import chaos, commands, events, fleet, health, islands, jobs, merges, metrics, page, tokens
+from api.routes import chaos, commands, events, fleet, health, islands, jobs, logs, merges, metrics, page, tokens
 from api.service import Service
 from api.shelf import Shelf
 from api.store import Store
@@ -68,7 +68,7 @@ def create_app(
     app.state.seats = events.Seats()
     app.state.histories = Histories()
     problems.install(app)
-    for routes in (jobs, islands, commands, events, merges, fleet, health, metrics, tokens, page, chaos):
+    for routes in (jobs, islands, commands, events, logs, merges, fleet, health, metrics, tokens, page, chaos):
         app.include_router(routes.router)
     document.install(app)
     app.add_middleware(Gate, tokens=app.state.tokens, store=access)

@@ -22,6 +22,7 @@ from api.auth.roles import Role
 from api.auth.schemas import AuditTrail, NewToken, Token, TokenList
 from api.eventstream import events_of
 from api.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
+from api.logs import Log, Logs
 from api.refusals import error_of
 from api.schemas import (
     Answer,
@@ -174,6 +175,29 @@ class Client:
                 for name, data in events_of(answer.iter_lines()):
                     if name == "record":
                         yield TapeRecord.model_validate(data)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def logs(self, job: str) -> list[Log]:
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/logs", Logs).logs
+
+    def log(
+        self, job: str, source: str, *, incarnation: int | None = None, tail: int = 200, follow: bool = False
+    ) -> Iterator[str]:
+        """What an island said, or another process of the job: the last lines, and those to come if it is followed.
+
+        Raises ServiceUnreachable when the connection breaks.
+        """
+        path, query = f"/v1/jobs/{quote(job, safe='')}/logs/{quote(source, safe='')}", {"tail": tail, "follow": follow}
+        query |= {} if incarnation is None else {"incarnation": incarnation}
+        # a process may be silent for as long as it likes
+        timeout = httpx.Timeout(self._http.timeout.connect, read=None) if follow else self._http.timeout
+        try:
+            with self._http.stream("GET", path, params=query, timeout=timeout) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise error_of(answer)
+                yield from answer.iter_text()
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 

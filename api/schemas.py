@@ -13,9 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PRIORITY_MAX = 100
-"""And no lower than its negative."""
-
 
 class JobState(StrEnum):
     """Where a job is. It waits, is alive in the next three, and the others are final."""
@@ -118,14 +115,6 @@ class Job(JobSummary):
     goodput: dict[str, Any]
     statistics: dict[str, Any]
     report_ready: bool
-
-
-class JobChange(BaseModel):
-    """What of a job may be changed while it is queued."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"priority": 10}]})
-
-    priority: int = Field(strict=True, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
 
 
 class Jobs(Answer):

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import yaml
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere
-from api.schemas import PRIORITY_MAX, Command, Job, JobChange, Jobs, JobState, Scale
+from api.schemas import Command, Job, Jobs, JobState, Scale
 from api.shelf import Shelf
 from orchestrator.config import JobSpec
 from orchestrator.errors import ConfigurationError
@@ -31,10 +32,20 @@ REPORT_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/j
 REPORT_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 PARAMETERS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 SPEC_BYTES_MAX = 1 << 20
+PRIORITY_MAX = 100
+"""And no lower than its negative."""
 SPEC_SCHEMA = {"schema": JobSpec.model_json_schema()}
 SPEC_BODY = {
     "requestBody": {"required": True, "content": {"application/json": SPEC_SCHEMA, "application/yaml": SPEC_SCHEMA}}
 }
+
+
+class JobChange(BaseModel):
+    """What of a job may be changed while it is queued."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"priority": 10}]})
+
+    priority: int = Field(strict=True, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
 
 
 class PlainYaml(yaml.SafeLoader):

@@ -14,7 +14,12 @@ from orchestrator.sections import IslandsSection
 
 NAMES = ("asia", "europe", "mars")
 rooms = st.builds(Room, st.integers(0, 12).map(lambda n: n / 4), st.integers(0, 2))
-wants = st.dictionaries(st.sampled_from(NAMES), rooms, max_size=3)
+wants = st.dictionaries(
+    st.sampled_from(NAMES),
+    st.builds(Room, st.integers(0, 6).map(lambda n: n / 4), st.sampled_from((0, 0, 0, 1))),
+    max_size=2,
+)
+"""Small beside the fleets, so that several fit and the next one does not."""
 
 
 @st.composite
@@ -25,7 +30,7 @@ def queues(draw: st.DrawFn) -> list[QueuedJob]:
 
 @st.composite
 def fleets(draw: st.DrawFn) -> list[NodeGroupRecord]:
-    return [group(name, draw(rooms)) for name in draw(st.sets(st.sampled_from(NAMES)))]
+    return [group(name, draw(rooms)) for name in draw(st.sets(st.sampled_from(NAMES), min_size=2))]
 
 
 def group(name: str, room: Room) -> NodeGroupRecord:

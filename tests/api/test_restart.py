@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,8 +62,7 @@ def test_an_ended_job_is_known_after_its_run_folder_is_gone(warm: Installation) 
     job = json.loads(warm.atoll("submit", warm.spec_file(steps=10), "--json"))["job"]
     with warm.client() as client:
         ended = wait_until(lambda: (j := client.job(job)).state == "completed" and j)
-        for file in (warm.runs / job).iterdir():
-            file.unlink()
+        shutil.rmtree(warm.runs / job)
         kill_service(warm)
         warm.up()
     with warm.client() as client:
