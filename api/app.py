@@ -19,12 +19,27 @@ from api.auth.store import AccessStore
 from api.auth.tokens import Tokens
 from api.chaos.runs import ChaosRuns
 from api.control import ControlPort
+from api.dispatcher import JOBS_MAX
 from api.guard import Guard
 from api.merges.history import Histories
 from api.metrics.exposition import Metrics
 from api.metrics.requests import Measured
 from api.openapi import document
-from api.routes import chaos, chaos_runs, commands, events, fleet, health, islands, jobs, merges, metrics, page, tokens
+from api.routes import (
+    chaos,
+    chaos_runs,
+    commands,
+    events,
+    fleet,
+    health,
+    islands,
+    jobs,
+    logs,
+    merges,
+    metrics,
+    page,
+    tokens,
+)
 from api.service import Service
 from api.shelf import Shelf
 from api.store import Store
@@ -43,12 +58,14 @@ def create_app(
     *,
     packages: tuple[str, ...] = OWN_PACKAGES,
     loopback: bool = True,
+    jobs_max: int = JOBS_MAX,
 ) -> FastAPI:
     """The REST API over this control port and store. Runs write below ``runs_dir``.
 
-    ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only.
+    ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only. Of the
+    jobs at most ``jobs_max`` run at a time, and the others wait.
     """
-    service = Service(control, store, runs_dir, packages)
+    service = Service(control, store, runs_dir, packages, jobs_max)
     access = AccessStore(store.engine)
     plans = ChaosRuns(service, store)
 
@@ -58,7 +75,9 @@ def create_app(
         await run_in_threadpool(plans.conductor.resume)
         tending = Tending(service.tend)
         tending.start()
+        service.queue.begin()
         yield
+        await run_in_threadpool(service.queue.close)
         await run_in_threadpool(tending.stop)
         await run_in_threadpool(plans.conductor.close)
 
@@ -72,7 +91,8 @@ def create_app(
     app.state.seats = events.Seats()
     app.state.histories = Histories()
     problems.install(app)
-    for routes in (jobs, islands, commands, events, merges, fleet, health, metrics, tokens, page, chaos, chaos_runs):
+    shown = (jobs, islands, commands, events, logs, merges, fleet, health, metrics, tokens, page, chaos, chaos_runs)
+    for routes in shown:
         app.include_router(routes.router)
     document.install(app)
     app.add_middleware(Gate, tokens=app.state.tokens, store=access)

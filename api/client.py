@@ -23,6 +23,7 @@ from api.auth.schemas import AuditTrail, NewToken, Token, TokenList
 from api.chaos.client import ChaosRequests
 from api.eventstream import events_of
 from api.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
+from api.logs import Log, Logs
 from api.refusals import error_of
 from api.schemas import (
     Answer,
@@ -116,9 +117,14 @@ class Client(ChaosRequests):
     def uncordon(self, node_group: str) -> NodeGroupChange:
         return self._post(f"/v1/node-groups/{quote(node_group, safe='')}/uncordon", NodeGroupChange)
 
-    def submit(self, document: Mapping[str, Any]) -> Job:
-        """Submit a job specification. Raises InvalidJobSpec with every problem."""
-        return self._post("/v1/jobs", Job, dict(document))
+    def submit(self, document: Mapping[str, Any], *, priority: int = 0) -> Job:
+        """Submit a job specification. Raises InvalidJobSpec with every problem. It is queued while there is no room."""
+        return self._post(f"/v1/jobs?priority={priority}" if priority else "/v1/jobs", Job, dict(document))
+
+    def prioritise(self, job: str, priority: int) -> Job:
+        """Give a queued job another place in the queue. Raises Conflict for one that waits no more."""
+        answer = self._request("PATCH", f"/v1/jobs/{quote(job, safe='')}", json={"priority": priority})
+        return self._read(answer, Job)
 
     def jobs(self, *, state: str | None = None, name: str | None = None, limit: int = 100) -> list[JobSummary]:
         """The newest jobs, newest first."""
@@ -176,6 +182,29 @@ class Client(ChaosRequests):
                 for name, data in events_of(answer.iter_lines()):
                     if name == "record":
                         yield TapeRecord.model_validate(data)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def logs(self, job: str) -> list[Log]:
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/logs", Logs).logs
+
+    def log(
+        self, job: str, source: str, *, incarnation: int | None = None, tail: int = 200, follow: bool = False
+    ) -> Iterator[str]:
+        """What an island said, or another process of the job: the last lines, and those to come if it is followed.
+
+        Raises ServiceUnreachable when the connection breaks.
+        """
+        path, query = f"/v1/jobs/{quote(job, safe='')}/logs/{quote(source, safe='')}", {"tail": tail, "follow": follow}
+        query |= {} if incarnation is None else {"incarnation": incarnation}
+        # a process may be silent for as long as it likes
+        timeout = httpx.Timeout(self._http.timeout.connect, read=None) if follow else self._http.timeout
+        try:
+            with self._http.stream("GET", path, params=query, timeout=timeout) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise error_of(answer)
+                yield from answer.iter_text()
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 

@@ -1,6 +1,7 @@
 """Commands on their way: stored first, then handed to their job until it has them, then followed to their outcome.
 
     stored ──handed over──▶ delivered ──the job decides──▶ accepted, refused
+       ├──── a queued job is cancelled ──────▶ accepted
        └──── the job ended, or does not know whom it is for ──────▶ refused, with the reason
 
 Responsible for every stored command ending with an outcome, whatever is killed in between, and for a job being given its
@@ -85,13 +86,15 @@ class Outbox:
 
     def _reached(self, row: JobRow, command: CommandRow) -> bool:
         """The job has the command, or never will. False while it is not known which; raises while it does not answer."""
+        if command.kind == "cancel" and self._store.cancel_queued(command):
+            return True
         try:
             hand_over(self._control, command)
         except (NotFound, Conflict) as error:
             record = self._look(row)  # it may be over, and have taken the command before
             if record and command.command in record["commands"]:
                 self._store.update_command(command.command, delivered=True)
-            elif record is None and row.state == JobState.STARTING:
+            elif record is None and row.state in (JobState.QUEUED, JobState.STARTING):
                 return False
             else:
                 detail = NEVER_REACHED if over(record) else str(error)

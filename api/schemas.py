@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class JobState(StrEnum):
-    """Where a job is. The first three are alive, the others final."""
+    """Where a job is. It waits, is alive in the next three, and the others are final."""
 
+    QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
     FINISHING = "finishing"
@@ -84,7 +85,7 @@ class JobSummary(Answer):
     job: str
     name: str
     state: JobState
-    reason: str
+    reason: str = Field(description="why it ended as it did, or why it waits")
     caller: str
     submitted_at: float
     started_at: float | None
@@ -97,6 +98,8 @@ class JobSummary(Answer):
     loss: float | None = Field(description="newest held-out loss, nats per token")
     goodput_ratio: float | None
     run_dir: str
+    priority: int = Field(default=0, description="higher ones start first")
+    queue_position: int | None = Field(default=None, description="1: the next to start; null: not in the queue")
 
 
 class Job(JobSummary):

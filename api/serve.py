@@ -23,6 +23,7 @@ from api.app import create_app
 from api.auth.code import OWN_PACKAGES, refuse_unfit
 from api.binding import LOOPBACK, Binding
 from api.control import ControlPort
+from api.dispatcher import JOBS_MAX
 from api.home import DATABASE_VARIABLE, Home
 from api.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
@@ -37,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--key", type=Path, help="the certificate's key (PEM)")
     parser.add_argument("--insecure", action="store_true", help="allow HTTP beyond loopback")
     parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="jobs may name its code")
+    parser.add_argument("--jobs-max", type=int, default=JOBS_MAX, help="so many run at a time, the others wait")
     parser.add_argument("--port", type=int, default=0, help="0 takes any free one")
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
     parser.add_argument("--control", required=True, metavar="MODULE:FACTORY")
@@ -50,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         listener = listen(binding, options.port) if options.listener is None else inherited(binding, options.listener)
         packages = (*OWN_PACKAGES, *options.allow)
         database = options.database or os.environ.get(DATABASE_VARIABLE)
-        serve(options.home, options.runs, binding, listener, options.control, database, packages)
+        serve(options.home, options.runs, binding, listener, options.control, database, packages, options.jobs_max)
     except AtollError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError | Conflict) else 1
@@ -65,6 +67,7 @@ def serve(
     control_name: str,
     database: str | None,
     packages: tuple[str, ...],
+    jobs_max: int,
 ) -> None:
     """Serve until told to stop by SIGTERM or SIGINT."""
     home, runs = home.resolve(), runs.resolve()
@@ -74,7 +77,7 @@ def serve(
         control = load_control(control_name, home)
         store = Store(database or f"sqlite:///{home / 'service.sqlite'}")
         try:
-            app = create_app(control, store, runs, packages=packages, loopback=binding.loopback)
+            app = create_app(control, store, runs, packages=packages, loopback=binding.loopback, jobs_max=jobs_max)
             app.state.tokens.leave_first(place)
             place.write_address(binding.url(listener), runs, binding.certificate)
             server = uvicorn.Server(

@@ -1,7 +1,8 @@
 """What the service can be asked: submit, look, command. The routes are its HTTP face.
 
-Responsible for the order in which things become true: a row before the job, the job before the answer, so that a
-SIGKILL at any point leaves nothing that cannot be explained after a restart. It refuses to know HTTP, Ray and threads.
+Responsible for the order in which things become true: a row before the job, which starts when it is its turn
+(``api.dispatcher``), so that a SIGKILL at any point leaves nothing that cannot be explained after a restart. It refuses to
+know HTTP, Ray and threads.
 
 A job's state comes from the control port while it lives, from ``RUN_DIR/status.json`` once it has ended, and from its
 row's last summary should the run folder be gone.
@@ -9,7 +10,6 @@ row's last summary should the run folder be gone.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -20,18 +20,20 @@ from typing import Any
 from api.auth.code import OWN_PACKAGES, code_problems
 from api.control import CommandKind, ControlPort, FaultKind, NodeGroupRecord, StatusRecord
 from api.cordons import Cordons
+from api.dispatcher import JOBS_MAX, Dispatcher
 from api.fleet import fleet_problems, sections_of
 from api.idempotency import digest_of, refuse_other_request
 from api.looks import Look, Looks, refuse_outdated
 from api.outbox import Outbox
-from api.runs import Run, has_report, prepare_run_dir, read_status
+from api.runs import Run, has_report, read_status
 from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
 from api.store import AlreadyKnown, CommandRow, JobRow, Store
 from api.translate import command_of, island_in, job_of, plans_of, summary_of
 from orchestrator.config import JobSpec, parse_job
-from orchestrator.errors import AtollError, Conflict, InfrastructureError, InvalidJobSpec, NotFound
+from orchestrator.errors import Conflict, InfrastructureError, InvalidJobSpec, NotFound
 
-logger = logging.getLogger(__name__)
+QUEUE_PATIENCE_S = 10.0
+"""A submission waits so long for those that are being started, then is answered while it is queued."""
 
 SUFFIX_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without the characters that are read as one another."""
@@ -39,7 +41,12 @@ SUFFIX_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 
 class Service:
     def __init__(
-        self, control: ControlPort, store: Store, runs_dir: Path, packages: tuple[str, ...] = OWN_PACKAGES
+        self,
+        control: ControlPort,
+        store: Store,
+        runs_dir: Path,
+        packages: tuple[str, ...] = OWN_PACKAGES,
+        jobs_max: int = JOBS_MAX,
     ) -> None:
         self._control = control
         self._store = store
@@ -48,20 +55,17 @@ class Service:
         self.looks = Looks(self.record, store.generation)
         self.outbox = Outbox(control, store, lambda row: self.looks.fresh(row).record)
         self.cordons = Cordons(control, store, self.outbox)
-        self._inherited: set[str] = set()
-        """Jobs that an earlier process was starting when it ended, and that are not settled yet."""
+        self.queue = Dispatcher(control, store, self.cordons, self._answer, self.record, jobs_max)
         self._adding = Lock()
         """Nothing is asked between a precondition and what is asked under it."""
 
     def resume(self) -> None:
         """After a restart: settle jobs that were being started when the last process ended."""
-        self._inherited = {row.job for row in self._store.jobs() if row.state == JobState.STARTING}
-        self._settle_inherited()
+        self.queue.inherit()
         self.cordons.tell_all("the service, started again")
 
     def tend(self) -> None:
         """One round of what nobody asks for: what a job that did not answer has missed is handed to it now."""
-        self._settle_inherited()
         self.cordons.tell_missed()
         self.outbox.turn()
 
@@ -70,13 +74,13 @@ class Service:
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, document: Mapping[str, Any], caller: str, key: str | None) -> Job:
-        """Validate, remember and start a job. The same key again answers with the job it made the first time.
+    def submit(self, document: Mapping[str, Any], caller: str, key: str | None, priority: int = 0) -> Job:
+        """Validate and remember a job, and start it if its turn is now. The same key again answers with the same job.
 
-        Raises InvalidJobSpec with every problem of the specification and of the fleet; nothing was started then.
+        Raises InvalidJobSpec with every problem of the specification and of the fleet; nothing was queued then. Raises
+        InfrastructureError if it could not be started.
         """
-        digest = digest_of(document)
-        self._settle_inherited()
+        digest = digest_of([document, priority] if priority else document)
         # What was done before is answered before anything else: the fleet may have changed since.
         if key and (earlier := self._store.job_by_key(key)):
             refuse_other_request(earlier, digest, key)
@@ -91,7 +95,8 @@ class Service:
             run_dir=str(run_dir),
             caller=caller,
             submitted_at=time.time(),
-            state=JobState.STARTING.value,
+            state=JobState.QUEUED.value,
+            priority=priority,
             idempotency_key=key,
             request_digest=digest,
         )
@@ -100,23 +105,23 @@ class Service:
         except AlreadyKnown as known:
             refuse_other_request(known.row, digest, key)
             return self._answer(known.row)
-        try:
-            prepare_run_dir(run_dir, row.spec)
-            cordoned = self.cordons.callers()
-            self._control.start_job(job, spec, run_dir, cordoned)
-        except Exception as error:
-            # The key is freed: whoever tries again under it wants a job, not this failure once more.
-            values = {"state": JobState.FAILED.value, "reason": f"could not be started: {error}"}
-            self._store.update_job(job, **values, idempotency_key=None)
-            raise
-        self._store.update_job(job, state=JobState.RUNNING.value)
-        if self.cordons.callers() != cordoned:
-            self.cordons.tell(job, caller)
-        return self.job(job)
+        self.queue.dispatch(QUEUE_PATIENCE_S)
+        row = self._row(job)
+        if row.state == JobState.FAILED:
+            raise InfrastructureError(detail=f"Job {job} {row.reason}")
+        return self._answer(row)
+
+    def prioritise(self, job: str, priority: int) -> Job:
+        """Give a queued job another place in the queue. Raises Conflict for one that waits no more."""
+        row = self._row(job)
+        if not self._store.move_job(row.job, JobState.QUEUED, JobState.QUEUED, priority=priority):
+            state = self._answer(row).state
+            raise Conflict(detail=f"Job {row.job} is {state}; only a queued one has a priority that can be changed.")
+        self.queue.dispatch(QUEUE_PATIENCE_S)
+        return self.job(row.job)
 
     def jobs(self) -> list[JobSummary]:
         """All jobs, newest first. One whose state cannot be had right now is shown as last known, with the reason."""
-        self._settle_inherited()
         return [self.summary(row) for row in self._store.jobs()]
 
     def job(self, job: str) -> Job:
@@ -191,6 +196,9 @@ class Service:
             answer = self._answer(row)
             if answer.state.final:
                 raise Conflict(detail=f"Job {row.job} is already {answer.state}; there is nothing to {kind}.")
+            if answer.state is JobState.QUEUED and kind != "cancel":
+                detail = f"Job {row.job} is still queued; there is nothing to {kind}."
+                raise Conflict(detail=detail, remedy="Wait for its turn, or cancel it.")
             if island is not None:
                 island_in(answer, island)
             try:
@@ -203,6 +211,7 @@ class Service:
             refuse_other_request(earlier, digest, key)
             command = earlier
         self.outbox.push(row.job)
+        self.queue.wake()  # it may have made room
         return self.command(row.job, command.command)
 
     def command(self, job: str, command: str) -> Command:
@@ -233,24 +242,7 @@ class Service:
             raise InvalidJobSpec(problems=problems)
         return spec
 
-    def _settle_inherited(self) -> None:
-        """Decide what became of inherited jobs. One whose cluster does not answer is tried again at the next look."""
-        for job in list(self._inherited):
-            row = self._store.job(job)
-            try:
-                # ``record`` asks the run folder first: the job may have ended while no service was up.
-                if row and self.record(row):
-                    self._store.update_job(job, state=JobState.RUNNING.value)
-                elif row:
-                    reason = "the service ended while it was starting this job. Submit it again."
-                    self._store.update_job(job, state=JobState.FAILED.value, reason=reason, idempotency_key=None)
-            except AtollError as error:
-                logger.warning("job %s: %s", job, error)
-            else:
-                self._inherited.discard(job)
-
     def _row(self, job: str) -> JobRow:
-        self._settle_inherited()
         row = self._store.job(job)
         if row is None:
             detail = "No job was submitted yet." if job == "latest" else f"There is no job {job!r}."
@@ -261,7 +253,7 @@ class Service:
         """What is known of the job: its final state if it left one, else the live one; None if there is neither."""
         if record := read_status(Path(row.run_dir)):
             return record
-        if JobState(row.state).final:
+        if JobState(row.state).final or row.state == JobState.QUEUED:
             return None
         try:
             return self._control.status(row.job)
@@ -277,9 +269,13 @@ class Service:
             look.answer = Job.model_validate(row.summary)
         elif look.answer is None:
             look.answer = job_of(row, look.record, *plans_of(row), report=has_report(Path(row.run_dir)))
-            if look.answer.state.final and not row.summary:
+            if look.answer.state is JobState.QUEUED:
+                waits = {"queue_position": self._store.queue_position(row), "reason": self.queue.why(row.job)}
+                look.answer = look.answer.model_copy(update=waits)
+            elif look.answer.state.final and not row.summary:
                 values = {"reason": look.answer.reason, "summary": look.answer.model_dump(mode="json")}
                 self._store.update_job(row.job, state=look.answer.state.value, **values)
+                self.queue.wake()  # there is room
         return look
 
     def summary(self, row: JobRow) -> JobSummary:

@@ -14,7 +14,7 @@ from collections.abc import Set
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, func, select
+from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
@@ -28,7 +28,7 @@ class Base(DeclarativeBase):
 
 
 class JobRow(Base):
-    """``state`` is the last one known: ``starting``, ``running``, or a final one, and then ``summary`` is set."""
+    """``state`` is the last one known: ``queued``, ``starting``, ``running``, or a final one; then ``summary`` is set."""
 
     __tablename__ = "jobs"
 
@@ -40,6 +40,7 @@ class JobRow(Base):
     caller: Mapped[str]
     submitted_at: Mapped[float]
     state: Mapped[str]
+    priority: Mapped[int] = mapped_column(default=0)
     reason: Mapped[str] = mapped_column(default="")
     summary: Mapped[dict[str, Any] | None] = mapped_column(JSON, default=None)
     idempotency_key: Mapped[str | None] = mapped_column(unique=True, default=None)
@@ -183,6 +184,30 @@ class Store:
 
     def update_job(self, job: str, **values: Any) -> None:
         self._update(JobRow, JobRow.job == job, values)
+
+    def move_job(self, job: str, before: str, after: str, **values: Any) -> bool:
+        """The job goes from one state to another, with these values. False, and nothing is changed, if it is in neither."""
+        move = update(JobRow).where(JobRow.job == job, JobRow.state == before).values(state=after, **values)
+        with self._session.begin() as session:
+            return bool(session.execute(move).rowcount)
+
+    def cancel_queued(self, command: CommandRow) -> bool:
+        """The job is cancelled by this command, all at once. False, and nothing is changed, if it is not queued."""
+        is_queued = (JobRow.job == command.job, JobRow.state == "queued")
+        reason = f"cancelled by {command.caller} while it was queued"
+        outcome = {"delivered": True, "accepted": True, "detail": "it was queued, and nothing of it ran"}
+        with self._session.begin() as session:
+            if not session.execute(update(JobRow).where(*is_queued).values(state="cancelled", reason=reason)).rowcount:
+                return False
+            session.execute(update(CommandRow).where(CommandRow.command == command.command).values(**outcome))
+            return True
+
+    def queue_position(self, row: JobRow) -> int:
+        """Which of the queued jobs this one is, from 1: by priority, then by the order in which they came."""
+        sooner = (JobRow.priority == row.priority) & (JobRow.number < row.number)
+        ahead = select(func.count()).where(JobRow.state == "queued", (JobRow.priority > row.priority) | sooner)
+        with self._session() as session:
+            return 1 + (session.scalar(ahead) or 0)
 
     def update_command(self, command: str, **values: Any) -> None:
         self._update(CommandRow, CommandRow.command == command, values)

@@ -54,6 +54,7 @@ def job_of(
         loss=curve[-1].loss if curve else None,
         goodput_ratio=goodput.get("goodput_ratio"),
         run_dir=row.run_dir,
+        priority=row.priority,
         after_s=record["at"] if record else None,
         pause_reason=view.get("pause_reason"),
         epoch=view.get("epoch", 1),
@@ -141,15 +142,15 @@ def command_of(row: CommandRow) -> Command:
 def plans_of(row: JobRow) -> tuple[list[Island], int]:
     """The islands the specification asks for, as yet unplaced, and the token budget."""
     spec = JobSpec.model_validate(row.spec)
-    starting = row.state == JobState.STARTING
+    before = {"queued": "the job is queued", "starting": "the job is being started"}.get(row.state)
     islands = [
         Island(
             island=plan.island,
             node_group=plan.node_group,
             region=plan.region,
             accelerator_count=plan.accelerator_count,
-            state="placing" if starting else "lost",
-            reason="the job is being started" if starting else "nothing of the job runs",
+            state="placing" if before else "lost",
+            reason=before or "nothing of the job runs",
         )
         for plan in spec.policy().islands
     ]

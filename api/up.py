@@ -55,6 +55,8 @@ class Installation:
     packages: tuple[str, ...] = ()
     """Whose code jobs may name, besides learners' own."""
     database: str | None = None
+    jobs_max: int | None = None
+    """How many jobs run at a time; None leaves it to the service."""
 
     @property
     def with_cluster(self) -> bool:
@@ -184,6 +186,8 @@ def options_of(wanted: Installation) -> list[str]:
         options += ["--insecure"]
     for package in wanted.packages:
         options += ["--allow", package]
+    if wanted.jobs_max is not None:
+        options += ["--jobs-max", str(wanted.jobs_max)]
     return options
 
 

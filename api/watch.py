@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.client import Client
-from api.schemas import Island, Job
+from api.schemas import Island, Job, JobSummary
 from orchestrator.errors import InfrastructureError
 
 STATE_STYLES = {
@@ -102,7 +102,7 @@ def _watch_lines(look: Looker, console: Console) -> Job:
     shown_at, shown_states, shown_note = -LINE_EVERY_S, None, None
     while True:
         picture = look()
-        states = (picture.state, [island.state for island in picture.islands])
+        states = (picture.state, picture.reason, [island.state for island in picture.islands])
         due = time.monotonic() - shown_at >= LINE_EVERY_S
         if due or states != shown_states:
             console.print(line(picture), soft_wrap=True, highlight=False, markup=False)
@@ -121,6 +121,8 @@ def _watch_lines(look: Looker, console: Console) -> Job:
 def render(job: Job, note: str | None = None) -> RenderableType:
     """The whole picture: headline, progress to the budget, islands, and what keeps the job from going on."""
     parts: list[RenderableType] = [_headline(job), _progress(job), island_table(job.islands, job.after_s)]
+    if job.queue_position:
+        parts.append(Text(queue_place(job), style="bold yellow"))
     if job.pause_reason:
         parts.append(Text(job.pause_reason, style="bold yellow"))
     if job.reason and job.state.final:
@@ -153,8 +155,15 @@ def island_table(islands: list[Island], now_s: float | None) -> Table:
     return table
 
 
+def queue_place(job: JobSummary) -> str:
+    """Where a queued job stands, and why it waits."""
+    return f"queued as number {job.queue_position}: {job.reason}"
+
+
 def line(job: Job) -> str:
     """The picture in one line."""
+    if job.queue_position:
+        return queue_place(job)
     percent = 100 * job.tokens_trained / job.token_budget
     islands = " · ".join(
         f"{island.island} {island.state.replace('_', ' ')}"

@@ -68,20 +68,29 @@ def _now() -> list[Panel]:
 
 def _commands() -> list[Panel]:
     return [
-        curves("Jobs by state", "All jobs that the service knows.", "none", Query("atoll_jobs", "{{state}}"), width=8),
+        curves("Jobs by state", "All jobs that the service knows.", "none", Query("atoll_jobs", "{{state}}"), width=12),
+        curves(
+            "Longest wait",
+            "How long the job that has waited longest has been queued. Red: the first in line cannot start as the fleet is.",
+            "s",
+            Query("atoll_queue_oldest_seconds", "oldest"),
+            Query("atoll_queue_oldest_seconds * atoll_queue_hopeless", "in vain"),
+            width=12,
+            colours={"in vain": BAD},
+        ),
         curves(
             "Commands",
             "Operators' commands so far, by what was asked and what came of it.",
             "none",
             Query(f"sum by (kind, outcome) (atoll_commands_total{{{JOB}}})", "{{kind}} {{outcome}}"),
-            width=8,
+            width=12,
         ),
         curves(
             "Chaos",
             "Faults that chaos plans injected so far: outages that somebody wanted.",
             "none",
             Query(f"sum by (kind) (atoll_chaos_faults_total{{{JOB}}})", "{{kind}}"),
-            width=8,
+            width=12,
         ),
     ]
 

@@ -7,6 +7,7 @@ business.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +15,18 @@ from typing import Any
 import numpy as np
 
 from learners.contract import Arrays, Trainer
+from orchestrator import logbook
+
+log = logging.getLogger(__name__)
 
 EVALUATOR_NICENESS = 15
 """Measuring can wait; on a shared machine it must not take the processor from islands that train."""
 
 
 class Evaluator:
-    def __init__(self, spec: dict[str, Any], environment: Mapping[str, str]) -> None:
+    def __init__(self, spec: dict[str, Any], environment: Mapping[str, str], book: logbook.Logbook) -> None:
         os.environ.update(environment)
+        logbook.keep(book)
         os.nice(EVALUATOR_NICENESS)
         self._spec = spec
         self._trainer: Trainer | None = None
@@ -40,6 +45,10 @@ class Evaluator:
     def _built(self) -> Trainer:
         if self._trainer is None:
             module, _, name = self._spec["trainer"].partition(":")
-            trainer: Trainer = getattr(importlib.import_module(module), name)(self._spec, 0, 1)
+            try:
+                trainer: Trainer = getattr(importlib.import_module(module), name)(self._spec, 0, 1)
+            except Exception:
+                log.exception("the model cannot be built")
+                raise
             self._trainer = trainer
         return self._trainer

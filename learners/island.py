@@ -26,6 +26,7 @@ import ray
 
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
+from orchestrator import logbook
 from orchestrator.core.messages import Broken, CatchUpFailure, CaughtUp, Letter, Ready
 from orchestrator.core.vocabulary import FragmentId, IslandId, Version
 from orchestrator.errors import last_line
@@ -43,8 +44,10 @@ log = logging.getLogger(__name__)
 class Island:
     """One incarnation. Made with many threads: a long poll, an export and deliveries go on at once."""
 
-    def __init__(self, island: IslandId, environment: Mapping[str, str]) -> None:
+    def __init__(self, island: IslandId, environment: Mapping[str, str], book: logbook.Logbook) -> None:
         os.environ.update(environment)
+        logbook.keep(book)
+        log.info("%s, incarnation %d, is process %d", island, book.number, os.getpid())
         self._island = island
         self._outbox = Outbox()
         self._unread: list[tuple[int, Letter]] = []
@@ -78,6 +81,7 @@ class Island:
             log.exception("the synchroniser's state cannot be taken")
             self._outbox.put(CatchUpFailure(None, _told(error)))
             return
+        log.info("caught up from the synchroniser, at step %d", step)
         self._outbox.put(CaughtUp(None, tuple(versions), step, time.monotonic() - began))
 
     def load_from(self, actor: str, donor: IslandId, cursor: int) -> None:
@@ -92,6 +96,7 @@ class Island:
             self._outbox.put(CatchUpFailure(donor, _told(error)))
             return
         versions, step = tuple(state["versions"]), state["step"]
+        log.info("caught up from %s, at step %d", donor, step)
         self._outbox.put(CaughtUp(donor, versions, step, time.monotonic() - began))
 
     def start(self) -> None:
@@ -149,6 +154,7 @@ class Island:
             log.exception("the model cannot be built")
             self._outbox.put(Broken(_told(error)))
             return
+        log.info("the model is built, on %d devices", trainer.device_count)
         self._outbox.put(Ready(trainer.device_count, time.monotonic() - began))
 
     def _in_background(self, name: str, work: Callable[[], None]) -> None:

@@ -49,6 +49,7 @@ FOLDS = "orchestrator.accounting"
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.errors": frozenset(),
     "orchestrator.plain": frozenset(),
+    "orchestrator.logbook": frozenset(),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.sections": frozenset({"pydantic"}),
     "orchestrator.validation": frozenset({"orchestrator.errors", "pydantic"}),
@@ -106,8 +107,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "ml_dtypes",
         }
     ),
-    "learners.island": frozenset({"learners", CORE, "orchestrator.merge", "orchestrator.errors", "ray", "numpy"}),
-    "learners.evaluator": frozenset({"learners", CORE, "orchestrator.merge", "orchestrator.errors", "ray", "numpy"}),
+    "learners.island": frozenset(
+        {"learners", CORE, "orchestrator.merge", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
+    ),
+    "learners.evaluator": frozenset(
+        {"learners", CORE, "orchestrator.merge", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
+    ),
     "api": frozenset(
         {
             "orchestrator.core.view",
@@ -117,6 +122,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.config",
             "orchestrator.sections",
             "orchestrator.errors",
+            "orchestrator.logbook",
             "orchestrator.plain",
             "orchestrator.report",
             "orchestrator.simulation",

@@ -1,4 +1,4 @@
-"""Commands about jobs: submit, list, look, watch, cancel, remove, report."""
+"""Commands about jobs: submit, list, put first, look, watch, cancel, remove, report."""
 
 from __future__ import annotations
 
@@ -27,24 +27,28 @@ if TYPE_CHECKING:
     from api.schemas import Job
 
 INTERRUPTED = 130
-JobStateName = Literal["starting", "running", "finishing", "completed", "cancelled", "failed"]
+JobStateName = Literal["queued", "starting", "running", "finishing", "completed", "cancelled", "failed"]
 SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job specification, YAML or JSON.")]
 
 
 def submit(
     file: SpecFile,
     watch_it: Annotated[bool, typer.Option("--watch", help="Stay and watch until the job ends.")] = False,
+    priority: Annotated[int, typer.Option("--priority", help="Higher ones start first; -100 to 100.")] = 0,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Submit a job. Every problem of the specification is told at once, and then nothing is started."""
+    """Submit a job. Every problem of the specification is told at once, and then nothing is started.
+
+    It waits in the queue while there is no room: by priority, then first come, and nobody overtakes.
+    """
     from orchestrator.config import parse_job, read_job_document
 
     document = read_job_document(file)
     try:
         client = connect(home, url)
-        job = client.submit(document)
+        job = client.submit(document, priority=priority)
     except ServiceUnreachable:
         parse_job(document)  # a file that is wrong is told so even when nobody is there to take it
         raise
@@ -55,6 +59,10 @@ def submit(
             say(
                 f"submitted {job.job}: {job.island_count} islands, {job.token_budget:,} tokens, results in {job.run_dir}"
             )
+            if job.queue_position:
+                from api.watch import queue_place
+
+                say(f"it is {queue_place(job)}")
         if watch_it:
             watch_to_end(client, job.job)
         elif not as_json:
@@ -86,14 +94,35 @@ def jobs(
     table = Table(box=None, header_style="dim")
     for heading in ("job", "state", "islands", "tokens", "loss", "goodput", "submitted"):
         table.add_column(heading, no_wrap=True)
+    table.add_column("why it waits", ratio=1, overflow="ellipsis", no_wrap=True)
     for job in found:
         share = f"{job.tokens_trained:,} ({100 * job.tokens_trained / job.token_budget:.0f} %)"
         loss = "–" if job.loss is None else f"{job.loss:.3f}"
         goodput = "–" if job.goodput_ratio is None else f"{100 * job.goodput_ratio:.1f} %"
         submitted = time.strftime("%m-%d %H:%M", time.localtime(job.submitted_at))
         islands = f"{job.islands_training}/{job.island_count}"
-        table.add_row(job.job, job.state, islands, share, loss, goodput, submitted)
+        state = f"{job.state} #{job.queue_position}" if job.queue_position else job.state
+        waits = job.reason if job.queue_position else ""
+        table.add_row(job.job, state, islands, share, loss, goodput, submitted, waits)
     console().print(table)
+
+
+def prioritise(
+    job: JobArgument,
+    priority: Annotated[int, typer.Argument(metavar="N", help="-100 to 100.", show_default=False)],
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a queued job another priority: higher ones start first."""
+    with connect(home, url) as client:
+        found = client.prioritise(job, priority)
+    if as_json:
+        print_json(found)
+    else:
+        from api.watch import queue_place
+
+        say(f"{found.job} is {queue_place(found) if found.queue_position else found.state}")
 
 
 def status(
@@ -187,3 +216,5 @@ def tell_end(job: Job) -> None:
 def register(app: typer.Typer) -> None:
     for command in (submit, jobs, status, watch, cancel, delete, report):
         app.command(rich_help_panel="Jobs")(command)
+    negative = {"ignore_unknown_options": True}  # a number below zero is none of its options
+    app.command(rich_help_panel="Jobs", context_settings=negative)(prioritise)

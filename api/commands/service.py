@@ -39,6 +39,9 @@ def up(
     allow: Annotated[
         list[str] | None, typer.Option("--allow", metavar="PACKAGE", help="Jobs may name its code. Repeatable.")
     ] = None,
+    jobs_max: Annotated[
+        int | None, typer.Option("--jobs-max", min=1, help="How many jobs run at a time; the others wait. Default: 16.")
+    ] = None,
     database: Annotated[
         str | None,
         typer.Option("--database", envvar=DATABASE_VARIABLE, help="SQLAlchemy URL.", show_default="SQLite in the home"),
@@ -46,7 +49,8 @@ def up(
 ) -> None:
     """Start the service and an embedded cluster. Does nothing if they are up. Leaves an admin's token in HOME/token."""
     binding = Binding(host, certificate, key, insecure)
-    bring_up(Installation(Home(home), runs, groups, port, control, binding, tuple(allow or ()), database), say)
+    packages = tuple(allow or ())
+    bring_up(Installation(Home(home), runs, groups, port, control, binding, packages, database, jobs_max), say)
 
 
 def down(home: HomeOption = DEFAULT_HOME) -> None:

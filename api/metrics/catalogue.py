@@ -44,6 +44,18 @@ _FAMILIES = (
     Family("gauge", "atoll_jobs", ("state",), "Jobs the service knows, by state."),
     Family(
         "gauge",
+        "atoll_queue_oldest_seconds",
+        (),
+        "How long the job that has waited longest has been queued; 0 if none is. A steady rise: nothing moves on.",
+    ),
+    Family(
+        "gauge",
+        "atoll_queue_hopeless",
+        (),
+        "1 while the first in line asks for more than the fleet has in all: nodes are away, and waiting does not help.",
+    ),
+    Family(
+        "gauge",
         "atoll_job_answers",
         ("job",),
         "Whether the job's synchroniser answered this scrape. 0: see it is alive.",

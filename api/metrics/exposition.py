@@ -76,10 +76,13 @@ class JobsCollector(Collector):
 
     def _samples(self) -> Iterator[Sample]:
         rows = self._store.jobs()
-        live = {row.job: row for row in rows if not JobState(row.state).final}
+        queued = [row.submitted_at for row in rows if row.state == JobState.QUEUED]
+        live = {row.job: row for row in rows if not JobState(row.state).final and row.state != JobState.QUEUED}
         records = self._ask(live)
         states = Counter(state_of(row, records.get(row.job)) for row in rows)
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
+        yield Sample("atoll_queue_oldest_seconds", (), time.time() - min(queued) if queued else 0.0)
+        yield Sample("atoll_queue_hopeless", (), self._service.queue.hopeless)
         for row in rows:
             if row.job in live:
                 yield Sample("atoll_job_answers", (row.job,), row.job in records)

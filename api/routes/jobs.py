@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look, cancel, and the report of a finished one."""
+"""Jobs: submit, list, look, put first, cancel, and the report of a finished one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import yaml
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -41,10 +42,20 @@ REPORT_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/j
 REPORT_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 PARAMETERS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 SPEC_BYTES_MAX = 1 << 20
+PRIORITY_MAX = 100
+"""And no lower than its negative."""
 SPEC_SCHEMA = {"schema": JobSpec.model_json_schema()}
 SPEC_BODY = {
     "requestBody": {"required": True, "content": {"application/json": SPEC_SCHEMA, "application/yaml": SPEC_SCHEMA}}
 }
+
+
+class JobChange(BaseModel):
+    """What of a job may be changed while it is queued."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"priority": 10}]})
+
+    priority: int = Field(strict=True, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
 
 
 class PlainYaml(yaml.SafeLoader):
@@ -61,12 +72,16 @@ async def submit_job(
     request: Request,
     response: Response,
     service: ServiceHere,
+    priority: Annotated[int, Query(ge=-PRIORITY_MAX, le=PRIORITY_MAX, description="higher ones start first")] = 0,
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Job:
-    """Submit a job specification, JSON or YAML. It is checked against the fleet first; 422 lists every problem."""
+    """Submit a job specification, JSON or YAML. It is checked against the fleet first; 422 lists every problem.
+
+    It starts at once if there is room, else it is `queued`: by priority, then first come, and nobody overtakes.
+    """
     document = parse_body(await read_body(request), request.headers.get("content-type", ""))
-    job = await run_in_threadpool(service.submit, document, caller, idempotency_key)
+    job = await run_in_threadpool(service.submit, document, caller, idempotency_key, priority)
     response.headers["Location"] = f"/v1/jobs/{job.job}"
     return job
 
@@ -95,6 +110,12 @@ def get_job(job: str, service: ServiceHere, if_none_match: IfNoneMatch = None) -
     return versioned(look.body, look.tag, if_none_match)
 
 
+@router.patch("/{job}")
+def change_job(job: str, change: JobChange, service: ServiceHere) -> Job:
+    """Give a queued job another priority, and with it another place in the queue. 409 for one that waits no more."""
+    return service.prioritise(job, change.priority)
+
+
 @router.delete("/{job}", status_code=204)
 def delete_job(job: str, shelf: ShelfHere, if_match: IfMatch = None) -> None:
     """Remove a job that has ended, with all that it left: tape, report, merged parameters. 409 while it lives."""
@@ -110,7 +131,7 @@ def cancel_job(
     idempotency_key: IdempotencyKey = None,
     if_match: IfMatch = None,
 ) -> Command:
-    """Stop a job without waiting for the work in flight. It still writes its report."""
+    """Stop a job without waiting for the work in flight. It still writes its report. A queued one is cancelled at once."""
     command = service.submit_command(job, "cancel", None, False, caller, idempotency_key, if_match=if_match)
     response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
     return command

@@ -12,9 +12,12 @@ const JOB_ICONS = { good: "play", busy: "dots", bad: "cross", calm: "pause" };
 
 export function jobOptions(jobs, chosen) {
   const option = (job) =>
-    h("option", { value: job.job, selected: job.job === chosen, "data-key": job.job }, `${job.job} · ${job.state} · ${day(job.submitted_at)}`);
+    h("option", { value: job.job, selected: job.job === chosen, "data-key": job.job }, `${job.job} · ${place(job)} · ${day(job.submitted_at)}`);
   return jobs.length ? jobs.map(option) : h("option", { value: "" }, "no jobs yet");
 }
+
+/** Its state, and which in line it is while it waits. */
+const place = (job) => (job.queue_position ? `${job.state}, number ${job.queue_position}` : job.state);
 
 /** Who looks, and the way out. */
 export function who(me, held) {
@@ -42,7 +45,7 @@ export function headline(job) {
   const about = `${plural(job.island_count, "island")} in ${plural(regions, "region")}, submitted by ${job.caller} at ${clock(job.submitted_at)}.`;
   const done = job.token_budget ? Math.min(1, job.tokens_trained / job.token_budget) : 0;
   return [
-    h("div", { class: "title" }, h("h1", {}, job.job), badge(tone, job.state === "completed" ? "tick" : JOB_ICONS[tone], job.state)),
+    h("div", { class: "title" }, h("h1", {}, job.job), badge(tone, job.state === "completed" ? "tick" : JOB_ICONS[tone], place(job))),
     h("p", { class: "lead" }, about, job.reason ? ` ${sentence(job.reason)}` : ""),
     job.report_ready && h("p", { class: "lead" }, h("button", { type: "button", "data-action": "report" }, "Download the report")),
     job.pause_reason && h("p", { class: "notice" }, `No fragment can merge: ${job.pause_reason}`),

@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from orchestrator import logbook
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import first_line
@@ -62,8 +64,9 @@ UNWANTED = Unplaced("it was ended before it was placed")
 
 
 class Controller:
-    def __init__(self, job: str, spec: JobSpec) -> None:
-        self._job, self._spec = job, spec
+    def __init__(self, job: str, spec: JobSpec, run_dir: str) -> None:
+        logbook.keep(logbook.service_logbook(Path(run_dir), "controller"))
+        self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
         self._document = spec.model_dump(mode="json")
         self._sections = spec.island_sections(spares=True)
         self._lock = threading.Lock()
@@ -105,6 +108,7 @@ class Controller:
             return Unplaced(now.reason if now else f"its process did not answer: {first_line(error)}")
         self._warden(about["node_id"])  # started now, so that a kill finds it there
         placed = Placement(island_name(self._job, island, incarnation), **about)
+        log.info("%s.%s is process %d on %s", island, incarnation, placed.pid, placed.node)
         with self._lock:
             self._placements[life] = placed
         if self._over(life):
@@ -114,6 +118,7 @@ class Controller:
 
     def kill(self, island: IslandId, incarnation: Incarnation) -> None:
         """SIGKILL the process, if there is one."""
+        log.info("%s.%s is killed", island, incarnation)
         with self._lock:
             placed, actor = self._placements.get((island, incarnation)), self._actors.get((island, incarnation))
         if placed is None:
@@ -217,7 +222,7 @@ class Controller:
                 label_selector={GROUP_LABEL: section.node_group},
                 enable_task_events=False,
             )
-            .remote(island, island_environment(section))
+            .remote(island, island_environment(section), logbook.island_logbook(self._run_dir, island, incarnation))
         )
 
 

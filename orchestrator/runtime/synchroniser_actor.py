@@ -23,6 +23,7 @@ from typing import Any
 
 import ray
 
+from orchestrator import logbook
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
@@ -58,6 +59,8 @@ class SynchroniserActor:
         self, job: str, spec: JobSpec, regions: dict[str, str], run_dir: str, cordoned: dict[str, str]
     ) -> None:
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
+        logbook.keep(logbook.service_logbook(self._run_dir, "synchroniser"))
+        log.info("the synchroniser of %s begins", job)
         self._started_at, self._zero = time.time(), time.monotonic()
         self._policy = spec.policy(regions, spares=True)
         self._entry = threading.Lock()
@@ -80,11 +83,11 @@ class SynchroniserActor:
                 max_concurrency=CONCURRENCY,
                 label_selector={GROUP_LABEL: CONTROL_GROUP},
             )
-            .remote(job, spec)
+            .remote(job, spec, run_dir)
         )
         self._controller: Any = controller
         payloads = PayloadTable()
-        self._workshop = Workshop(job, spec, payloads, self._post, self._queue.put)
+        self._workshop = Workshop(job, spec, self._run_dir, payloads, self._post, self._queue.put)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
             job,
@@ -217,6 +220,7 @@ class SynchroniserActor:
 
     def _finish(self, effect: f.FinishJob) -> None:
         """Write the job's files, then let everything go, this actor included."""
+        log.info("the job ends as %s: %s", effect.outcome, effect.reason)
         self._interpreter.close()
         self._tape.close()
         facts = {"job": self._job, "outcome": effect.outcome.value}

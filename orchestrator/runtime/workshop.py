@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import first_line
+from orchestrator.logbook import service_logbook
 from orchestrator.merge import fragment_map, outer_optimizer, wire
 from orchestrator.merge.outer_state import OuterState
 from orchestrator.runtime import cluster
@@ -53,11 +55,13 @@ class Workshop:
         self,
         job: str,
         spec: JobSpec,
+        run_dir: Path,
         payloads: PayloadTable,
         post: Post,
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._job, self._spec, self._payloads, self._post, self._failed = job, spec, payloads, post, failed
+        self._job, self._spec, self._run_dir = job, spec, run_dir
+        self._payloads, self._post, self._failed = payloads, post, failed
         self._merging = ThreadPoolExecutor(1, "merge")
         self._measuring = ThreadPoolExecutor(1, "measure")
         self._evaluator: Any = None
@@ -182,7 +186,11 @@ class Workshop:
                     max_restarts=0,
                     label_selector={GROUP_LABEL: CONTROL_GROUP},
                 )
-                .remote(self._spec.model_dump(mode="json"), environment)
+                .remote(
+                    self._spec.model_dump(mode="json"),
+                    environment,
+                    service_logbook(self._run_dir, "evaluator", self._evaluators_made),
+                )
             )
         return self._evaluator
 

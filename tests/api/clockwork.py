@@ -38,6 +38,7 @@ from orchestrator.core.vocabulary import (
     payload_id,
 )
 from orchestrator.errors import InfrastructureError, NotFound
+from orchestrator.logbook import island_logbook, service_logbook
 from orchestrator.tape.driver import Driver, MemorySink
 from orchestrator.tape.schema import Digest, Footer, Header, encode_footer, encode_header, encode_record
 
@@ -70,6 +71,7 @@ class Clockwork:
             if not record:
                 dump = spec.model_dump(mode="json")
                 record |= {"spec": dump, "run_dir": str(run_dir), "started_at": time.time()}
+                leave_logs(run_dir, spec)
                 about = {"at": 0.0, "kind": "cordon", "island": None}
                 record["commands"] = [
                     about | {"id": f"cordon {group}", "caller": caller, "node_group": group}
@@ -347,6 +349,16 @@ def fault_event(command: dict[str, Any]) -> e.FaultInjected:
     name, whom = CommandId(command["id"]), IslandId(command["island"])
     kind, seconds = command["kind"], command["fault_s"]
     return e.FaultInjected(command["at"], name, command["caller"], kind, whom, Incarnation(0), seconds)
+
+
+def leave_logs(run_dir: Path, spec: JobSpec) -> None:
+    """What the processes of a job say at its beginning."""
+    for book in (
+        service_logbook(run_dir, "synchroniser"),
+        *(island_logbook(run_dir, i, 1) for i in spec.island_sections()),
+    ):
+        book.path.parent.mkdir(parents=True, exist_ok=True)
+        book.path.write_text(f"{book.source} begins\n")
 
 
 def leave_results(run_dir: Path, job_id: str, world: World, status: StatusRecord) -> None:

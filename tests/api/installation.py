@@ -19,6 +19,8 @@ from api.home import Home
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTROL = "tests.api.clockwork:connect"
+JOBS_MAX = 400
+"""So that no test waits for the jobs of another; the queue's own tests give theirs."""
 
 
 class Installation:
@@ -42,8 +44,8 @@ class Installation:
         assert "Traceback" not in said
         return done.stdout if "--json" in arguments and code == 0 else said
 
-    def up(self) -> str:
-        return self.atoll("up", "--runs", str(self.runs), "--control", CONTROL)
+    def up(self, *options: str) -> str:
+        return self.atoll("up", "--runs", str(self.runs), "--control", CONTROL, "--jobs-max", str(JOBS_MAX), *options)
 
     def client(self) -> Client:
         """The typed client, with the installation's own token: an admin's, named ``local``."""
@@ -57,11 +59,11 @@ class Installation:
         return httpx.Client(base_url=address.url, timeout=20, headers=headers)
 
     def spec(self, steps: int = 20_000, **changes: Any) -> dict[str, Any]:
-        """A synthetic job of four islands; 20 steps take a second, 20,000 outlast any test."""
+        """A synthetic job of four islands; 20 steps take a second, 20,000 outlast any test. Hundreds of them fit."""
         document: dict[str, Any] = {
             "name": "trial",
             "trainer": "learners.synthetic:create",
-            "islands": [{"node_group": name} for name in ("us-east", "us-west", "europe", "asia")],
+            "islands": [{"node_group": name, "cpus": 0.01} for name in ("us-east", "us-west", "europe", "asia")],
             "synchroniser": {"fragments": 4, "interval_steps": 8},
             "evaluation": {"every_merges": 8},
             "budget": {"steps": steps},

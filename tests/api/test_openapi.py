@@ -111,9 +111,16 @@ def tended(service: Installation) -> Iterator[None]:
 
     def before_call(_context: Any, case: Any, _options: Any) -> None:
         if case.meta.generation.mode is GenerationMode.POSITIVE and len(str(case.path_parameters)) % 2:
-            known = {"job": "latest", "island": "asia", "node_group": "asia", "fragment": 1, "version": 2}
+            known = {
+                "job": "latest",
+                "island": "asia",
+                "node_group": "asia",
+                "fragment": 1,
+                "version": 2,
+                "source": "asia",
+            }
             case.path_parameters = {name: known.get(name, value) for name, value in case.path_parameters.items()}
-        if case.path.endswith("/events"):
+        if case.path.endswith(("/events", "/logs/{source}")):
             case.query = {**(case.query or {}), "follow": "false"}
 
     def after_call(_context: Any, case: Any, response: Any) -> None:

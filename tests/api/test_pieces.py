@@ -75,7 +75,8 @@ def test_a_specification_that_names_no_code_or_nonsense_is_not_judged_by_it() ->
 
 
 def job_row(job: str) -> JobRow:
-    return JobRow(job=job, name="n", spec={}, run_dir="/r", caller="c", submitted_at=1.0, state="running")
+    values = {"name": "n", "spec": {}, "run_dir": "/r", "caller": "c", "submitted_at": 1.0, "priority": 0}
+    return JobRow(job=job, state="running", **values)
 
 
 def picture(tmp_path: Path, until: float, commands: tuple[dict, ...] = ()):

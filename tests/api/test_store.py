@@ -138,6 +138,7 @@ def test_rows_come_back_as_they_went_in_also_after_a_restart(url: str) -> None:
     store = Store(url)
     store.add_job(job_row("a-1"))
     store.add_job(job_row("b-2", "once"))
+    assert [store.job(job).priority for job in ("a-1", "b-2")] == [0, 0]
     with pytest.raises(AlreadyKnown) as known:
         store.add_job(job_row("c-3", "once"))
     assert known.value.row.job == "b-2"

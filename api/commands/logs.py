@@ -1,0 +1,61 @@
+"""The command about what a job's processes said."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
+from api.home import DEFAULT_HOME
+
+INTERRUPTED = 130
+
+
+def logs(
+    job: JobArgument,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ISLAND]", help="Or synchroniser, controller, evaluator. Without: which logs there are."
+        ),
+    ] = None,
+    tail: Annotated[int, typer.Option("--tail", "-n", min=1, max=10_000, help="So many of the last lines.")] = 200,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
+    incarnation: Annotated[
+        int | None, typer.Option("--incarnation", min=1, help="Which life of the island. Default: the newest.")
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what an island said: its log, prints and tracebacks, to its last line however it ended."""
+    with connect(home, url) as client:
+        if source is not None:
+            try:
+                for text in client.log(job, source, incarnation=incarnation, tail=tail, follow=follow):
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+            except KeyboardInterrupt:
+                raise typer.Exit(INTERRUPTED) from None
+            return
+        found = client.logs(job)
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        say("there is no log here: nothing of the job has begun, or its nodes keep their logs on other disks")
+        return
+    from rich.table import Table
+
+    table = Table("log of", "incarnation", "bytes", "last line", box=None, header_style="dim")
+    for log in found:
+        written = time.strftime("%m-%d %H:%M:%S", time.localtime(log.written_at))
+        table.add_row(log.source, str(log.incarnation), f"{log.bytes:,}", written)
+    console().print(table)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Jobs")(logs)

@@ -1,0 +1,105 @@
+"""What a process of a job says, in a file of its own that outlives it: logging, prints, tracebacks, a library's last words.
+
+    RUN_DIR/logs/synchroniser-1.log, controller-1.log, evaluator-1.log
+    RUN_DIR/logs/islands/asia-2.log           the second incarnation of asia
+    RUN_DIR/logs/islands/asia-2.log.older     what came before, once that was longer than BYTES_MAX
+
+Responsible for names, for writing, and for finding what was written. The descriptors 1 and 2 themselves lead into the file,
+so native code writes there too, and what was said is with the kernel at once: SIGKILL loses nothing but a line half said.
+Each node writes to its own disk; the service reads those that lie on a disk it shares. Refuses to stop anybody: where no
+file can be made, a process goes on saying things where it did before.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+BYTES_MAX = 4 << 20
+"""Of each of the two halves; beyond it by what is said in ``CHECK_S``."""
+CHECK_S = 1.0
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Logbook:
+    """``number`` is an island's incarnation, or which process of its kind it is; from 1."""
+
+    source: str
+    number: int
+    of_island: bool
+    path: Path
+
+    @property
+    def older(self) -> Path:
+        """The half that was written before."""
+        return self.path.with_name(self.path.name + ".older")
+
+
+def island_logbook(run_dir: Path, island: str, incarnation: int) -> Logbook:
+    return Logbook(island, incarnation, True, run_dir / "logs" / "islands" / f"{island}-{incarnation}.log")
+
+
+def service_logbook(run_dir: Path, source: str, number: int = 1) -> Logbook:
+    """Of the synchroniser, the controller, or an evaluator."""
+    return Logbook(source, number, False, run_dir / "logs" / f"{source}-{number}.log")
+
+
+def logbooks(run_dir: Path) -> list[Logbook]:
+    """All that lie there: islands first, by name and number."""
+    found = []
+    for of_island, folder in ((True, run_dir / "logs" / "islands"), (False, run_dir / "logs")):
+        for path in folder.glob("*-*.log"):
+            source, _, number = path.stem.rpartition("-")
+            if number.isdecimal():
+                found.append(Logbook(source, int(number), of_island, path))
+    return sorted(found, key=lambda book: (not book.of_island, book.source, book.number))
+
+
+def keep(book: Logbook) -> None:
+    """From here on all that this process says is in its logbook, what was there before kept."""
+    try:
+        book.path.parent.mkdir(parents=True, exist_ok=True)
+        _turn_to(book.path)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", book.path, error)
+        return
+    sys.stdout, sys.stderr = (_by_lines(number) for number in (1, 2))
+    logging.Formatter.converter = time.gmtime
+    logging.basicConfig(level=logging.INFO, format=FORMAT, stream=sys.stderr, force=True)
+    faulthandler.enable(file=sys.stderr)
+    threading.Thread(target=_keep_short, args=(book,), name="logbook", daemon=True).start()
+
+
+def _by_lines(descriptor: int) -> TextIO:
+    """A stream that keeps no line to itself, and chokes on no character."""
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _turn_to(path: Path) -> None:
+    """The descriptors of standard output and error lead into this file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard in (1, 2):
+        os.dup2(file, standard)
+    os.close(file)
+
+
+def _keep_short(book: Logbook) -> None:
+    while True:
+        time.sleep(CHECK_S)
+        try:
+            if book.path.stat().st_size > BYTES_MAX:
+                os.replace(book.path, book.older)
+                _turn_to(book.path)
+        except OSError as error:  # somebody removed the folder: what is said goes where it went
+            log.warning("%s cannot be kept short: %s", book.path, error)
+            return

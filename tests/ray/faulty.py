@@ -1,0 +1,18 @@
+"""A user's model whose code is wrong, but not where the job begins: the evaluator builds it, islands cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from learners import model
+
+
+def build(spec: Mapping[str, Any]) -> model.Model:
+    name = ray.get_runtime_context().get_actor_name() or ""
+    print(f"my factory is called in {name}")
+    if ":evaluator-" not in name:
+        raise ValueError("my own mistake")
+    return model.transformer(model.PRESETS["nano"], "float32")

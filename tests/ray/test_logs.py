@@ -1,0 +1,53 @@
+"""Logs of real processes: a user's own traceback, and the last lines of an island that SIGKILL ended, are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.logbook import island_logbook, logbooks, service_logbook
+from orchestrator.runtime.clusterfile import ClusterFile
+from tests.ray.jobs import Job, gone, synthetic
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+Start = Callable[[dict[str, Any]], Job]
+
+
+def test_the_traceback_of_a_users_model_is_in_the_log_of_its_island(start: Start, home: Path) -> None:
+    document = synthetic(steps=100, groups=("asia",), recovery={"restarts_max": 0})
+    job = start(document | {"trainer": "learners.jax_trainer:create", "model": {"factory": "tests.ray.faulty:build"}})
+    job.wait_for_state("asia", "failed")
+    said = island_logbook(job.run_dir, "asia", 1).path.read_text()
+    assert f"my factory is called in {job.id}:asia:1" in said
+    assert "ERROR learners.island: the model cannot be built\nTraceback (most recent call last):" in said
+    assert 'tests/ray/faulty.py", line' in said
+    assert "ValueError: my own mistake" in said
+    evaluator = service_logbook(job.run_dir, "evaluator").path
+    job.wait_until(lambda: "my factory is called" in evaluator.read_text(), "the evaluator's model")
+    assert "asia.1 is process" in service_logbook(job.run_dir, "controller").path.read_text()
+
+    job.command("cancel")
+    job.wait_for_end()
+    assert "the job ends as cancelled" in service_logbook(job.run_dir, "synchroniser").path.read_text()
+    cluster = ClusterFile.find(home)
+    assert cluster is not None
+    secret = (Path(cluster.temp_dir) / "token").read_text().strip()
+    assert len(books := logbooks(job.run_dir)) == 4
+    assert not [book for book in books if secret in book.path.read_text()]
+
+
+def test_a_killed_island_leaves_what_it_said_and_its_successor_begins_anew(start: Start) -> None:
+    job = start(synthetic(steps=100_000, groups=("us-east", "asia")))
+    job.wait_for_merge("us-east", 1)
+    pid = job.wait_for_merge("asia", 1)["pid"]
+    job.command("kill", "asia")
+    job.wait_for_state("asia", "training", incarnation=2)
+    assert gone(pid)
+    first, second = (island_logbook(job.run_dir, "asia", number).path.read_text().splitlines() for number in (1, 2))
+    assert first[0].endswith(f"asia, incarnation 1, is process {pid}")
+    assert "at step" in first[-1]
+    assert second[0].endswith(f"asia, incarnation 2, is process {job.island('asia')['pid']}")
+    assert "caught up from us-east" in "\n".join(second)

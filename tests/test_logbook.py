@@ -1,0 +1,110 @@
+"""What a process said is in its logbook, however it ended; real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.logbook import Logbook, island_logbook, logbooks, service_logbook
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(book: Logbook, script: str) -> tuple[int, str, str]:
+    """A process that keeps this logbook from the beginning: its exit code, what it printed elsewhere, and what it wrote."""
+    begin = f"import logging, os, signal, threading, time\nfrom orchestrator import logbook\nbook = logbook.{book!r}\n"
+    begin = begin.replace("PosixPath", "__import__('pathlib').Path")
+    done = subprocess.run([sys.executable, "-c", begin + script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr, book.path.read_text() if book.path.exists() else ""
+
+
+def test_sigkill_loses_nothing_that_was_said(tmp_path: Path) -> None:
+    script = """
+logbook.keep(book)
+print("a print")
+logging.getLogger("learners").info("a log line")
+os.write(2, b"a library's words\\n")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+print("the last words \\udcff")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    code, elsewhere, written = run(island_logbook(tmp_path, "asia", 2), script)
+    assert (code, elsewhere) == (-signal.SIGKILL, "")
+    lines = written.splitlines()
+    assert lines[0] == "a print"
+    assert lines[1].endswith("INFO learners: a log line")
+    assert lines[2] == "a library's words"
+    assert "ZeroDivisionError: division by zero" in lines
+    assert lines[-1] == "the last words \\udcff"
+
+
+def test_a_crash_in_native_code_leaves_its_stack(tmp_path: Path) -> None:
+    code, _, written = run(
+        island_logbook(tmp_path, "asia", 1), "logbook.keep(book)\nos.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    assert code == -signal.SIGSEGV
+    assert "Segmentation fault" in written
+    assert 'File "<string>"' in written
+
+
+def test_a_second_process_of_the_same_name_writes_on(tmp_path: Path) -> None:
+    book = service_logbook(tmp_path, "synchroniser")
+    for word in ("first", "second"):
+        _, _, written = run(book, f"logbook.keep(book)\nprint({word!r})")
+    assert written == "first\nsecond\n"
+
+
+def test_a_logbook_is_kept_short_and_its_newest_lines_are_whole(tmp_path: Path) -> None:
+    book = island_logbook(tmp_path, "asia", 1)
+    script = """
+logbook.BYTES_MAX, logbook.CHECK_S = 20_000, 0.02
+logbook.keep(book)
+for number in range(20_000):
+    print(f"line {number:06}")
+    if number % 200 == 0:
+        time.sleep(0.01)
+time.sleep(0.2)
+print("the end")
+"""
+    code, _, written = run(book, script)
+    assert code == 0
+    lines = (book.older.read_text() + written).splitlines()
+    assert lines.pop() == "the end"
+    numbers = [int(line.removeprefix("line ")) for line in lines]
+    assert numbers == list(range(numbers[0], 20_000)), "no line is missing, torn or doubled"
+    assert numbers[0] > 0
+    # twice the bound, and what 0.02 s and a busy machine let through beyond it
+    assert len(written) + book.older.stat().st_size < 120_000 < 20_000 * len("line 000000\n")
+
+
+def test_a_process_that_may_not_write_there_goes_on_and_says_so_where_it_did(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    code, elsewhere, _ = run(service_logbook(tmp_path, "controller"), "logbook.keep(book)\nprint('goes on')")
+    assert code == 0
+    assert "cannot be written" in elsewhere
+    assert "goes on" in elsewhere
+
+
+@pytest.mark.parametrize("name", ["asia-12", "synchroniser", "9"])
+def test_logbooks_are_found_by_what_they_are_called(tmp_path: Path, name: str) -> None:
+    books = [
+        island_logbook(tmp_path, name, 2),
+        island_logbook(tmp_path, name, 10),
+        service_logbook(tmp_path, "synchroniser"),
+    ]
+    for book in books:
+        book.path.parent.mkdir(parents=True, exist_ok=True)
+        book.path.touch()
+        book.older.touch()
+    (tmp_path / "logs" / "islands" / "notes.txt").touch()
+    (tmp_path / "logs" / "a-b.log").touch()
+    assert logbooks(tmp_path) == books
+    assert logbooks(tmp_path / "nothing") == []
+    assert os.listdir(tmp_path / "logs" / "islands")
