@@ -171,7 +171,7 @@ class Client(ChaosRequests):
     def events(self, job: str, *, after: int = 0, follow: bool = True) -> Iterator[TapeRecord]:
         """The records of the job's tape after number ``after``, and those to come until it has ended, unless not to follow.
 
-        Raises ServiceUnreachable when the connection breaks; begin again after the last record's number.
+        Raises ServiceUnreachable when the stream stops before that; begin again after the last record's number.
         """
         path, query = f"/v1/jobs/{quote(job, safe='')}/events", {"after": after, "follow": follow}
         try:
@@ -182,8 +182,13 @@ class Client(ChaosRequests):
                 for name, data in events_of(answer.iter_lines()):
                     if name == "record":
                         yield TapeRecord.model_validate(data)
+                    elif name == "end":
+                        return
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
+        if follow:
+            detail = "The service ended the stream of events before the job has ended."
+            raise ServiceUnreachable(detail=detail, remedy="Ask again: it says why if it does not want to go on.")
 
     def logs(self, job: str) -> list[Log]:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/logs", Logs).logs

@@ -20,7 +20,7 @@ from rich.console import Console
 from api.client import Client
 from api.schemas import Job
 from api.summary import lines_that_matter
-from api.up import DEPLOY, Installation, Say, down, up
+from api.up import DEPLOY, Installation, Say, end, start
 from api.watch import watch
 from orchestrator.config import read_job_document
 from orchestrator.errors import AtollError, Conflict, NotFound
@@ -34,13 +34,13 @@ def run_demo(wanted: Installation, spec: Path | None, island: str, console: Cons
     document = read_job_document(spec or DEPLOY / "demo.yaml")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # whoever ends this ends all of it
-    with wanted.home.locked_for_demo():
+    with wanted.home.locked_for_change("demo"):
         return _run_demo(wanted, document, island, console, say)
 
 
 def _run_demo(wanted: Installation, document: dict[str, Any], island: str, console: Console, say: Say) -> int:
     try:
-        up(wanted, say)
+        start(wanted, say)
         with Client.at(wanted.home.path) as client:
             job = client.submit(document)
             say(f"submitted {job.job}: {job.island_count} islands, {job.token_budget:,} tokens")
@@ -52,7 +52,7 @@ def _run_demo(wanted: Installation, document: dict[str, Any], island: str, conso
         return 130
     finally:
         with undisturbed():
-            down(wanted.home, say)
+            end(wanted.home, say)
     for text in lines_that_matter(report):
         console.print(text, highlight=False, soft_wrap=True)
     page = Path(ended.run_dir) / "report.html"

@@ -1,8 +1,9 @@
 """The home folder of one installation: where its service is, whether it runs, and the token that it left there.
 
-Responsible for three files. ``service.json`` says where the service listens; ``service.lock`` is locked for as long as the
-process lives, however it ends, so that a stale address or a reused pid never passes for a running service; ``token`` is an
-admin's, for whoever may read this folder as its owner. Light enough to be imported by every command.
+Responsible for four files. ``service.json`` says where the service listens; ``service.lock`` is locked for as long as the
+process lives, however it ends, so that a stale address or a reused pid never passes for a running service; ``change.lock``
+is held by whoever starts or ends what runs here, and says who that is; ``token`` is an admin's, for whoever may read this
+folder as its owner. Light enough to be imported by every command.
 """
 
 from __future__ import annotations
@@ -77,17 +78,22 @@ class Home:
     def locked(self) -> AbstractContextManager[None]:
         """This process is the home's service until the block is left or the process ends."""
         remedy = "Use it, or end it with `atoll down`."
-        return self._held("service.lock", LOCK_PATIENCE_S, f"A service for {self.path} runs already.", remedy)
+        return self._held("service.lock", LOCK_PATIENCE_S, "A service for {home} runs already.", remedy, "")
 
-    def locked_for_demo(self) -> AbstractContextManager[None]:
-        """This process is the home's demo: a second one would be ended by the first one's end."""
-        remedy = "Wait for its end, or give this one a home of its own with --home."
-        return self._held("demo.lock", 0.0, f"A demo runs in {self.path} already.", remedy)
+    def locked_for_change(self, command: str) -> AbstractContextManager[None]:
+        """This process alone starts or ends what runs here. Raises Conflict that names whoever does so already.
+
+        Two that start at once would each take the other's half-started cluster for a broken one, and end it.
+        """
+        remedy = "Wait for its end, or stop it with Ctrl-C; or choose a home of its own with --home."
+        return self._held(
+            "change.lock", 0.0, "{holder} is at work in {home}.", remedy, f"`atoll {command}` ({os.getpid()})"
+        )
 
     @contextmanager
-    def _held(self, name: str, patience_s: float, detail: str, remedy: str) -> Iterator[None]:
+    def _held(self, name: str, patience_s: float, detail: str, remedy: str, holder: str) -> Iterator[None]:
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / name).open("w") as held:
+        with (self.path / name).open("a+") as held:
             deadline = time.monotonic() + patience_s
             while True:
                 try:
@@ -95,9 +101,17 @@ class Home:
                     break
                 except BlockingIOError as error:
                     if time.monotonic() >= deadline:
-                        raise Conflict(detail=detail, remedy=remedy) from error
+                        held.seek(0)
+                        told = detail.format(home=self.path, holder=held.read().strip() or "Another command")
+                        raise Conflict(detail=told, remedy=remedy) from error
                     time.sleep(0.02)
-            yield
+            held.truncate(0)
+            held.write(holder)
+            held.flush()
+            try:
+                yield
+            finally:
+                held.truncate(0)
 
     def write_address(self, url: str, runs: Path, certificate: Path | None = None) -> None:
         """Say where this process listens, all at once."""

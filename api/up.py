@@ -1,8 +1,8 @@
 """Start and end one installation: the embedded cluster, and the service before it.
 
-Responsible for the order (cluster, then service; the reverse when ending), for doing nothing twice, and for leaving no
-process behind when a start fails. It refuses to import what it starts: both are processes of their own, so that the
-command line stays light and either may be killed and started again.
+Responsible for the order (cluster, then service; the reverse when ending), for doing nothing twice, also when asked twice at
+once, and for leaving no process behind when a start fails. It refuses to import what it starts: both are processes of their
+own, so that the command line stays light and either may be killed and started again.
 
     up      python -m orchestrator.runtime.embedded up --home HOME --groups FILE
             python -m api.serve --home HOME --runs RUNS --listener FD --control …     (detached)
@@ -64,12 +64,30 @@ class Installation:
 
 
 def up(wanted: Installation, say: Say) -> Address:
-    """The cluster and the service run and answer. Says what it does; already up is said and changes nothing."""
-    home = wanted.home
+    """The cluster and the service run and answer. Says what it does; already up is said and changes nothing.
+
+    Raises Conflict while another process starts or ends something in this home.
+    """
     wanted.binding.refuse_if_unfit()
     refuse_unfit(wanted.packages)
+    with wanted.home.locked_for_change("up"):
+        return start(wanted, say)
+
+
+def down(home: Home, say: Say) -> None:
+    """No process of this installation is left. Safe to call when nothing runs. Raises Conflict as ``up``."""
+    if not home.path.is_dir():
+        say(f"nothing is up in {home.path}")
+        return
+    with home.locked_for_change("down"):
+        end(home, say)
+
+
+def start(wanted: Installation, say: Say) -> Address:
+    """``up``, for whoever has locked the home."""
+    home = wanted.home
     if home.running():
-        # Another `up` may be at work: give it time before taking its service for a stuck one.
+        # It may be starting, by hand: give it time before taking it for a stuck one.
         if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), PATIENCE_S):
             say(f"already up at {address.url} (home {home.path})")
             return address
@@ -93,8 +111,8 @@ def up(wanted: Installation, say: Say) -> Address:
     return address
 
 
-def down(home: Home, say: Say) -> None:
-    """No process of this installation is left. Safe to call when nothing runs."""
+def end(home: Home, say: Say) -> None:
+    """``down``, for whoever has locked the home."""
     ran = _end_service(home, say)
     if (home.path / "cluster.json").exists():
         say("ending the embedded cluster")

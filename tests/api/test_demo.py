@@ -68,9 +68,10 @@ def test_an_interrupted_demo_ends_what_it_started(cold: Installation) -> None:
 
 
 def test_a_second_demo_in_the_same_home_starts_nothing_and_ends_nothing(cold: Installation) -> None:
-    with cold.home.locked_for_demo():
+    with cold.home.locked_for_change("demo"):
         second = start_demo(cold, steps=120)
         said = second.communicate(timeout=60)[0]
     assert second.returncode != 0
-    assert "A demo runs in" in said
+    assert "`atoll demo`" in said
+    assert "is at work in" in said
     assert not cold.home.address()

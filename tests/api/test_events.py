@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.auth.roles import Role
 from api.client import Client
 from api.eventstream import events_of, frames
 from api.records import CHUNK_BYTES, TapeReader, number_of, offset_after
@@ -28,7 +29,7 @@ from api.schemas import TapeRecord
 from api.telling import EFFECTS, EVENTS, fields_of, sentence, tell
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
-from orchestrator.errors import InfrastructureError, NotFound, ServiceUnreachable
+from orchestrator.errors import InfrastructureError, NotFound, ServiceUnreachable, Unauthenticated
 from orchestrator.tape.storage import read_tape
 from tests.api.installation import ROOT, Installation, environment, interruptible, wait_until
 
@@ -108,6 +109,33 @@ def test_too_many_streams_are_refused_and_each_that_ends_makes_room(service: Ins
     wait_until(lambda: there_is_room(client, job))
     for stream in streams:
         stream.close()
+    client.cancel(job)
+
+
+def test_a_stream_ends_soon_after_its_token_and_says_so_to_who_follows(service: Installation, client: Client) -> None:
+    job = client.submit(service.spec()).job
+    wait_until(lambda: list(client.events(job, follow=False)))
+    for name, expires_in_s in (("leaver", None), ("guest", 6.0)):
+        token = client.create_token(name, Role.VIEWER, expires_in_s=expires_in_s).token
+        with service.http(token) as http, http.stream("GET", f"/v1/jobs/{job}/events") as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("retry")
+            if expires_in_s is None:
+                client.revoke_token(name)
+            began, told = time.monotonic(), []
+            for line in lines:
+                assert time.monotonic() - began < events.KEEP_ALIVE_S - 1, "it flows on"
+                told.append(line)
+        assert "event: end" not in told, "the job goes on"
+    leaver = Client(client.url, token=client.create_token("other", Role.VIEWER).token)
+    stream = leaver.events(job)
+    next(stream)
+    client.revoke_token("other")
+    with looked_at(service, job), pytest.raises(ServiceUnreachable, match="before the job has ended"):
+        list(stream)
+    with pytest.raises(Unauthenticated):
+        next(leaver.events(job))
+    leaver.close()
     client.cancel(job)
 
 

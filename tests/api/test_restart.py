@@ -162,6 +162,15 @@ def test_a_home_has_one_service_and_stale_addresses_are_seen_through(warm: Insta
     assert Home(warm.home.path).address() is None
 
 
+@pytest.mark.parametrize("word", ["up", "down"])
+def test_who_starts_or_ends_an_installation_is_alone_in_it(cold: Installation, word: str) -> None:
+    with cold.home.locked_for_change("demo"):
+        said = cold.atoll(word, code=1)
+    assert "`atoll demo`" in said
+    assert "--home" in said, "the remedy"
+    assert not cold.home.address()
+
+
 def test_the_service_refuses_to_listen_beyond_this_machine(cold: Installation) -> None:
     command = [sys.executable, "-m", "api.serve", "--home", str(cold.home.path), "--control", CONTROL]
     for host in ("0.0.0.0", "192.0.2.1", "example.org"):

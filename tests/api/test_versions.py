@@ -1,0 +1,111 @@
+"""Versions of what is answered: nothing is sent twice, and nobody changes what another has just changed, unseen."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+
+from api.client import Client
+from api.control import StatusRecord
+from api.looks import FRESH_S, Looks
+from api.store import JobRow
+from orchestrator.errors import InfrastructureError
+from tests.api.installation import Installation, wait_until
+
+
+def test_an_answer_that_did_not_change_is_not_sent_again(http: httpx.Client, service: Installation) -> None:
+    job = http.post("/v1/jobs", json=service.spec(steps=10)).json()["job"]
+    wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "completed")
+    for path in (f"/v1/jobs/{job}", "/v1/jobs?state=completed", "/v1/node-groups"):
+        first = http.get(path)
+        tag = first.headers["ETag"]
+        assert tag.startswith('"'), "strong"
+        again = http.get(path, headers={"If-None-Match": f'"other", {tag}'})
+        assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
+        assert http.get(path, headers={"If-None-Match": '"other"'}).content == first.content
+
+
+def test_a_job_is_changed_only_as_it_was_seen(http: httpx.Client, client: Client, service: Installation) -> None:
+    job = http.post("/v1/jobs", json=service.spec()).json()["job"]
+    wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["global_version"])
+    seen = {"If-Match": http.get(f"/v1/jobs/{job}").headers["ETag"]}
+    version = http.get(f"/v1/jobs/{job}").json()["global_version"]
+    wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["global_version"] > version)
+    scaled = http.post(f"/v1/jobs/{job}/scale", json={"node_group": "asia", "count": 1}, headers=seen)
+    assert scaled.status_code == 202, "that it trains on is no conflict"
+    for what, body in (("scale", {"node_group": "asia", "count": 0}), ("cancel", None)):
+        late = http.post(f"/v1/jobs/{job}/{what}", json=body, headers=seen)
+        assert (late.status_code, late.json()["type"]) == (412, "urn:atoll:problem:precondition-failed")
+    assert [command.kind for command in client.commands(job)] == ["scale"]
+    now = http.get(f"/v1/jobs/{job}").headers["ETag"]
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(http.post, f"/v1/jobs/{job}/cancel", headers={"If-Match": now}) for _ in range(8)]
+    statuses = [future.result().status_code for future in asked]
+    assert statuses.count(202) == 1
+    assert set(statuses) <= {202, 409, 412}, "409 for who came when it had ended"
+    assert [command.kind for command in client.commands(job)] == ["scale", "cancel"]
+    wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "cancelled")
+    assert http.delete(f"/v1/jobs/{job}", headers=seen).status_code == 412
+    fresh = {"If-Match": http.get(f"/v1/jobs/{job}").headers["ETag"]}
+    assert http.delete(f"/v1/jobs/{job}", headers=fresh).status_code == 204
+
+
+def test_a_repeated_request_is_answered_though_its_own_first_time_changed_the_version(
+    http: httpx.Client, service: Installation
+) -> None:
+    job = http.post("/v1/jobs", json=service.spec()).json()["job"]
+    headers = {"If-Match": http.get(f"/v1/jobs/{job}").headers["ETag"], "Idempotency-Key": f"cancel {job}"}
+    answers = [http.post(f"/v1/jobs/{job}/cancel", headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [202, 202]
+    assert answers[0].json()["command"] == answers[1].json()["command"]
+
+
+def test_a_node_group_is_cordoned_only_as_it_was_seen(http: httpx.Client) -> None:
+    seen = {"If-Match": http.get("/v1/node-groups").headers["ETag"]}
+    assert http.post("/v1/node-groups/asia/cordon", headers=seen).status_code == 202
+    assert http.post("/v1/node-groups/asia/uncordon", headers=seen).status_code == 412
+    assert http.get("/v1/node-groups").json()["node_groups"][3]["cordoned"] is True
+    assert http.post("/v1/node-groups/asia/uncordon", headers={"If-Match": "*"}).status_code == 202
+    assert http.post("/v1/node-groups/asia/uncordon", headers={"If-Match": "nonsense"}).status_code == 412
+
+
+class Asked:
+    """A job that counts how often it is asked, and may be silent."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.silent = False
+        self.gate = threading.Event()
+
+    def __call__(self, _row: JobRow) -> StatusRecord:
+        self.count += 1
+        self.gate.wait(5)
+        if self.silent:
+            raise InfrastructureError(detail="no answer", remedy="")
+        return {"at": float(self.count)}  # type: ignore[typeddict-item]
+
+
+def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent() -> None:
+    asked, row = Asked(), JobRow(job="a-1")
+    looks = Looks(asked, lambda _: 0)
+    for asked.silent in (False, True):
+        asked.count = 0
+        asked.gate.clear()
+        with ThreadPoolExecutor(20) as pool:
+            futures = [pool.submit(looks.recent, row) for _ in range(20)]
+            asked.gate.set()
+        errors = [future.exception() for future in futures]
+        assert asked.count == 1
+        assert all(isinstance(error, InfrastructureError) is asked.silent for error in errors)
+        threading.Event().wait(FRESH_S * 1.2)
+
+
+def test_nobody_sees_an_older_state_than_another_has_seen() -> None:
+    asked, row = Asked(), JobRow(job="a-1")
+    asked.gate.set()
+    looks = Looks(asked, lambda _: 0)
+    first, fresh = looks.recent(row), looks.fresh(row)
+    assert first.record != fresh.record
+    assert looks.recent(row) is fresh
