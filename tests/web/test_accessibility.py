@@ -83,8 +83,7 @@ def test_everything_is_reached_by_keyboard_in_order_and_seen_to_be(visit: Visit)
     for _ in wanted:
         page.keyboard.press("Tab")
         name, outline = page.evaluate(
-            f"(e => [{named}(e), parseFloat(getComputedStyle(e).outlineWidth)])"
-            "(document.activeElement)"
+            f"(e => [{named}(e), parseFloat(getComputedStyle(e).outlineWidth)])(document.activeElement)"
         )
         reached.append(name)
         assert outline >= 2, f"{name} does not show that it has the focus"
