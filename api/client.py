@@ -64,7 +64,7 @@ class Client(ChaosRequests):
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, verify=verify, trust_env=False)
 
     @classmethod
-    def at(cls, home: Path = DEFAULT_HOME, url: str | None = None) -> Self:
+    def at(cls, home: Path = DEFAULT_HOME, url: str | None = None, *, timeout_s: float = 30.0) -> Self:
         """A client of the service that runs in ``home``, or of the one at ``url``.
 
         The token is the one in ``ATOLL_TOKEN``, else the one in ``home``, which is sent to that home's own service and
@@ -79,7 +79,7 @@ class Client(ChaosRequests):
                 remedy="Start one with `atoll up`, or say where it is with --home or --url.",
             )
         if address is None or url not in (None, address.url):
-            return cls(str(url), token=token)
+            return cls(str(url), token=token, timeout_s=timeout_s)
         running = place.running()
         if url is None and not running:
             raise ServiceUnreachable(
@@ -88,7 +88,7 @@ class Client(ChaosRequests):
             )
         if token is None and running:
             token = place.token()
-        return cls(address.url, token=token, certificate=address.certificate)
+        return cls(address.url, token=token, timeout_s=timeout_s, certificate=address.certificate)
 
     def __enter__(self) -> Self:
         return self

@@ -74,7 +74,8 @@ def told(fault: FaultSection) -> str:
 
 
 def _about(text: str) -> str:
-    """The comment that a file begins with, without the command that it names."""
+    """The first sentence of the comment that a file begins with, without the command that it names."""
     lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
     said = " ".join(line.lstrip("# ") for line in lines)
-    return said.partition(": ")[2] or said
+    first, stop, _ = (said.partition(": ")[2] or said).partition(". ")
+    return first + stop.rstrip()

@@ -49,7 +49,7 @@ class ShownPlan(Answer):
     """A plan that comes with atoll."""
 
     name: str
-    about: str = Field(description="the comment that its file begins with")
+    about: str = Field(description="the first sentence of the comment that its file begins with")
     faults: list[str] = Field(description="what it does, in words, an entry each")
     keeps: int = Field(description="the blast radius: so many islands go on training whatever it does")
     objectives: list[str]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.commands import completion
 from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
 from api.home import DEFAULT_HOME
 from orchestrator.errors import Conflict, InfrastructureError
@@ -26,7 +27,12 @@ LOOK_EVERY_S = 0.5
 VERDICT_TIMEOUT_S = 90.0
 """After the job's end. The service gives up on a report before that."""
 
-PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A file, or a shipped plan's name: `attrition`.")]
+PlanArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN", help="A file, or a shipped plan's name: `attrition`.", autocompletion=completion.plans
+    ),
+]
 PageOption = Annotated[
     Path | None, typer.Option("--report", metavar="OUT.html", help="Where the verdict's page goes.", show_default=False)
 ]

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from api.commands import completion
 from api.home import DEFAULT_HOME, DEFAULT_RUNS
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from api.client import Client
 
@@ -24,8 +25,25 @@ UrlOption = Annotated[
     str | None, typer.Option("--url", help="The service's address. Default: HOME/service.json.", show_default=False)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print what the API answered, as JSON.")]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or `latest`.", show_default=False)]
-IslandArgument = Annotated[str, typer.Argument(metavar="ISLAND", help="An island of the job.", show_default=False)]
+WIDE_CHARACTERS = 240
+"""What `-o wide` may take, as kubectl's does, whatever the terminal has."""
+OutputOption = Annotated[
+    Literal["wide", "json"] | None,
+    typer.Option("-o", "--output", help="More columns; or the same as --json.", show_default=False),
+]
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A job's id, or `latest`.", show_default=False, autocompletion=completion.jobs),
+]
+IslandArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ISLAND", help="An island of the job.", show_default=False, autocompletion=completion.islands
+    ),
+]
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The node group.", autocompletion=completion.node_groups)
+]
 
 
 def connect(home: Path, url: str | None) -> Client:
@@ -39,6 +57,14 @@ def console() -> Console:
     from rich.console import Console
 
     return Console()
+
+
+def print_table(table: RenderableType, wide: bool = False) -> None:
+    """As wide as the terminal, or as wide as it is: a line that is cut says less than one that wraps."""
+    screen = console()
+    if wide:
+        screen.width = max(screen.width, WIDE_CHARACTERS)
+    screen.print(table)
 
 
 def say(message: str) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from api.commands.common import HomeOption, JsonOption, UrlOption, connect, console, print_json, say
+from api.commands.common import GroupArgument, HomeOption, JsonOption, UrlOption, connect, console, print_json, say
 from api.home import DEFAULT_HOME
 
 if TYPE_CHECKING:
     from api.schemas import NodeGroupChange
-
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The node group.")]
 
 
 def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:

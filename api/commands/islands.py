@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.commands.common import (
+    GroupArgument,
     HomeOption,
     IslandArgument,
     JobArgument,
     JsonOption,
+    OutputOption,
     UrlOption,
     connect,
     console,
     print_json,
+    print_table,
     say,
 )
 from api.home import DEFAULT_HOME
@@ -28,14 +31,23 @@ DECISION_TIMEOUT_S = 20.0
 
 
 def islands(
-    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+    job: JobArgument = "latest",
+    output: OutputOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List a job's islands."""
     with connect(home, url) as client:
-        if as_json:
+        if as_json or output == "json":
             print_json(client.islands(job))
             return
         found = client.job(job)
+    if output == "wide":
+        from api.commands.wide import island_table as wide_table
+
+        print_table(wide_table(found), wide=True)
+        return
     from api.watch import island_table
 
     console().print(island_table(found.islands, found.after_s))
@@ -80,7 +92,7 @@ def readd(
 
 def scale(
     job: JobArgument,
-    node_group: Annotated[str, typer.Argument(metavar="GROUP", help="The node group.")],
+    node_group: GroupArgument,
     count: Annotated[int, typer.Argument(min=0, help="How many islands of the job shall be there.")],
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,

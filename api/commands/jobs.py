@@ -12,10 +12,12 @@ from api.commands.common import (
     HomeOption,
     JobArgument,
     JsonOption,
+    OutputOption,
     UrlOption,
     connect,
     console,
     print_json,
+    print_table,
     say,
 )
 from api.commands.islands import conclude
@@ -24,7 +26,7 @@ from orchestrator.errors import ServiceUnreachable
 
 if TYPE_CHECKING:
     from api.client import Client
-    from api.schemas import Job
+    from api.schemas import Job, JobSummary
 
 INTERRUPTED = 130
 JobStateName = Literal["queued", "starting", "running", "finishing", "completed", "cancelled", "failed"]
@@ -73,6 +75,7 @@ def jobs(
     state: Annotated[JobStateName | None, typer.Option("--state", help="Only jobs in this state.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Only jobs of this name.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many.")] = 100,
+    output: OutputOption = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -80,7 +83,7 @@ def jobs(
     """List jobs, newest first."""
     with connect(home, url) as client:
         found = client.jobs(state=state, name=name, limit=limit)
-    if as_json:
+    if as_json or output == "json":
         print_json(found)
         return
     if not found and (state or name):
@@ -91,10 +94,12 @@ def jobs(
         return
     from rich.table import Table
 
+    wide = output == "wide"
     table = Table(box=None, header_style="dim")
-    for heading in ("job", "state", "islands", "tokens", "loss", "goodput", "submitted"):
+    for heading in ("job", "state", "islands", "tokens", "loss", "goodput", "submitted", *(WIDE if wide else ())):
         table.add_column(heading, no_wrap=True)
-    table.add_column("why it waits", ratio=1, overflow="ellipsis", no_wrap=True)
+    if not wide:
+        table.add_column("why it waits", ratio=1, overflow="ellipsis", no_wrap=True)
     for job in found:
         share = f"{job.tokens_trained:,} ({100 * job.tokens_trained / job.token_budget:.0f} %)"
         loss = "–" if job.loss is None else f"{job.loss:.3f}"
@@ -102,9 +107,18 @@ def jobs(
         submitted = time.strftime("%m-%d %H:%M", time.localtime(job.submitted_at))
         islands = f"{job.islands_training}/{job.island_count}"
         state = f"{job.state} #{job.queue_position}" if job.queue_position else job.state
-        waits = job.reason if job.queue_position else ""
-        table.add_row(job.job, state, islands, share, loss, goodput, submitted, waits)
-    console().print(table)
+        more = _wide_cells(job) if wide else (job.reason if job.queue_position else "",)
+        table.add_row(job.job, state, islands, share, loss, goodput, submitted, *more)
+    print_table(table, wide)
+
+
+WIDE = ("by", "ran for", "version", "results in", "why")
+
+
+def _wide_cells(job: JobSummary) -> tuple[str, ...]:
+    ended_at = job.ended_at or time.time()
+    ran = "–" if job.started_at is None else f"{ended_at - job.started_at:,.0f} s"
+    return job.caller, ran, f"{job.global_version:,}", job.run_dir, job.reason
 
 
 def prioritise(

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -150,3 +151,43 @@ def test_compare_hands_every_baseline_on() -> None:
     missing = subprocess.run([*command, "data-parallel"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert missing.returncode != 0
     assert "no-such-file.yaml" in missing.stderr
+
+
+def test_wide_lists_say_what_narrow_ones_leave_out_and_json_is_an_output_too(warm: Installation) -> None:
+    job = json.loads(warm.atoll("submit", warm.spec_file(), "--json"))["job"]
+    with warm.client() as client:
+        wait_until(lambda: client.job(job).islands_training == 4)
+        client.kill(job, "asia")
+        wait_until(lambda: client.job(job).islands[3].incarnation == 2 and client.job(job).islands_training == 4)
+    head, *rows = warm.atoll("islands", job, "-o", "wide").splitlines()
+    assert head.split()[:4] == ["island", "node", "group", "region"]
+    asia = next(row for row in rows if row.startswith("asia")).split()
+    assert asia[:8] == ["asia", "asia", "asia", "training", "here", "1002", "2", "1"]
+    assert "1002" not in warm.atoll("islands", job)
+    assert json.loads(warm.atoll("islands", job, "--output", "json"))[3]["pid"] == 1002
+    assert str(warm.runs / job) in warm.atoll("jobs", "-o", "wide")
+    assert json.loads(warm.atoll("jobs", "-o", "json"))[0]["job"] == job
+    assert "'yaml' is not one of" in warm.atoll("jobs", "-o", "yaml", code=2)
+
+
+def test_a_shell_completes_the_names_that_the_service_knows(warm: Installation) -> None:
+    job = json.loads(warm.atoll("submit", warm.spec_file(), "--json"))["job"]
+    home = ("--home", str(warm.home.path))
+
+    def completed(*words: str) -> list[str]:
+        line = {
+            "_ATOLL_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(["atoll", *words]),
+            "COMP_CWORD": str(len(words)),
+        }
+        atoll = [str(Path(sys.executable).with_name("atoll"))]
+        done = subprocess.run(atoll, capture_output=True, text=True, timeout=60, env=environment() | line, cwd=ROOT)
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    assert completed("kill", *home, "tr") == [job]
+    assert completed("kill", *home, job, "us") == ["us-east", "us-west"]
+    assert completed("cordon", *home, "e") == ["europe"]
+    assert completed("chaos", "run", *home, job, "a") == ["attrition"]
+    warm.atoll("down")
+    assert completed("kill", *home, "") == ["latest"]

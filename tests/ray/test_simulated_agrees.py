@@ -37,7 +37,9 @@ VICTIM = "asia"
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     demo: dict[str, Any] = yaml.safe_load(DEMO.read_text())
+    islands = [{"node_group": section["node_group"]} for section in demo["islands"]]  # a simulated job has no spares
     return demo | {
+        "islands": islands,
         "trainer": "learners.synthetic:create",
         "synthetic": {"step_s": STEP_S, "start_s": 0.5},
         "budget": {"steps": STEPS},

@@ -74,16 +74,16 @@ def test_the_audit_finds_what_it_looks_for(visit: Visit) -> None:
 
 def test_everything_is_reached_by_keyboard_in_order_and_seen_to_be(visit: Visit) -> None:
     page = visit.open()
+    named = "(e => e.tagName === 'SUMMARY' ? 'a merge' : e.getAttribute('aria-label') || e.textContent)"
     wanted = page.evaluate(
         "[...document.querySelectorAll('a[href], button, select, summary')]"
-        ".filter(e => e.checkVisibility() && !e.disabled).map(e => e.getAttribute('aria-label') || e.textContent)"
+        f".filter(e => e.checkVisibility() && !e.disabled).map({named})"
     )
     reached = []
     for _ in wanted:
         page.keyboard.press("Tab")
         name, outline = page.evaluate(
-            "(e => [e.getAttribute('aria-label') || e.textContent, parseFloat(getComputedStyle(e).outlineWidth)])"
-            "(document.activeElement)"
+            f"(e => [{named}(e), parseFloat(getComputedStyle(e).outlineWidth)])(document.activeElement)"
         )
         reached.append(name)
         assert outline >= 2, f"{name} does not show that it has the focus"

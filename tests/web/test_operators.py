@@ -156,6 +156,7 @@ def test_no_fault_is_found_where_plans_are_shown_and_chosen(
         assert sideways(page) == 0
         client.stop_chaos(job)
         page.get_by_role("button", name="Start a plan").click()
+        expect(page.get_by_label("Plan", exact=True)).to_be_focused()
         page.screenshot(path=tmp_path / f"{look}-plan.png")
         assert faults(page) == [], "while a plan is chosen"
         assert sideways(page) == 0

@@ -1,0 +1,64 @@
+"""Everything that is known of a job's islands in one table, for `atoll islands -o wide`. Pure: a table from an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from api.schemas import Island, Job
+
+WORDS = ("island", "node group", "region", "state", "node")
+FIGURES = (
+    *("pid", "life", "restarts", "steps/s", "step", "behind", "tokens", "loss"),
+    *("last merge", "merges", "refused", "gap"),
+)
+
+
+def island_table(job: Job) -> Table:
+    """A line for each island.
+
+    ``behind`` is its staleness in logical steps, against the furthest that trains; ``gap`` its longest time between steps.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in WORDS:
+        table.add_column(heading, no_wrap=True)
+    for heading in FIGURES:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("why", no_wrap=True)
+    furthest = max((island.step for island in job.islands if island.state == "training"), default=0)
+    for island in job.islands:
+        table.add_row(*_words(island), *_figures(island, job, furthest), island.reason)
+    return table
+
+
+def _words(island: Island) -> tuple[str, ...]:
+    return island.island, island.node_group, island.region, island.state.replace("_", " "), island.node or "–"
+
+
+def _figures(island: Island, job: Job, furthest: int) -> tuple[str, ...]:
+    told, merged = job.statistics, island.last_merge_after_s
+    return (
+        _number(island.pid, "d"),
+        str(island.incarnation or "–"),
+        str(island.restarts),
+        _number(island.steps_per_second, ".2f"),
+        f"{island.step:,}",
+        f"{furthest - island.step:,}" if island.state == "training" else "–",
+        f"{island.tokens_total:,}",
+        _number(island.loss, ".3f"),
+        "–" if merged is None or job.after_s is None else f"{max(0.0, job.after_s - merged):.0f} s ago",
+        str(_of(told, "merges_per_island", island) or 0),
+        str(_of(told.get("traffic", {}), "refused", island) or 0),
+        "–" if (gap := _of(told, "gaps_max_s", island)) is None else f"{gap:.2f} s",
+    )
+
+
+def _of(told: Mapping[str, Any], figure: str, island: Island) -> Any:
+    """The island's own part of a figure; None where the job does not tell it."""
+    return told.get(figure, {}).get(island.island)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
