@@ -1,21 +1,26 @@
 """A chaos plan against a live job, run from here over REST: the job is looked at, the plan decides, the service strikes.
 
-Responsible for finding plans, for striking what ``chaos.conduct`` decides, and for leaving nothing stopped behind when it
-is interrupted. Should this process die all the same, a stopped island goes on by itself when its time is over. Refuses any
-means that a user does not have.
+Responsible for finding plans, for striking what ``chaos.conduct`` decides, and for leaving nothing stopped or cut off behind
+when it is interrupted. Should this process die all the same, what lasts ends by itself when its time is over. Refuses any
+means that a user does not have: what strikes the service itself (``kill_api``) is done by its process id, and only to the
+service of a home folder of this machine.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from api.client import Client
+from api.home import Home
 from api.schemas import Job
+from api.second_life import kill_and_start_again
 from api.up import DEPLOY
 from orchestrator.chaos.conduct import Conduct, Decision
-from orchestrator.chaos.plan import ChaosPlan, check_fleet, figures_now, parse
+from orchestrator.chaos.kinds import Kind
+from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, figures_now, parse
 from orchestrator.chaos.schedule import PlannedFault, schedule
 from orchestrator.chaos.verdict import Verdict
 from orchestrator.config import read_document
@@ -55,11 +60,16 @@ def faults_for(plan: ChaosPlan, job: Job) -> tuple[PlannedFault, ...]:
 
 
 class Conductor:
-    """Sees every picture of the job (``watch.Observer``) and strikes what is due; tells what it did last."""
+    """Sees every picture of the job (``watch.Observer``) and strikes what is due; tells what it did last.
 
-    def __init__(self, client: Client, job: str, plan: ChaosPlan, faults: Sequence[PlannedFault]) -> None:
+    ``home`` is the folder of the service that ``client`` speaks to, if that is of this machine: ``kill_api`` needs it.
+    """
+
+    def __init__(
+        self, client: Client, job: str, plan: ChaosPlan, faults: Sequence[PlannedFault], home: Home | None = None
+    ) -> None:
         self.conduct = Conduct(plan, faults)
-        self._client, self._job = client, job
+        self._client, self._job, self._home = client, job, home
         self._struck: dict[str, Decision] = {}
         self._now = 0.0
 
@@ -89,17 +99,24 @@ class Conductor:
 
     def _carry_out(self, decision: Decision) -> str:
         fault = decision.fault
-        what = f"{fault.kind} {fault.island}{f' for {fault.duration:g} s' if fault.duration else ''}"
-        when = f"{decision.at:.1f} s"
+        what, when = fault.told(), f"{decision.at:.1f} s"
         if decision.spared:
             return f"{when}: {what} spared, {decision.spared}"
         try:
-            command = self._client.strike(self._job, fault.kind, fault.island, fault.duration)
+            self._strike(decision)
         except AtollError as error:
             self.conduct.refused(decision, str(error))
             return f"{when}: {what} failed, {error}"
-        self._struck[command.command] = decision
         return f"{when}: {what}"
+
+    def _strike(self, decision: Decision) -> None:
+        fault = decision.fault
+        if fault.kind is Kind.KILL_API:
+            kill_and_start_again(self._home, self._client.url)
+            return
+        more = {"bytes_per_second": fault.bytes_per_second, "payloads": fault.payloads}
+        command = self._client.strike(self._job, fault.kind, fault.island or None, fault.duration, **more)
+        self._struck[command.command] = decision
 
     def _continue_all(self) -> list[str]:
         islands = self.conduct.still_stopped(self._now)
@@ -109,6 +126,26 @@ class Conductor:
             except AtollError:
                 continue  # it goes on by itself when its time is over
         return list(islands)
+
+
+def reference_of(client: Client, plan: ChaosPlan, named: str | None) -> dict[str, Any] | None:
+    """The report that ``loss_gap`` is measured against: a report.json, or that of an ended job of the service.
+
+    Raises ConfigurationError before anything strikes where the plan asks for one that is not given, or is no use.
+    """
+    if named is None:
+        if any(objective.root == LOSS_GAP for objective in plan.objectives):
+            detail = f"{plan.name} has an objective of {LOSS_GAP}, which takes a job that nothing was done to."
+            raise ConfigurationError(detail=f"{detail} Give its id, or its report.json, with --reference.")
+        return None
+    path = Path(named)
+    try:
+        report = json.loads(path.read_text()) if path.is_file() else client.report(named)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(detail=f"{path} is no report: {error}.") from error
+    if not isinstance(report, dict) or report.get("loss_final") is None or "policy" not in report:
+        raise ConfigurationError(detail=f"{named} is no report of a job with a final held-out loss (loss_final).")
+    return report
 
 
 def write_page(path: Path, verdict: Verdict, plan: Path) -> None:

@@ -11,13 +11,12 @@ from api.control import ControlPort
 from api.runs import read_status
 from api.schemas import Scale
 from api.store import CommandRow
+from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import NotFound
 
 
-def deliver(
-    control: ControlPort, command: CommandRow, run_dir: Path, fault_s: float | None, scale: Scale | None
-) -> None:
-    """The job has taken the command. With ``fault_s`` it is a fault of chaos, and ``scale`` says how many of whom.
+def deliver(control: ControlPort, command: CommandRow, run_dir: Path, fault: Dose | None, scale: Scale | None) -> None:
+    """The job has taken the command. With ``fault`` it is one of chaos, and ``scale`` says how many of whom.
 
     Raises what the control port says when it has not.
     """
@@ -25,8 +24,8 @@ def deliver(
     try:
         if scale is not None:
             control.scale_job(command.job, command.command, command.caller, scale.node_group, scale.count)
-        elif fault_s is not None:
-            control.inject_fault(*whom, fault_s)
+        elif fault is not None:
+            control.inject_fault(*whom, fault)
         else:
             control.submit_command(*whom, command.restart)
     except NotFound:

@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
 from api.store import AlreadyKnown, CommandRow, JobRow, Store
 from api.translate import command_of, job_of, plans_of, summary_of
 from orchestrator.config import JobSpec, parse_job
+from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import AtollError, Conflict, InfrastructureError, InvalidJobSpec, NotFound
 
 logger = logging.getLogger(__name__)
@@ -147,15 +149,15 @@ class Service:
         restart: bool,
         caller: str,
         key: str | None,
-        fault_s: float | None = None,
+        fault: Dose | None = None,
         scale: Scale | None = None,
     ) -> Command:
         """Hand a command to a living job and remember who asked. The outcome is read by ``command``.
 
-        With ``fault_s`` it is a fault of chaos, of that duration; ``scale`` goes with the kind of that name.
+        With ``fault`` it is one of chaos, of that dose; ``scale`` goes with the kind of that name.
         """
         row = self._row(job)
-        more = [part for part in (fault_s, scale and scale.model_dump()) if part is not None]
+        more = [part for part in (fault and asdict(fault), scale and scale.model_dump()) if part is not None]
         digest = digest_of([row.job, kind, island, restart, *more])
         command = CommandRow(
             command=f"{kind}-{secrets.token_hex(6)}",
@@ -184,7 +186,7 @@ class Service:
             refuse_other_request(earlier, digest, key)
             command = earlier
         if not command.delivered:
-            deliver(self._control, command, Path(row.run_dir), fault_s, scale)
+            deliver(self._control, command, Path(row.run_dir), fault, scale)
             self._store.update_command(command.command, delivered=True)
         return self.command(row.job, command.command)
 

@@ -22,7 +22,7 @@ from api.commands.common import (
     say,
 )
 from api.commands.islands import conclude
-from api.home import DEFAULT_HOME
+from api.home import DEFAULT_HOME, Home
 
 if TYPE_CHECKING:
     from orchestrator.chaos.verdict import Verdict
@@ -41,6 +41,10 @@ def run(
     job: JobArgument,
     plan: PlanArgument,
     report: PageOption = None,
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference", metavar="JOB|FILE", help="For loss_gap: an undisturbed job, or its report.json."),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -51,7 +55,7 @@ def run(
     """
     from rich.console import Console
 
-    from api.chaos import Conductor, faults_for, load, plan_file, write_page
+    from api.chaos import Conductor, faults_for, load, plan_file, reference_of, write_page
     from api.demo import wait_for_report
     from api.watch import watch
     from orchestrator.chaos.verdict import judge
@@ -61,8 +65,9 @@ def run(
     with connect(home, url) as client:
         found = client.job(job)
         faults = faults_for(parsed, found)
+        undisturbed = reference_of(client, parsed, reference)
         say(f"{parsed.name} against {found.job}: {len(faults)} faults planned, seed {parsed.seed}")
-        conductor = Conductor(client, found.job, parsed, faults)
+        conductor = Conductor(client, found.job, parsed, faults, Home(home) if url is None else None)
         try:
             ended = watch(client, found.job, Console(stderr=True), conductor)
         except KeyboardInterrupt:
@@ -70,7 +75,7 @@ def run(
             told = f"; {', '.join(islands)} may go on" if islands else ""
             say(f"the plan is ended{told}; the job goes on: `atoll watch {found.job}`")
             raise typer.Exit(INTERRUPTED) from None
-        verdict = judge(conductor.settle(), wait_for_report(client, ended))
+        verdict = judge(conductor.settle(), wait_for_report(client, ended), undisturbed)
     folder = Path(ended.run_dir) if Path(ended.run_dir).is_dir() else Path()
     page = report or folder / f"chaos-{parsed.name}.html"
     write_page(page, verdict, file)
@@ -157,7 +162,7 @@ def list_plans(as_json: JsonOption = False) -> None:
 
     table = Table("plan", "faults", "keeps", "objectives", box=None, header_style="dim")
     for _, plan in plans:
-        faults = "; ".join(f"{fault.kind} {fault.target.told()}" for fault in plan.faults) or "none"
+        faults = "; ".join(fault.told() for fault in plan.faults) or "none"
         objectives = ", ".join(objective.text for objective in plan.objectives)
         table.add_row(plan.name, faults, str(plan.blast_radius.keep), objectives)
     console().print(table)
@@ -170,6 +175,8 @@ def _conclude(verdict: Verdict, page: Path | None, as_json: bool) -> None:
     else:
         for one in verdict.judged:
             typer.echo(f"{'held  ' if one.passed else 'FAILED'}  {one.objective}  ({one.detail})")
+        for note in verdict.notes:
+            typer.echo(f"note    {note}")
         typer.echo("passed" if verdict.passed else "failed")
     if page is not None:
         say(f"the verdict's page: {page}")

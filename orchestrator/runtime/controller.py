@@ -135,6 +135,20 @@ class Controller:
         """SIGCONT the process, before its time. Answers as ``stop``."""
         return self._signal(island, incarnation, "go_on")
 
+    def kill_node(self, island: IslandId, incarnation: Incarnation) -> str:
+        """SIGKILL the raylet of the process's node; what runs on it dies within seconds. Answers as ``stop``."""
+        with self._lock:
+            placed = self._placements.get((island, incarnation))
+        if placed is None:
+            return f"{island} has no process"
+        warden = self._warden(placed.node_id)
+        with self._lock:
+            self._wardens.pop(placed.node_id, None)  # it dies, too
+        try:
+            return str(ray.get(warden.kill_node.remote(), timeout=KILL_TIMEOUT_S))
+        except (RayError, TimeoutError) as error:
+            return f"the warden of {placed.node} did not answer: {first_line(error)}"
+
     def end(self, island: IslandId, incarnation: Incarnation) -> None:
         """Take the name away and end the process for certain, also one that is stopped or hangs."""
         life = (island, incarnation)
