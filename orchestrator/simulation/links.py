@@ -36,12 +36,14 @@ class Links:
             return
         letter = host.outbox.popleft()
         host.carrying = True
+        under_way = False  # on a slow link: bytes that have left are not called back by a newer offer
         takes = world.draw(world.plan.pull_s if isinstance(letter, Offer) else world.plan.letter_s)
         if isinstance(letter, Offer):
             takes += world.stepping.carriage(host.process.island)
-            if host.process.holds(letter):  # of an offer that was replaced there are no bytes to carry
+            if host.weather.slow(world.now) and host.process.holds(letter):
                 takes += host.weather.carriage_s(world.plan.payload_bytes, world.now)
-        world.later(takes, lambda: self._arrive(host, letter))
+                under_way = True
+        world.later(takes, lambda: self._arrive(host, letter, under_way))
 
     def say(self, event: e.Event, seconds: float) -> None:
         """The core hears of an event about an island in a while, with the instant at which it does."""
@@ -87,7 +89,7 @@ class Links:
             host.post([letter])
             self.carry(host)
 
-    def _arrive(self, host: Host, letter: Letter) -> None:
+    def _arrive(self, host: Host, letter: Letter, under_way: bool) -> None:
         """A letter is through, unless the island died or fell silent while it was under way."""
         world = self._world
         host.carrying = False
@@ -98,7 +100,7 @@ class Links:
             return
         if not isinstance(letter, Offer):
             self._tell(host, letter)
-        elif host.process.holds(letter):
+        elif under_way or host.process.holds(letter):
             fate = host.weather.fate()
             if fate is not None and fate.kind is LinkFault.DELAY:
                 host.carrying = True  # no letter overtakes it

@@ -30,8 +30,7 @@ TAGGED: dict[str, type[Any]] = {
 _Decode = Callable[[Any], Any]
 _WRITERS: dict[type[Any], tuple[dict[str, str], tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {}
 """Tag, field names, and all their values at once (the first again at the end: one name alone would give no tuple)."""
-_FIELDS: dict[type[Any], tuple[tuple[str, _Decode | None, bool], ...]] = {}
-"""Name, how to read it, and whether it has a default: a field that a tape of an earlier build did not know yet."""
+_FIELDS: dict[type[Any], tuple[tuple[str, _Decode | None], ...]] = {}
 
 
 def to_json(value: Any) -> str:
@@ -51,13 +50,13 @@ def decode_tagged(data: Mapping[str, Any]) -> Any:
 def decode(kind: type[Any], data: Mapping[str, Any]) -> Any:
     """An instance of the dataclass ``kind``. Raises DataError naming the field that is missing or wrong.
 
-    A field may be missing if it has a default: it was added since, and means by it what was so before.
+    A field with a default may be missing: a message that grew one can still be read from older tapes.
     """
     values = {}
-    for name, convert, has_default in _fields_of(kind):
+    for name, convert in _fields_of(kind):
+        if name not in data and _has_default(kind, name):
+            continue
         if name not in data:
-            if has_default:
-                continue
             raise DataError(detail=f"{kind.__name__} needs the field {name!r}; the record has {sorted(data)}.")
         value = data[name]
         try:
@@ -73,7 +72,7 @@ def _plain(value: Any) -> dict[str, Any]:
     kind = type(value)
     writer = _WRITERS.get(kind)
     if writer is None:
-        names = tuple(name for name, _, _ in _fields_of(kind))
+        names = tuple(name for name, _ in _fields_of(kind))
         tag = {"type": kind.__name__} if kind.__name__ in TAGGED else {}
         writer = _WRITERS[kind] = (tag, names, attrgetter(*names, names[0]))
     tag, names, values = writer
@@ -83,16 +82,18 @@ def _plain(value: Any) -> dict[str, Any]:
 _ENCODER = json.JSONEncoder(default=_plain, separators=(",", ":"), ensure_ascii=False, check_circular=False)
 
 
-def _fields_of(kind: type[Any]) -> tuple[tuple[str, _Decode | None, bool], ...]:
+def _fields_of(kind: type[Any]) -> tuple[tuple[str, _Decode | None], ...]:
     known = _FIELDS.get(kind)
     if known is None:
         hints = get_type_hints(kind)
-        known = tuple(
-            (field.name, _decoder(hints[field.name]), field.default is not dataclasses.MISSING)
-            for field in dataclasses.fields(kind)
-        )
+        known = tuple((field.name, _decoder(hints[field.name])) for field in dataclasses.fields(kind))
         _FIELDS[kind] = known
     return known
+
+
+def _has_default(kind: type[Any], name: str) -> bool:
+    field = kind.__dataclass_fields__[name]
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 def _decoder(hint: Any) -> _Decode | None:
