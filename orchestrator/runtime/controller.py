@@ -22,6 +22,7 @@ from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
+from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.placement import refusal, resources_of
 from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE
 from orchestrator.runtime.warden import warden_of
@@ -73,6 +74,7 @@ class Controller:
         self._wardens: dict[str, Any] = {}
         self._making = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
         self._closing = False
+        self._nodes = NodeWatch(self._bury)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def place(self, island: IslandId, incarnation: Incarnation) -> Placement | Unplaced:
@@ -81,7 +83,7 @@ class Controller:
         wanted = resources_of(section)
         life = (island, incarnation)
         deadline = time.monotonic() + CAPACITY_WAIT_S
-        while (no := refusal(section.node_group, wanted, cluster.nodes())) is not None:
+        while (no := refusal(section.node_group, wanted, self._nodes.known())) is not None:
             if no.final or time.monotonic() > deadline:
                 return Unplaced(no.reason)
             if self._over(life):
@@ -101,7 +103,7 @@ class Controller:
             about = ray.get(actor.hello.remote(), timeout=HELLO_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)
-            now = refusal(section.node_group, wanted, cluster.nodes())
+            now = refusal(section.node_group, wanted, self._nodes.known())
             return Unplaced(now.reason if now else f"its process did not answer: {first_line(error)}")
         self._warden(about["node_id"])  # started now, so that a kill finds it there
         placed = Placement(island_name(self._job, island, incarnation), **about)
@@ -196,6 +198,14 @@ class Controller:
                 own.close.remote()
                 return
 
+    def _bury(self, nodes: frozenset[str]) -> None:
+        """To Ray, the islands on these nodes are dead from now on; their links hear of it as of any death."""
+        with self._lock:
+            lost = [life for life, placed in self._placements.items() if placed.node_id in nodes]
+            actors = [self._actors[life] for life in lost if life in self._actors]
+        for actor in actors:
+            cluster.end_actor(actor)
+
     def _signal(self, island: IslandId, incarnation: Incarnation, what: str, *arguments: Any) -> str:
         with self._lock:
             placed = self._placements.get((island, incarnation))
@@ -228,7 +238,7 @@ class Controller:
                 num_cpus=wanted["CPU"],
                 num_gpus=wanted.get("GPU", 0),
                 resources={name: amount for name, amount in wanted.items() if name not in named},
-                label_selector={GROUP_LABEL: section.node_group},
+                label_selector={GROUP_LABEL: section.node_group, **self._nodes.selector()},
                 enable_task_events=False,
             )
             .remote(island, island_environment(section))

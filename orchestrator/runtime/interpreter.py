@@ -117,7 +117,7 @@ class Interpreter:
     def weather(self, island: IslandId, incarnation: Incarnation) -> Weather | None:
         """What chaos may change about the link of this incarnation; None if there is no link."""
         link = self._link(island, incarnation)
-        return None if link is None else link.weather
+        return None if link is None else link.passage.weather
 
     def close(self) -> None:
         with self._lives:
@@ -204,7 +204,7 @@ class Interpreter:
     def _insist(self, island: IslandId, incarnation: Incarnation, link: Link, what: str) -> None:
         """Calls that may be made twice are made again when they get lost."""
         for _ in range(TELL_ATTEMPTS):
-            if not link.pass_cut() or self._links.get((island, incarnation)) is not link:
+            if not link.passage.open() or self._links.get((island, incarnation)) is not link:
                 return
             try:
                 ray.get(getattr(link.actor, what).remote(), timeout=ANSWER_TIMEOUT_S)

@@ -4,9 +4,8 @@
     relay     letters in their order → events; an offer's bytes are pulled and checked before its event exists
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
-Each is a thread of its own, so an island that hangs holds up nobody else. Chaos makes a link's ``weather``: what comes
-during a cut is heard at its end, a death too, and what is slow is waited for here. Refuses to decide what silence means: it
-says "lost" with what it knows (``dead``), and "restored" when an answer comes.
+Each is a thread of its own, so an island that hangs holds up nobody else. Refuses to decide what silence means: it says
+"lost" with what it knows (``dead``), and "restored" when an answer comes. What chaos does to a link is its ``passage``.
 
 Source: Ray 2.60 as measured (DESIGN section 9): pending calls to a killed actor fail in 10 ms with ActorDiedError; calls
 to a stopped or cut-off one hang, so every get has a timeout and keeps waiting on the *same* call, whose answer still comes.
@@ -18,7 +17,6 @@ import logging
 import math
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +26,9 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from orchestrator.core import events, messages
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.vocabulary import FragmentId, Incarnation, Instant, IslandId, RefusalReason, Version
-from orchestrator.core.weather import Fate, LinkFault, Weather
 from orchestrator.errors import first_line
 from orchestrator.merge import wire
+from orchestrator.runtime.passage import Passage
 from orchestrator.runtime.payloads import PayloadTable
 
 log = logging.getLogger(__name__)
@@ -39,8 +37,6 @@ POLL_S = 0.5
 SILENCE_S = 2.5
 """Beyond a poll's own length: a node busy compiling answers within this, a stopped process does not."""
 PULL_SLICE_S = 5.0
-WEATHER_SLICE_S = 0.1
-"""How soon it is noticed that a cut, or slowness, was called off."""
 RETRY_S = 0.2
 PARAMETER_BYTES = 4
 """Of a publication, which is float32 whatever the uplink."""
@@ -70,8 +66,8 @@ class Link:
     ) -> None:
         self._island, self._incarnation, self.actor = island, incarnation, actor
         self._payloads, self._post, self._shapes = payloads, post, shapes
-        self.weather = Weather()
         self._closed = threading.Event()
+        self.passage = Passage(self._closed)
         self._inbox: queue.SimpleQueue[tuple[messages.Letter, Any] | str | None] = queue.SimpleQueue()
         self._received: list[tuple[FragmentId, int]] = []
         self._receiving = threading.Lock()  # the relay adds to what the poll takes
@@ -94,43 +90,6 @@ class Link:
         with self._outgoing_changed:
             self._outgoing_changed.notify()
 
-    def get(self, call: Any, timeout_s: float) -> Any:
-        """As ``ray.get``, through the weather: what is answered during a cut, or fails in it, is heard at its end."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self._wait_out_cut(deadline)
-            try:
-                answer = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
-            except RayError:
-                if not self._is_cut():
-                    raise
-            else:
-                if not self._is_cut():
-                    return answer
-
-    def pass_cut(self) -> bool:
-        """Returns once nothing is cut off; false if the link was closed before that."""
-        while self._is_cut() and not self._closed.wait(WEATHER_SLICE_S):
-            pass
-        return not self._closed.is_set()
-
-    def _is_cut(self) -> bool:
-        return self.weather.cut_s(time.monotonic()) > 0.0
-
-    def _wait_out_cut(self, deadline: float) -> None:
-        """Raises TimeoutError if the cut outlasts the deadline, or the link is closed."""
-        while self._is_cut():
-            if time.monotonic() >= deadline or self._closed.wait(WEATHER_SLICE_S):
-                raise TimeoutError
-
-    def _carry(self, size_bytes: int) -> None:
-        """Take the time that slowness costs so many bytes, unless it ends or is called off before."""
-        now = time.monotonic()
-        there_at = now + self.weather.carriage_s(size_bytes, now)
-        while (now := time.monotonic()) < there_at and self.weather.slow(now):
-            if self._closed.wait(min(WEATHER_SLICE_S, there_at - now)):
-                return
-
     def _guarded(self, work: Callable[[], None], failed: Failed) -> None:
         try:
             work()
@@ -148,7 +107,7 @@ class Link:
             try:
                 while True:
                     try:
-                        letters = self.get(asked, POLL_S + SILENCE_S)
+                        letters = self.passage.get(asked, POLL_S + SILENCE_S)
                         break
                     except TimeoutError:
                         if self._closed.is_set():
@@ -176,7 +135,7 @@ class Link:
                 read = number
                 pulled = None
                 # where it is slow, offers wait: bytes asked for now would pile up here, and most are replaced by then
-                if isinstance(letter, messages.Offer) and not self.weather.slow(time.monotonic()):
+                if isinstance(letter, messages.Offer) and not self.passage.slow():
                     pulled = self.actor.take_payload.remote(letter.fragment, letter.offer)
                 self._inbox.put((letter, pulled))
 
@@ -200,10 +159,7 @@ class Link:
         """Hold the offer's bytes and say so; an offer that was replaced meanwhile, or died with its island, is no event."""
         if pulled is None:
             pulled = self.actor.take_payload.remote(offer.fragment, offer.offer)
-        payload = self._pull(offer, pulled)
-        if payload is not None:
-            self._carry(len(payload))
-            payload = self._weathered(payload, self.weather.fate())
+        payload = self.passage.bring(self._pull(offer, pulled))
         if payload is None or self._closed.is_set():
             return
         with self._receiving:
@@ -221,19 +177,10 @@ class Link:
         self._payloads.hold(contribution.payload, arrays)
         self._post(lambda at: events.ContributionArrived(at, contribution))
 
-    def _weathered(self, payload: bytes, fate: Fate | None) -> bytes | None:
-        """The payload as it arrives, when it arrives; None if it does not. Letters behind it wait, as for any payload."""
-        if fate is None:
-            return payload
-        self._closed.wait(fate.late)
-        if fate.kind is LinkFault.DROP:
-            return None
-        return _flipped(payload) if fate.kind is LinkFault.CORRUPT else payload
-
     def _pull(self, offer: messages.Offer, pulled: Any) -> bytes | None:
         while not self._closed.is_set():
             try:
-                payload: bytes | None = self.get(pulled, PULL_SLICE_S)
+                payload: bytes | None = self.passage.get(pulled, PULL_SLICE_S)
                 return payload
             except TimeoutError:
                 continue  # the same call: a stopped island answers it when it goes on
@@ -255,8 +202,8 @@ class Link:
                 self._outgoing_changed.wait_for(lambda: self._outgoing or self._closed.is_set())
                 batch, self._outgoing = self._outgoing, {}
             sizes = [math.prod(shape) for fragment in batch for shape in self._shapes(fragment).values()]
-            self._carry(PARAMETER_BYTES * sum(sizes))
-            if not self.pass_cut():
+            self.passage.carry(PARAMETER_BYTES * sum(sizes))
+            if not self.passage.open():
                 return
             calls = {
                 self.actor.deliver.remote(fragment, *rest): (fragment, rest)
@@ -271,7 +218,7 @@ class Link:
             done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_S)
             for call in done:
                 try:
-                    self.get(call, POLL_S)
+                    self.passage.get(call, POLL_S)
                 except RayTaskError as error:  # its own code failed, and would again: the next version may do better
                     log.error("%s.%s: a fragment is not taken: %s", self._island, self._incarnation, error)
                 except (RayError, TimeoutError) as error:
@@ -280,12 +227,6 @@ class Link:
                     with self._outgoing_changed:
                         self._outgoing.setdefault(fragment, rest)
                     self._closed.wait(RETRY_S)
-
-
-def _flipped(payload: bytes) -> bytes:
-    """With some bits of its middle the other way round, as no checksum would have it."""
-    middle = len(payload) // 2
-    return payload[:middle] + bytes([payload[middle] ^ 0b00111100]) + payload[middle + 1 :]
 
 
 def _death_of(error: ActorDiedError) -> str:
