@@ -40,6 +40,7 @@ from api.routes import (
     page,
     tokens,
 )
+from api.second_life import SecondLife, no_second_life
 from api.service import Service
 from api.shelf import Shelf
 from api.store import Store
@@ -59,15 +60,16 @@ def create_app(
     packages: tuple[str, ...] = OWN_PACKAGES,
     loopback: bool = True,
     jobs_max: int = JOBS_MAX,
+    second_life: SecondLife = no_second_life,
 ) -> FastAPI:
     """The REST API over this control port and store. Runs write below ``runs_dir``.
 
     ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only. Of the
-    jobs at most ``jobs_max`` run at a time, and the others wait.
+    jobs at most ``jobs_max`` run at a time, and the others wait. ``second_life`` is what ``kill_api`` strikes with.
     """
     service = Service(control, store, runs_dir, packages, jobs_max)
     access = AccessStore(store.engine)
-    plans = ChaosRuns(service, store)
+    plans = ChaosRuns(service, store, second_life)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -157,9 +157,19 @@ class Client(ChaosRequests):
     def cancel(self, job: str) -> Command:
         return self._post(f"/v1/jobs/{quote(job, safe='')}/cancel", Command)
 
-    def strike(self, job: str, kind: str, island: str, duration_s: float = 0.0) -> Command:
-        """Let chaos strike an island: kill it, stop it for so long, or let it continue before that."""
-        fault = {"kind": kind, "island": island, **({"duration_s": duration_s} if duration_s else {})}
+    def strike(
+        self,
+        job: str,
+        kind: str,
+        island: str | None,
+        duration_s: float = 0.0,
+        *,
+        bytes_per_second: float = 0.0,
+        payloads: int = 0,
+    ) -> Command:
+        """Let chaos strike an island (or none: kill_synchroniser), or let it ``continue`` before its time."""
+        parts = {"island": island, "duration_s": duration_s, "bytes_per_second": bytes_per_second, "payloads": payloads}
+        fault = {"kind": kind, **{name: value for name, value in parts.items() if value}}
         return self._post(f"/v1/jobs/{quote(job, safe='')}/chaos/faults", Command, fault)
 
     def command(self, job: str, command: str) -> Command:

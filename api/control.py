@@ -18,9 +18,13 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 from orchestrator.config import JobSpec
+from orchestrator.core.vocabulary import Dose
 
 CommandKind = Literal["kill", "drain", "readd", "scale", "cordon", "uncordon", "cancel"]
-FaultKind = Literal["kill", "stop", "continue"]
+FaultKind = Literal[
+    "kill", "stop", "cut", "slow", "corrupt", "delay", "drop", "continue", "kill_node", "kill_synchroniser"
+]
+"""Those of ``chaos.kinds.Kind`` that the job carries out; ``continue`` ends what goes on by itself."""
 
 
 class NodeGroupRecord(TypedDict):
@@ -108,9 +112,9 @@ class ControlPort(Protocol):
         ...
 
     def inject_fault(
-        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str, duration_s: float
+        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str | None, dose: Dose
     ) -> None:
-        """Let chaos strike an island, as a command of that id; ``duration_s`` is how long a stop lasts.
+        """Let chaos strike an island, or the synchroniser where there is none, as a command of that id.
 
         A kill is the operator's, with restart. Each is on the tape as ``FaultInjected``.
         """

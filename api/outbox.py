@@ -22,6 +22,7 @@ from threading import Lock
 from api.control import ControlPort, StatusRecord
 from api.schemas import JobState
 from api.store import CommandRow, JobRow, Store
+from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import AtollError, Conflict, InfrastructureError, NotFound
 
 logger = logging.getLogger(__name__)
@@ -120,8 +121,8 @@ def hand_over(control: ControlPort, command: CommandRow) -> None:
         control.scale_job(*whom, command.node_group, command.count)
     elif command.kind in ("cordon", "uncordon"):
         control.set_cordon(*whom, command.node_group, command.kind == "cordon")
-    elif command.fault_s is not None:
-        control.inject_fault(command.job, command.kind, *whom[1:], command.island, command.fault_s)
+    elif command.dose is not None:
+        control.inject_fault(command.job, command.kind, *whom[1:], command.island, Dose(**command.dose))
     else:
         control.submit_command(command.job, command.kind, *whom[1:], command.island, command.restart)
 

@@ -25,6 +25,7 @@ from api.binding import LOOPBACK, Binding
 from api.control import ControlPort
 from api.dispatcher import JOBS_MAX
 from api.home import DATABASE_VARIABLE, Home
+from api.second_life import second_life_of
 from api.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
 
@@ -77,7 +78,15 @@ def serve(
         control = load_control(control_name, home)
         store = Store(database or f"sqlite:///{home / 'service.sqlite'}")
         try:
-            app = create_app(control, store, runs, packages=packages, loopback=binding.loopback, jobs_max=jobs_max)
+            app = create_app(
+                control,
+                store,
+                runs,
+                packages=packages,
+                loopback=binding.loopback,
+                jobs_max=jobs_max,
+                second_life=second_life_of(place),
+            )
             app.state.tokens.leave_first(place)
             place.write_address(binding.url(listener), runs, binding.certificate)
             server = uvicorn.Server(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -30,6 +31,7 @@ from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
 from api.store import AlreadyKnown, CommandRow, JobRow, Store
 from api.translate import command_of, island_in, job_of, plans_of, summary_of
 from orchestrator.config import JobSpec, parse_job
+from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import Conflict, InfrastructureError, InvalidJobSpec, NotFound
 
 QUEUE_PATIENCE_S = 10.0
@@ -163,18 +165,18 @@ class Service:
         restart: bool,
         caller: str,
         key: str | None,
-        fault_s: float | None = None,
+        fault: Dose | None = None,
         scale: Scale | None = None,
         if_match: str | None = None,
     ) -> Command:
         """Remember a command to a living job and who asked, and hand it over. The outcome is read by ``command``.
 
-        With ``fault_s`` it is a fault of chaos, of that duration; ``scale`` goes with the kind of that name. Once it is
-        stored it is as good as handed over: should the job not answer for it, the outbox goes on trying. With ``if_match``
-        it is refused if something else was asked of the job since the caller's look.
+        With ``fault`` it is one of chaos, of that dose; ``scale`` goes with the kind of that name. Once it is stored it is
+        as good as handed over: should the job not answer for it, the outbox goes on trying. With ``if_match`` it is refused
+        if something else was asked of the job since the caller's look.
         """
         row = self._row(job)
-        more = [part for part in (fault_s, scale and scale.model_dump()) if part is not None]
+        more = [part for part in (fault and asdict(fault), scale and scale.model_dump()) if part is not None]
         digest = digest_of([row.job, kind, island, restart, *more])
         command = CommandRow(
             command=f"{kind}-{secrets.token_hex(6)}",
@@ -186,7 +188,7 @@ class Service:
             requested_at=time.time(),
             idempotency_key=key,
             request_digest=digest,
-            fault_s=fault_s,
+            dose=fault and asdict(fault),
             node_group=scale and scale.node_group,
             count=scale and scale.count,
         )

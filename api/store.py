@@ -50,7 +50,7 @@ class JobRow(Base):
 class CommandRow(Base):
     """``accepted`` is None until the job has decided; ``delivered`` is set once the control port took the command.
 
-    With ``fault_s`` it is a fault of chaos of that duration; ``node_group`` and ``count`` are those of a scale or cordon.
+    With ``dose`` it is a fault of chaos (``core.vocabulary.Dose``); ``node_group``, ``count`` are a scale's or cordon's.
     """
 
     __tablename__ = "commands"
@@ -68,7 +68,7 @@ class CommandRow(Base):
     detail: Mapped[str] = mapped_column(default="")
     idempotency_key: Mapped[str | None] = mapped_column(unique=True, default=None)
     request_digest: Mapped[str] = mapped_column(default="")
-    fault_s: Mapped[float | None] = mapped_column(default=None)
+    dose: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True), default=None)
     node_group: Mapped[str | None] = mapped_column(default=None)
     count: Mapped[int | None] = mapped_column(default=None)
 

@@ -95,6 +95,8 @@ def _named(name: str, value: Any) -> Any:
         return ", ".join(item["island"] for item in value) or "nobody"
     if name == "accepted":
         return "accepted" if value else "refused"
+    if name == "island":
+        return value or "no island"
     if name == "donor":
         return "the synchroniser" if value is None else value[0] if isinstance(value, list) else value
     return value

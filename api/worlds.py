@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from api.metrics.job import PARAMETER_BYTES
 from api.up import DEPLOY
-from orchestrator.config import parse_job, read_document
+from orchestrator.config import JobSpec, parse_job, read_document
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import ConfigurationError
 from orchestrator.simulation import worldfile
 from orchestrator.simulation.plan import WorldPlan
+
+PARAMETERS: Mapping[str, int] = {"nano": 851_968, "micro": 9_994_240, "small": 126_353_408}
+"""Of the built-in models: what a fragment weighs, where chaos makes a link slow. Without it a simulation needs no JAX."""
 
 
 def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
@@ -30,8 +35,16 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
         step_jitter_ratio=spec.synthetic.step_jitter_ratio,
         tokens_per_step=spec.tokens_per_step,
         adoption=spec.synchroniser.adoption,
+        payload_bytes=_parameters(spec) * PARAMETER_BYTES[spec.synchroniser.wire] // spec.synchroniser.fragments,
     )
     return policy, plan
+
+
+def _parameters(spec: JobSpec) -> int:
+    """How many the job's model has; 0 where only its own code knows."""
+    if spec.trainer.startswith("learners.synthetic"):
+        return spec.synthetic.parameters
+    return 0 if spec.model.factory else PARAMETERS[spec.model.preset]
 
 
 def _regions() -> dict[str, str]:

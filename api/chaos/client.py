@@ -23,12 +23,15 @@ class ChaosRequests:
         plans: ShownPlans = self._get("/v1/chaos/plans", ShownPlans)
         return plans.plans
 
-    def start_chaos(self, job: str, plan: str | Mapping[str, Any]) -> ChaosRun:
-        """Run a plan, as data or as its YAML text, against a job.
+    def start_chaos(
+        self, job: str, plan: str | Mapping[str, Any], reference: str | Mapping[str, Any] | None = None
+    ) -> ChaosRun:
+        """Run a plan, as data or as its YAML text, against a job; ``reference`` is for objectives of ``loss_gap``.
 
         Raises InvalidJobSpec with every problem of it, Conflict while another plan runs against the job.
         """
-        run: ChaosRun = self._post(_runs(job), ChaosRun, {"plan": plan if isinstance(plan, str) else dict(plan)})
+        asked = {"plan": plan if isinstance(plan, str) else dict(plan), "reference": reference}
+        run: ChaosRun = self._post(_runs(job), ChaosRun, asked)
         return run
 
     def start_shipped_chaos(self, job: str, name: str) -> ChaosRun:

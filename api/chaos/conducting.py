@@ -5,7 +5,8 @@
 Responsible for a run that survives its process: it is rebuilt from its rows by looking again at every picture that
 something was decided on, so what was decided stays decided. A strike's idempotency key names run and fault, so that none
 strikes twice, whenever the process is killed. What was decided and not handed over by then strikes only if it is not late.
-Refuses to know threads (``api.chaos.conductor``).
+The service's own death is no command: it has struck whoever finds it decided. Refuses to know threads
+(``api.chaos.conductor``).
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import yaml
 
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore, RunState
 from api.schemas import CommandState, Job, JobState
+from api.second_life import SecondLife
 from api.service import Service
 from api.store import Store
 from orchestrator.chaos.conduct import LATE_MAX_S, Conduct, Decision
+from orchestrator.chaos.kinds import Kind
 from orchestrator.chaos.plan import ChaosPlan, figures_now, parse
 from orchestrator.chaos.schedule import PlannedFault, schedule
 from orchestrator.chaos.verdict import judge
-from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, NodeGroupId
+from orchestrator.core.vocabulary import Dose, Incarnation, IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import AtollError, DataError, InfrastructureError, RequestError
 
 REPORT_TIMEOUT_S = 60.0
@@ -57,8 +60,11 @@ def key_of(run: str, fault: int | str) -> str:
 class Conducting:
     """The run of ``row``, as it stands in the store. Raises DataError if this build would have decided otherwise."""
 
-    def __init__(self, row: ChaosRunRow, service: Service, store: Store, book: ChaosStore) -> None:
-        self._service, self._store, self._book = service, store, book
+    def __init__(
+        self, row: ChaosRunRow, service: Service, store: Store, book: ChaosStore, second_life: SecondLife
+    ) -> None:
+        self._service, self._store, self._book, self._second_life = service, store, book, second_life
+        self._reference = row.reference
         self._run, self._job, self._caller = row.run, row.job, row.caller
         self._state, self._reason = RunState(row.state), row.reason
         self._conduct = Conduct(*planned(row))
@@ -117,7 +123,9 @@ class Conducting:
         for n, (stored, decision) in enumerate(zip(rows, list(conduct.decisions), strict=True)):
             if (reason := stored.decision["spared"]) and not decision.spared:
                 conduct.refused(decision, reason)
-            elif not reason and ((command := commands.get(key_of(self._run, n))) is None or not command.delivered):
+            elif reason or decision.fault.kind is Kind.KILL_API:
+                continue
+            elif (command := commands.get(key_of(self._run, n))) is None or not command.delivered:
                 self._unstruck.append(n)
         if not self._state.strikes:
             conduct.abort(row.reason)
@@ -128,16 +136,26 @@ class Conducting:
         """Hand a decided fault to the job. False if that is to be tried again."""
         decision, key = self._conduct.decisions[n], key_of(self._run, n)
         fault = decision.fault
+        if fault.kind is Kind.KILL_API:
+            return self._die(n, decision)
         if now - decision.at > LATE_MAX_S and self._store.command_by_key(key) is None:
             self._spare(n, decision, MISSED)
             return True
         try:
             self._service.submit_command(
-                self._job, fault.kind.value, fault.island, True, self._caller, key, fault.duration
+                self._job, fault.kind.value, fault.island or None, True, self._caller, key, fault.dose
             )
         except InfrastructureError as error:
-            logger.warning("%s: %s of %s could not be handed over: %s", self._run, fault.kind, fault.island, error)
+            logger.warning("%s: %s could not be handed over: %s", self._run, fault.told(), error)
             return False
+        except AtollError as error:
+            self._spare(n, decision, str(error))
+        return True
+
+    def _die(self, n: int, decision: Decision) -> bool:
+        """This process ends soon, and another one takes its place; or is spared where nobody would start one."""
+        try:
+            self._second_life()
         except AtollError as error:
             self._spare(n, decision, str(error))
         return True
@@ -152,7 +170,7 @@ class Conducting:
         for island in self._conduct.still_stopped(now):
             key = key_of(self._run, f"continue/{island}")
             try:
-                self._service.submit_command(self._job, "continue", island, True, self._caller, key, 0.0)
+                self._service.submit_command(self._job, "continue", island, True, self._caller, key, Dose())
             except RequestError:
                 continue  # the job has just ended
             told.append(str(island))
@@ -178,7 +196,7 @@ class Conducting:
             self._tell(RunState.FAILED, reason=reason, ended_at=time.time())
             return True
         self._believe_outcomes()
-        verdict = judge(self._conduct, report)
+        verdict = judge(self._conduct, report, self._reference)
         state = RunState.ABORTED if self._conduct.aborted else RunState.PASSED if verdict.passed else RunState.FAILED
         self._tell(state, verdict=verdict.plain(), ended_at=time.time())
         return True
@@ -188,7 +206,7 @@ class Conducting:
         self._service.commands(self._job)  # so that what the job decided is known
         commands = self._commands()
         for n, decision in enumerate(list(self._conduct.decisions)):
-            if decision.spared:
+            if decision.spared or decision.fault.kind is Kind.KILL_API:
                 continue
             command = commands.get(key_of(self._run, n))
             if command is None:

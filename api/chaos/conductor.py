@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from api.chaos.conducting import Conducting
 from api.chaos.store import ChaosRunRow, ChaosStore, RunState
+from api.second_life import SecondLife
 from api.service import Service
 from api.store import Store
 from orchestrator.errors import DataError, InfrastructureError, NotFound
@@ -26,8 +27,9 @@ logger = logging.getLogger(__name__)
 class Conductor:
     """Conducts the runs of one service."""
 
-    def __init__(self, service: Service, store: Store, book: ChaosStore) -> None:
-        self._service, self._store, self._book = service, store, book
+    def __init__(self, service: Service, store: Store, book: ChaosStore, second_life: SecondLife) -> None:
+        self._service, self._book = service, book
+        self._begun = lambda row: Conducting(row, service, store, book, second_life)
         self._changing = threading.Lock()
         self._under_way: dict[str, _UnderWay] = {}
         self._closed = False
@@ -41,7 +43,7 @@ class Conductor:
         """From now on the run is under way. Nothing happens if it was."""
         with self._changing:
             if row.run not in self._under_way and not self._closed:
-                found = _UnderWay(row, self._service, self._store, self._book, self._forget)
+                found = _UnderWay(row, self._service, self._book, self._begun, self._forget)
                 self._under_way[row.run] = found
                 found.start()
 
@@ -70,11 +72,16 @@ class _UnderWay(threading.Thread):
     """One run, looked after until it is settled."""
 
     def __init__(
-        self, row: ChaosRunRow, service: Service, store: Store, book: ChaosStore, forget: Callable[[str], None]
+        self,
+        row: ChaosRunRow,
+        service: Service,
+        book: ChaosStore,
+        begun: Callable[[ChaosRunRow], Conducting],
+        forget: Callable[[str], None],
     ) -> None:
         super().__init__(name=row.run, daemon=True)
         self._job, self._run_id = row.job, row.run
-        self._service, self._store, self._book, self._forget = service, store, book, forget
+        self._service, self._book, self._begun, self._forget = service, book, begun, forget
         self._one_at_a_time = threading.Lock()
         self._leaving = threading.Event()
         self._conducting: Conducting | None = None
@@ -119,7 +126,7 @@ class _UnderWay(threading.Thread):
             row = self._book.run(self._job, self._run_id)
             if row is None:
                 raise NotFound(detail=f"There is no run {self._run_id}.")
-            self._conducting = Conducting(row, self._service, self._store, self._book)
+            self._conducting = self._begun(row)
         return self._conducting
 
     def _complain(self, words: str) -> None:

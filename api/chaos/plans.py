@@ -63,14 +63,13 @@ def shown() -> list[ShownPlan]:
 
 def told(fault: FaultSection) -> str:
     """What one entry of a plan does: "stop asia for 6 s, every 30 s from 15 s on"."""
-    lasts = f" for {fault.duration:g} s" if fault.duration else ""
     if fault.at:
         when = f"at {', '.join(f'{at:g}' for at in fault.at)} s"
     else:
         how = f"every {fault.every:g} s" if fault.every else f"at random, every {fault.period_s:g} s on average"
         until = "" if fault.until is None else f" until {fault.until:g} s"
         when = f"{how}{f' from {fault.start:g} s on' if fault.start else ''}{until}"
-    return f"{fault.kind} {fault.target.told()}{lasts}, {when}"
+    return f"{fault.told()}, {when}"
 
 
 def _about(text: str) -> str:

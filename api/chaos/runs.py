@@ -18,34 +18,49 @@ from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore, RunState
 from api.idempotency import digest_of, refuse_other_request
 from api.schemas import Island
+from api.second_life import SecondLife
 from api.service import Service
 from api.store import AlreadyKnown, Store
 from api.translate import command_of
-from orchestrator.chaos.plan import check_fleet, parse
+from orchestrator.chaos.kinds import Kind, told
+from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
 from orchestrator.chaos.schedule import PlannedFault
-from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
-from orchestrator.errors import Conflict, NotFound
+from orchestrator.core.vocabulary import Dose, IslandId, IslandPlan, NodeGroupId
+from orchestrator.errors import ConfigurationError, Conflict, NotFound
 from orchestrator.report import chaos as page
+
+Reference = str | Mapping[str, Any] | None
+"""For ``loss_gap``: a job that nothing was done to and that has ended, or its report."""
 
 
 class ChaosRuns:
-    def __init__(self, service: Service, store: Store) -> None:
+    def __init__(self, service: Service, store: Store, second_life: SecondLife) -> None:
         self._service, self._store = service, store
         self._book = ChaosStore(store.engine)
-        self.conductor = Conductor(service, store, self._book)
+        self.conductor = Conductor(service, store, self._book, second_life)
 
-    def start(self, job: str, text: str, document: Mapping[str, Any], caller: str, key: str | None) -> ChaosRun:
+    def start(
+        self,
+        job: str,
+        text: str,
+        document: Mapping[str, Any],
+        reference: Reference,
+        caller: str,
+        key: str | None,
+    ) -> ChaosRun:
         """Run a plan against a job that lives. The same key again answers with the run it made the first time.
 
-        ``text`` is the plan as it was written, and ``document`` what that says. Raises InvalidJobSpec with every problem of
-        the plan, also those it has with this job's islands; Conflict where the job has ended, or another plan runs.
+        ``text`` is the plan as it was written, and ``document`` what that says. ``reference`` is an ended job, or the report
+        of one. Raises InvalidJobSpec with every problem of the plan, also those it has with this job's islands;
+        ConfigurationError where it needs a reference and has none; Conflict where the job has ended, or another plan runs.
         """
         run_of = self._service.run(job)
-        digest = digest_of([run_of.job, text])
+        digest = digest_of([run_of.job, text, *([reference] if reference else ())])
         if key and (earlier := self._book.by_key(key)):
             refuse_other_request(earlier, digest, key)
             return self._shown(earlier)
         plan = parse(document)
+        undisturbed = self._undisturbed(plan, reference)
         found = self._service.job(run_of.job)
         if found.state.final or found.after_s is None:
             raise Conflict(detail=f"Job {found.job} is {found.state}; there is nothing to strike.")
@@ -57,6 +72,7 @@ class ChaosRuns:
             plan=plan.name,
             text=text,
             fleet=fleet,
+            reference=undisturbed,
             caller=caller,
             requested_at=time.time(),
             holds=found.job,
@@ -112,6 +128,22 @@ class ChaosRuns:
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _undisturbed(self, plan: ChaosPlan, reference: Reference) -> dict[str, Any] | None:
+        """What the verdict needs of the reference, which is known to be of use before anything strikes."""
+        if not reference:
+            if any(objective.root == LOSS_GAP for objective in plan.objectives):
+                detail = f"{plan.name} has an objective of {LOSS_GAP}, which takes a job that nothing was done to."
+                raise ConfigurationError(detail=f"{detail} Give its id, or its report.json, as the reference.")
+            return None
+        if isinstance(reference, str):
+            reference = json.loads(self._service.result_path(reference, "report.json").read_text())
+        try:
+            policy = {name: reference["policy"][name] for name in ("token_budget", "islands")}
+            return {"loss_final": float(reference["loss_final"]), "policy": policy}
+        except (KeyError, TypeError, ValueError) as error:
+            detail = f"The reference is no report of a job with a final held-out loss ({error!r})."
+            raise ConfigurationError(detail=detail) from error
+
     def _row(self, job: str, run: str) -> ChaosRunRow:
         known = self._service.run(job).job
         row = self._book.run(known, run)
@@ -134,6 +166,7 @@ class ChaosRuns:
                     island=fault["island"],
                     planned_s=fault["planned_at"],
                     duration_s=fault["duration"],
+                    told=_told(fault),
                     after_s=decided.at,
                     spared=fault["spared"],
                     command=command and command.command,
@@ -174,4 +207,16 @@ def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, An
 
 def _fault(fault: PlannedFault, begun_at: float | None) -> Fault:
     after_s = None if begun_at is None else begun_at + fault.at
-    return Fault(kind=fault.kind, island=fault.island, planned_s=fault.at, duration_s=fault.duration, after_s=after_s)
+    return Fault(
+        kind=fault.kind,
+        island=fault.island,
+        planned_s=fault.at,
+        duration_s=fault.duration,
+        told=fault.told(),
+        after_s=after_s,
+    )
+
+
+def _told(plain: Mapping[str, Any]) -> str:
+    dose = Dose(plain["duration"], plain["bytes_per_second"], plain["payloads"])
+    return told(Kind(plain["kind"]), plain["island"], dose)

@@ -12,12 +12,19 @@ from api.schemas import Answer, CommandState
 TEXT_CHARACTERS_MAX = 1 << 16
 
 
+AskedReference = Annotated[
+    dict[str, Any] | Annotated[str, Field(min_length=1, max_length=200)] | None,
+    Field(description="for an objective of `loss_gap`: an ended job that nothing was done to, or its report.json"),
+]
+
+
 class ShippedPlan(BaseModel):
     """A plan that comes with atoll, by its name."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"shipped": "attrition"}]})
 
     shipped: str = Field(min_length=1, max_length=200)
+    reference: AskedReference = None
 
 
 class WrittenPlan(BaseModel):
@@ -40,6 +47,7 @@ class WrittenPlan(BaseModel):
     )
 
     plan: dict[str, Any] | Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
+    reference: AskedReference = None
 
 
 AskedPlan = ShippedPlan | WrittenPlan
@@ -64,9 +72,10 @@ class Fault(Answer):
     """A fault that is still to come."""
 
     kind: str
-    island: str
+    island: str = Field(description="empty where the kind strikes none")
     planned_s: float = Field(description="in seconds since the plan began")
     duration_s: float = Field(description="of a fault that lasts; 0 of one that does not")
+    told: str = Field(description="the fault in words")
     after_s: float | None = Field(description="when that is; null while the plan waits for its beginning")
 
 
@@ -77,6 +86,7 @@ class Decision(Answer):
     island: str
     planned_s: float
     duration_s: float
+    told: str = Field(description="the fault in words")
     after_s: float = Field(description="when it was decided")
     spared: str = Field(description="why it did not strike; empty if it did")
     command: str | None = Field(description="the command that it became, among those of the job")
@@ -134,3 +144,4 @@ class VerdictDocument(Answer):
     aborted: str | None
     objectives: list[Judged]
     faults: list[dict[str, Any]]
+    notes: list[str] = Field(default=[], description="what this run could not show")

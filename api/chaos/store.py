@@ -41,6 +41,7 @@ class RunState(StrEnum):
 class ChaosRunRow(Base):
     """``fleet`` is what targets are drawn from, each island as [island, node group, region, accelerators].
 
+    ``reference`` is what the verdict needs of the report of a job that nothing was done to (``loss_gap``).
     ``holds`` is the job while the run may strike, so that there is one. ``ended_at`` (unix) is set once nothing is left to
     do for it; ``begun_at`` is in the job's seconds.
     """
@@ -59,6 +60,7 @@ class ChaosRunRow(Base):
     reason: Mapped[str] = mapped_column(default="")
     begun_at: Mapped[float | None] = mapped_column(default=None)
     ended_at: Mapped[float | None] = mapped_column(default=None)
+    reference: Mapped[dict[str, Any] | None] = mapped_column(JSON, default=None)
     verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON, default=None)
     holds: Mapped[str | None] = mapped_column(unique=True, default=None)
     idempotency_key: Mapped[str | None] = mapped_column(unique=True, default=None)

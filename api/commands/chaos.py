@@ -84,6 +84,28 @@ def stop(
         conclude(client, client.strike(job, "stop", island, seconds), as_json)
 
 
+@app.command()
+def strike(
+    job: JobArgument,
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="A plan's: cut, slow, corrupt, delay, drop, kill_node, …")
+    ],
+    island: Annotated[str | None, typer.Argument(metavar="ISLAND", help="None for kill_synchroniser.")] = None,
+    seconds: Annotated[
+        float, typer.Option("--for", min=0.0, help="How long it lasts; how late a payload comes.")
+    ] = 0.0,
+    bytes_per_second: Annotated[float, typer.Option("--rate", min=0.0, help="Bytes/s of a slow link.")] = 0.0,
+    payloads: Annotated[int, typer.Option("--payloads", min=0, help="How many are corrupt, delayed or dropped.")] = 0,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let any fault of a plan strike now. What lasts ends by itself, or by `atoll chaos continue`."""
+    with connect(home, url) as client:
+        more = {"bytes_per_second": bytes_per_second, "payloads": payloads}
+        conclude(client, client.strike(job, kind, island, seconds, **more), as_json)
+
+
 @app.command("continue")
 def go_on(
     job: JobArgument,
@@ -92,7 +114,7 @@ def go_on(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """SIGCONT an island before its time."""
+    """End before its time what chaos did to an island: SIGCONT, and its link is well again."""
     with connect(home, url) as client:
         conclude(client, client.strike(job, "continue", island), as_json)
 

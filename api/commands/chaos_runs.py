@@ -36,6 +36,15 @@ PlanArgument = Annotated[
 PageOption = Annotated[
     Path | None, typer.Option("--report", metavar="OUT.html", help="Where the verdict's page goes.", show_default=False)
 ]
+ReferenceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reference",
+        metavar="JOB|FILE",
+        help="For loss_gap: a job that nothing was done to, or its report.json.",
+        show_default=False,
+    ),
+]
 RunOption = Annotated[str, typer.Option("--run", metavar="RUN", help="Which run; the job's newest if not said.")]
 
 
@@ -43,6 +52,7 @@ def run(
     job: JobArgument,
     plan: PlanArgument,
     report: PageOption = None,
+    reference: ReferenceOption = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -56,7 +66,7 @@ def run(
     from api.watch import watch
 
     with connect(home, url) as client:
-        started = _started(client, job, plan)
+        started = _started(client, job, plan, reference)
         try:
             ended = watch(client, started.job, Console(stderr=True), Teller(client, started))
         except KeyboardInterrupt:
@@ -71,13 +81,14 @@ def run(
 def start(
     job: JobArgument,
     plan: PlanArgument,
+    reference: ReferenceOption = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start a plan against a live job and leave it to the service. Exit code 2: a bad plan; 1: another one runs."""
     with connect(home, url) as client:
-        started = _started(client, job, plan)
+        started = _started(client, job, plan, reference)
     if as_json:
         print_json(started)
     else:
@@ -191,6 +202,8 @@ def conclude_verdict(verdict: Mapping[str, Any], page: Path | None, as_json: boo
     else:
         for one in verdict["objectives"]:
             typer.echo(f"{'held  ' if one['passed'] else 'FAILED'}  {one['objective']}  ({one['detail']})")
+        for note in verdict["notes"]:
+            typer.echo(f"note    {note}")
         typer.echo("passed" if verdict["passed"] else "failed")
     if page is not None:
         say(f"the verdict's page: {page}")
@@ -206,12 +219,14 @@ def register(app: typer.Typer) -> None:
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _started(client: Client, job: str, plan: str) -> ChaosRun:
+def _started(client: Client, job: str, plan: str, reference: str | None) -> ChaosRun:
     from api.chaos.plans import load, plan_file
+    from orchestrator.config import read_document
 
     file = plan_file(plan)
     seed = load(file).seed
-    started = client.start_chaos(job, file.read_text(encoding="utf-8"))
+    undisturbed = read_document(Path(reference)) if reference and Path(reference).is_file() else reference
+    started = client.start_chaos(job, file.read_text(encoding="utf-8"), undisturbed)
     say(f"{started.plan} against {started.job}: {started.fault_count} faults planned, seed {seed}; it is {started.run}")
     return started
 
@@ -251,7 +266,7 @@ def _headline(run: ChaosRun) -> str:
     elif run.next.after_s is None:
         coming = "; it begins when enough islands train"
     else:
-        coming = f"; next {_what(run.next.kind, run.next.island, run.next.duration_s)} at {run.next.after_s:.1f} s"
+        coming = f"; next {run.next.told} at {run.next.after_s:.1f} s"
     done = f"{run.struck_count} of {run.fault_count} faults struck, {run.spared_count} were spared"
     return f"{run.plan} against {run.job} is {run.state}{reason}: {done}{coming}"
 
@@ -259,14 +274,8 @@ def _headline(run: ChaosRun) -> str:
 def _lines(run: ChaosRun) -> list[str]:
     """What became of every fault, a line each."""
     return [
-        f"{one.after_s:.1f} s: {_what(one.kind, one.island, one.duration_s)}"
-        + (f" spared, {one.spared}" if one.spared else "")
-        for one in run.decisions
+        f"{one.after_s:.1f} s: {one.told}" + (f" spared, {one.spared}" if one.spared else "") for one in run.decisions
     ]
-
-
-def _what(kind: str, island: str, duration_s: float) -> str:
-    return f"{kind} {island}{f' for {duration_s:g} s' if duration_s else ''}"
 
 
 def _ended(run: ChaosRun) -> str:

@@ -14,13 +14,14 @@ from math import inf
 from typing import Any
 
 from api.control import StatusRecord
+from orchestrator.chaos.kinds import Kind
 from orchestrator.core.vocabulary import IslandState, JobPhase, RefusalReason
 
 CONTRIBUTOR_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PARAMETER_BYTES = {"float32": 4, "bfloat16": 2}
-FAULT_KINDS = ("kill", "stop")
-"""Of ``core.events.FaultInjected``; a continue is the end of a stop."""
+FAULT_KINDS = tuple(sorted(kind.value for kind in Kind if kind is not Kind.KILL_API))
+"""Of ``core.events.FaultInjected``; a continue is the end of another, and the service's own death is on no job's tape."""
 DOWN_CODEC = "float32"
 """Whatever the uplink: islands must stand on Θ itself."""
 

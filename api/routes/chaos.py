@@ -1,4 +1,7 @@
-"""Chaos: one fault at a time against a job's island. Plans of faults are ``chaos_runs``."""
+"""Chaos: one fault at a time against a job. Plans of faults are ``chaos_runs``.
+
+The service's own death (``kill_api``) cannot be asked for alone; a plan can have it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere
 from api.schemas import Command
+from orchestrator.chaos.plan import PAYLOADS_MAX
+from orchestrator.core.vocabulary import Dose
 
 router = APIRouter(prefix="/v1/jobs/{job}/chaos", tags=["chaos"])
 
 STOP_MAX_S = 3600.0
 Whom = Annotated[str, Field(min_length=1, max_length=200, description="an island of the job")]
+Seconds = Annotated[float, Field(gt=0, le=STOP_MAX_S, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+Payloads = Annotated[int, Field(ge=1, le=PAYLOADS_MAX, description="how many of its next payloads")]
 
 
 class Strike(BaseModel):
@@ -34,16 +42,70 @@ class Stop(Strike):
     model_config = ConfigDict(json_schema_extra={"examples": [{"kind": "stop", "island": "asia", "duration_s": 6.0}]})
 
     kind: Literal["stop"]
-    duration_s: Annotated[float, Field(gt=0, le=STOP_MAX_S, allow_inf_nan=False)]
+    duration_s: Seconds
+
+
+class Cut(Strike):
+    """The island's link carries nothing for ``duration_s``: no letter, payload or publication. It trains on."""
+
+    kind: Literal["cut"]
+    duration_s: Seconds
+
+
+class Slow(Strike):
+    """The island's link carries payloads and publications at this rate for ``duration_s``."""
+
+    kind: Literal["slow"]
+    duration_s: Seconds
+    bytes_per_second: Rate
+
+
+class Corrupt(Strike):
+    """The island's next payloads arrive with flipped bits, and are refused for their checksum."""
+
+    kind: Literal["corrupt"]
+    payloads: Payloads
+
+
+class Delay(Strike):
+    """The island's next payloads arrive ``duration_s`` late, each with all that is behind it."""
+
+    kind: Literal["delay"]
+    duration_s: Seconds
+    payloads: Payloads
+
+
+class Drop(Strike):
+    """The island's next payloads are lost on the way."""
+
+    kind: Literal["drop"]
+    payloads: Payloads
 
 
 class Continue(Strike):
-    """SIGCONT before a stop's time is over."""
+    """SIGCONT before a stop's time is over; a link that is cut, slow or harms payloads is well again."""
 
     kind: Literal["continue"]
 
 
-Fault = Annotated[Kill | Stop | Continue, Field(discriminator="kind")]
+class KillNode(Strike):
+    """SIGKILL of the raylet of the island's node: all islands on it die, of any job, and the node does not come back."""
+
+    kind: Literal["kill_node"]
+
+
+class KillSynchroniser(BaseModel):
+    """SIGKILL of the job's synchroniser, once the tape says so. It strikes no island."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["kill_synchroniser"]
+
+
+Fault = Annotated[
+    Kill | Stop | Cut | Slow | Corrupt | Delay | Drop | Continue | KillNode | KillSynchroniser,
+    Field(discriminator="kind"),
+]
 
 
 @router.post("/faults", status_code=202)
@@ -55,8 +117,14 @@ def inject_fault(
     caller: Caller = ANONYMOUS,
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
-    """Strike one island; the tape says so (``FaultInjected``). A stopped one goes on by itself when its time is over."""
-    seconds = fault.duration_s if isinstance(fault, Stop) else 0.0
-    command = service.submit_command(job, fault.kind, fault.island, True, caller, idempotency_key, seconds)
+    """Strike one island, or the synchroniser; the tape says so (``FaultInjected``). What lasts ends by itself in time."""
+    island = None if isinstance(fault, KillSynchroniser) else fault.island
+    command = service.submit_command(job, fault.kind, island, True, caller, idempotency_key, dose_of(fault))
     response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
     return command
+
+
+def dose_of(fault: BaseModel) -> Dose:
+    """How much of it: what the kind has no field for is zero."""
+    said = fault.model_dump()
+    return Dose(said.get("duration_s", 0.0), said.get("bytes_per_second", 0.0), said.get("payloads", 0))

@@ -50,7 +50,8 @@ def start_chaos_plan(
         text = plan_text(plan.shipped)
     else:
         text = plan.plan if isinstance(plan.plan, str) else yaml.safe_dump(plan.plan, sort_keys=False)
-    run = runs.start(job, text, parse_body(text.encode(), "application/yaml"), caller, idempotency_key)
+    document = parse_body(text.encode(), "application/yaml")
+    run = runs.start(job, text, document, plan.reference, caller, idempotency_key)
     response.headers["Location"] = f"/v1/jobs/{run.job}/chaos/runs/{run.run}"
     return run
 

@@ -54,7 +54,7 @@ class Bystanders:
             return
         if event.kind == STOP:
             self._disturb(event.island, event.at + event.duration)
-        names = ("at", "kind", "island", "duration", "caller")
+        names = ("at", "kind", "island", "duration", "bytes_per_second", "payloads", "caller")
         self._faults.append({name: getattr(event, name) for name in names})
 
     def _disturb(self, island: IslandId, until: Instant) -> None:

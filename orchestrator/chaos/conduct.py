@@ -7,24 +7,28 @@
                                                     └────── a condition to abort ──────▶ OVER (aborted)
 
 Live and simulated runs ask the same object. Responsible for the blast radius, which counts an island as away from the
-moment it is struck, however long the picture of the job needs to show that; and for never making up for what nobody was
-there to do: a fault that came due too long ago is spared. Refuses to strike: a decision is data.
+moment it is killed, stopped or cut off, however long the picture of the job needs to show that, and with a node all islands
+of its node group. One whose link is slow or whose payloads suffer trains on and counts. Responsible too for never making up
+for what nobody was there to do: a fault that came due too long ago is spared. Refuses to strike: a decision is data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
-from orchestrator.chaos.plan import ChaosPlan, Kind
+from orchestrator.chaos.kinds import AWAY, DEADLY, ISLANDLESS, LINK
+from orchestrator.chaos.plan import ChaosPlan
 from orchestrator.chaos.schedule import PlannedFault
-from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
+from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId
 
 LATE_MAX_S = 3.0
 """How late a look may find a fault that strikes all the same. Faults whose time passed while nobody looked (the service was
 away, the job did not answer) would strike all at once, which no plan asked for."""
-
+NODE_LOSS_S: Duration = 20.0
+"""By then whoever died with a node is known to be dead: its processes end within seconds, and are missed soon after."""
 Figures = Callable[[], Mapping[str, Any]]
 """Asked only when the plan has conditions to abort."""
 
@@ -38,7 +42,7 @@ class Decision:
     spared: str = ""
 
     def plain(self) -> dict[str, Any]:
-        fault = {name: value for name, value in asdict(self.fault).items() if name != "at"}
+        fault = {name: value for name, value in asdict(self.fault).items() if name not in ("at", "beside")}
         return {"at": self.at, "planned_at": self.fault.at, **fault, "spared": self.spared}
 
 
@@ -52,7 +56,8 @@ class Conduct:
         self.decisions: list[Decision] = []
         self._pending = list(faults)
         self._killed: dict[IslandId, Incarnation] = {}
-        self._stopped_until: dict[IslandId, Instant] = {}
+        self._away_until: dict[IslandId, Instant] = {}
+        self._lasts_until: dict[IslandId, Instant] = {}
 
     @property
     def over(self) -> bool:
@@ -85,8 +90,8 @@ class Conduct:
         self.decisions[self.decisions.index(decision)] = Decision(decision.at, decision.fault, reason)
 
     def still_stopped(self, now: Instant) -> list[IslandId]:
-        """The islands that would go on only later by themselves."""
-        return [island for island, until in self._stopped_until.items() if until > now]
+        """The islands that are under a fault which ends only later by itself: stopped, cut off, slow, payloads at risk."""
+        return [island for island, until in self._lasts_until.items() if until > now]
 
     def _aborts(self, figures: Figures) -> bool:
         if not self.plan.abort:
@@ -103,17 +108,30 @@ class Conduct:
         late = now - ((self.begun_at or 0.0) + fault.at)
         if late > LATE_MAX_S:
             return Decision(now, fault, f"missed: nobody looked for {late:.0f} s after it came due")
-        keep = self.plan.blast_radius.keep
+        if fault.kind in ISLANDLESS:
+            return Decision(now, fault)
         live = [island for island, incarnation in training.items() if self._lives(now, island, incarnation)]
         if fault.island not in live:
             return Decision(now, fault, f"{fault.island} does not train")
-        if len(live) <= keep:
-            return Decision(now, fault, f"only {len(live)} islands train, and {keep} are kept")
-        if fault.kind is Kind.KILL:
-            self._killed[fault.island] = training[fault.island]
-        else:
-            self._stopped_until[fault.island] = now + fault.duration
+        if fault.kind in AWAY | DEADLY:
+            keep, struck = self.plan.blast_radius.keep, {fault.island, *fault.beside}
+            if len(set(live) - struck) < keep:
+                with_it = f", and with the node of {fault.island} more may die" if fault.beside else ""
+                return Decision(now, fault, f"only {len(live)} islands train, and {keep} are kept{with_it}")
+        self._note(now, fault, training)
         return Decision(now, fault)
 
+    def _note(self, now: Instant, fault: PlannedFault, training: Mapping[IslandId, Incarnation]) -> None:
+        """Remember what the picture of the job will not show at once, and what outlives the plan's end."""
+        if fault.kind in DEADLY:
+            self._killed[fault.island] = training[fault.island]
+        for island in fault.beside:
+            self._away_until[island] = max(now + NODE_LOSS_S, self._away_until.get(island, now))
+        if fault.kind in AWAY:
+            self._away_until[fault.island] = now + fault.duration
+        if fault.kind in LINK | AWAY:
+            until = inf if fault.payloads else now + fault.duration
+            self._lasts_until[fault.island] = max(until, self._lasts_until.get(fault.island, until))
+
     def _lives(self, now: Instant, island: IslandId, incarnation: Incarnation) -> bool:
-        return incarnation > self._killed.get(island, 0) and self._stopped_until.get(island, now) <= now
+        return incarnation > self._killed.get(island, 0) and self._away_until.get(island, now) <= now

@@ -1,6 +1,6 @@
 """A chaos plan: which faults strike whom and when, how far they may go, and what must hold all the same.
 
-    faults        kill (SIGKILL) or stop (SIGSTOP for a duration), a target, and one of at, every, poisson
+    faults        a kind (``kinds``), whom it strikes, and one of at, every, poisson
     blast_radius  keep: so many islands go on training, whatever the plan says
     abort         figures of the live job that end the plan at once
     objectives    figures of the job's report that make it pass
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
@@ -24,7 +23,8 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.chaos import comparison
 from orchestrator.chaos.comparison import Comparison
-from orchestrator.core.vocabulary import Duration, IslandPlan
+from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, Kind, told
+from orchestrator.core.vocabulary import Dose, Duration, IslandPlan
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.sections import Count, Name, Section
 from orchestrator.simulation.plan import sample_policy
@@ -34,15 +34,12 @@ from orchestrator.validation import problem_of, valid_fields
 DETAIL = "the chaos plan cannot be used"
 UNKNOWN = "Remove it, or correct its spelling; deploy/plans/ holds complete examples."
 DURATION_S: Duration = 3600.0
+LOSS_GAP = "loss_gap"
+"""The one figure that takes a second job: its final held-out loss is the reference (``verdict.loss_gap``)."""
 FAULTS_MAX = 10_000
 """Of one plan: more would be no test of recovery, since nothing could recover between two."""
-
-
-class Kind(StrEnum):
-    KILL = "kill"
-    """SIGKILL, no warning; the island is placed again by itself."""
-    STOP = "stop"
-    """SIGSTOP for a duration, then SIGCONT: it neither steps nor answers meanwhile."""
+PAYLOADS_MAX = 10_000
+"""Of one fault: an island offers about one payload a second."""
 
 
 def _comparison(value: Any) -> Comparison:
@@ -76,16 +73,28 @@ class Poisson(Section):
 
 
 class FaultSection(Section):
-    """``start`` and ``until`` bound ``every`` and ``poisson``; the first of ``every`` is one period after ``start``."""
+    """``start`` and ``until`` bound ``every`` and ``poisson``; the first of ``every`` is one period after ``start``.
+
+    ``duration``, ``bytes_per_second`` and ``payloads`` are the fault's ``Dose``; ``kinds.NEEDS`` says which kind has which.
+    """
 
     kind: Kind
-    target: Target
+    target: Target = Target()
     at: Annotated[tuple[Seconds, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else (v,))] = ()
     every: PositiveSeconds | None = None
     poisson: Poisson | None = None
     start: Seconds = 0.0
     until: PositiveSeconds | None = None
-    duration: PositiveSeconds | None = Field(None, description="of a stop")
+    duration: PositiveSeconds | None = Field(None, description="of a stop, cut or slow link; how late a payload comes")
+    bytes_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    payloads: Annotated[int, Field(ge=1, le=PAYLOADS_MAX)] | None = None
+
+    @property
+    def dose(self) -> Dose:
+        return Dose(self.duration or 0.0, self.bytes_per_second or 0.0, self.payloads or 0)
+
+    def told(self) -> str:
+        return told(self.kind, "" if self.kind in ISLANDLESS else self.target.told(), self.dose)
 
     @property
     def period_s(self) -> Duration | None:
@@ -156,14 +165,20 @@ def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Itera
     if fault.at and (fault.start or fault.until is not None):
         yield Problem(path, "has start or until beside at.", "Remove them: at says every instant itself.")
     target = fault.target
-    if target == Target():
+    if fault.kind in ISLANDLESS and target != Target():
+        yield Problem(f"{path}.target", f"goes with no {fault.kind}: it strikes no island.", "Remove it.")
+    elif target == Target() and fault.kind not in ISLANDLESS:
         remedy = "Give name, region or random: {random: 1}."
         yield Problem(f"{path}.target", "names nobody.", remedy)
     if target.name is not None and (target.region is not None or target.random is not None):
         yield Problem(f"{path}.target", "has a name, and region or random beside it.", "Give the name alone.")
-    if (fault.kind is Kind.STOP) != (fault.duration is not None):
-        message = "is missing: a stop needs its length." if fault.duration is None else "goes with kind: stop only."
-        yield Problem(f"{path}.duration", message, "Write duration: 8s." if fault.duration is None else "Remove it.")
+    for name, example in (("duration", "8s"), ("bytes_per_second", "50_000"), ("payloads", "3")):
+        needed, is_given = name in NEEDS.get(fault.kind, ()), getattr(fault, name) is not None
+        if needed and not is_given:
+            yield Problem(f"{path}.{name}", f"is missing: {fault.kind} needs it.", f"Write {name}: {example}.")
+        elif is_given and not needed:
+            takers = ", ".join(kind for kind, names in NEEDS.items() if name in names)
+            yield Problem(f"{path}.{name}", f"goes with {takers} only, not with {fault.kind}.", "Remove it.")
     until = min(duration, duration if fault.until is None else fault.until)
     if fault.start >= until:
         message = f"is {fault.start:g} s, not before {until:g} s, where this fault or the plan ends."
@@ -212,9 +227,9 @@ def _fleet_problems(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> Iterator[
 
 
 def report_figures() -> list[str]:
-    """What objectives may ask about: the names of a report, read off one of a job that never began."""
+    """What objectives may ask about: the names of a report, read off one of a job that never began, and the loss gap."""
     policy = sample_policy()
-    return _numbers(report.build(policy, Goodput(policy), Statistics(policy), {}))
+    return sorted([LOSS_GAP, *_numbers(report.build(policy, Goodput(policy), Statistics(policy), {}))])
 
 
 def live_figures() -> list[str]:

@@ -14,19 +14,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from orchestrator.chaos.plan import ChaosPlan, FaultSection, Kind, Target
-from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandPlan
+from orchestrator.chaos.kinds import ISLANDLESS, Kind, told
+from orchestrator.chaos.plan import ChaosPlan, FaultSection, Target
+from orchestrator.core.vocabulary import Dose, Duration, Instant, IslandId, IslandPlan
 from orchestrator.simulation.distributions import Exponential
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """``at`` is in seconds since the plan began, ``duration`` of a stop."""
+    """``at`` is in seconds since the plan began. ``island`` is empty where the kind strikes none.
+
+    ``beside`` are the islands that may die with it, by one node: those of its node group, which is all that is known here.
+    """
 
     at: Instant
     kind: Kind
     island: IslandId
     duration: Duration = 0.0
+    bytes_per_second: float = 0.0
+    payloads: int = 0
+    beside: tuple[IslandId, ...] = ()
+
+    @property
+    def dose(self) -> Dose:
+        return Dose(self.duration, self.bytes_per_second, self.payloads)
+
+    def told(self) -> str:
+        return told(self.kind, self.island, self.dose)
 
 
 def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFault, ...]:
@@ -35,9 +49,17 @@ def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFau
     for n, entry in enumerate(plan.faults):
         targets = Random(f"{plan.seed}/{n}/target")
         for at in _instants(entry, plan.duration, Random(f"{plan.seed}/{n}/at")):
-            chosen = _chosen(entry.target, islands, targets)
-            planned += [PlannedFault(at, entry.kind, island, entry.duration or 0.0) for island in chosen]
+            planned += [_planned(at, entry, island, islands) for island in _struck(entry, islands, targets)]
     return tuple(sorted(planned, key=lambda fault: fault.at))
+
+
+def _planned(at: Instant, entry: FaultSection, island: IslandId, islands: Sequence[IslandPlan]) -> PlannedFault:
+    dose = entry.dose
+    beside: tuple[IslandId, ...] = ()
+    if entry.kind is Kind.KILL_NODE:
+        (group,) = (other.node_group for other in islands if other.island == island)
+        beside = tuple(o.island for o in islands if o.node_group == group and o.island != island)
+    return PlannedFault(at, entry.kind, island, dose.duration, dose.bytes_per_second, dose.payloads, beside)
 
 
 def _instants(entry: FaultSection, duration: Duration, random: Random) -> Iterator[Instant]:
@@ -55,6 +77,10 @@ def _instants(entry: FaultSection, duration: Duration, random: Random) -> Iterat
         if at >= until:
             return
         yield at
+
+
+def _struck(entry: FaultSection, islands: Sequence[IslandPlan], random: Random) -> list[IslandId]:
+    return [IslandId("")] if entry.kind in ISLANDLESS else _chosen(entry.target, islands, random)
 
 
 def _chosen(target: Target, islands: Sequence[IslandPlan], random: Random) -> list[IslandId]:

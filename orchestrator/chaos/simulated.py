@@ -2,19 +2,21 @@
 
     found = run(plan, policy, world_plan, seed);  found.verdict, found.world
 
-Responsible for looking at the job when a fault is due and every second, as the live driver does, and for turning decisions
-into what the world knows: an operator's kill, a freeze. Refuses to know how a job comes to its figures.
+Responsible for looking at the job when a fault is due and every second, as the live driver does; for turning decisions into
+what the world knows: an operator's kill, a freeze, a link that is slow; and for saying in the verdict's notes what the world
+does not know, so that no plan passes by silence. Refuses to know how a job comes to its figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.accounting import report
 from orchestrator.chaos.conduct import Conduct, Decision
-from orchestrator.chaos.plan import ChaosPlan, Kind, check_fleet, figures_now
+from orchestrator.chaos.kinds import ISLANDLESS, Kind
+from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, figures_now
 from orchestrator.chaos.schedule import schedule
 from orchestrator.chaos.verdict import Verdict, judge
 from orchestrator.core.events import FaultInjected
@@ -24,7 +26,27 @@ from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.simulation.world import World
 
 LOOK_S = 1.0
-_STRUCK: Mapping[Kind, FaultKind] = {Kind.KILL: FaultKind.KILL, Kind.STOP: FaultKind.FREEZE}
+_STRUCK: Mapping[Kind, FaultKind] = {
+    Kind.KILL: FaultKind.KILL,
+    Kind.STOP: FaultKind.FREEZE,
+    Kind.CUT: FaultKind.CUT,
+    Kind.SLOW: FaultKind.SLOW,
+    Kind.CORRUPT: FaultKind.CORRUPT,
+    Kind.DELAY: FaultKind.DELAY,
+    Kind.DROP: FaultKind.DROP,
+    Kind.KILL_NODE: FaultKind.CRASH,
+}
+NOT_HERE: Mapping[Kind, str] = {
+    Kind.KILL_SYNCHRONISER: "a simulated job's synchroniser cannot be killed",
+    Kind.KILL_API: "a simulated job has no service",
+}
+_NOTES: Mapping[Kind, str] = {
+    Kind.KILL_SYNCHRONISER: "kill_synchroniser struck nothing here: the simulated job goes on as if it had its synchroniser "
+    "throughout, so only a live run shows what its loss costs",
+    Kind.KILL_API: "kill_api struck nothing here: the simulated job has no service, and training asks nothing of one",
+    Kind.KILL_NODE: "kill_node: a node is taken for its whole node group here, its processes die at once, and there is "
+    "always another node for them",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +74,17 @@ def run(
         on_progress(min(1.0, world.core.state.tokens_trained / policy.token_budget))
     facts = {"job_id": f"simulated-{seed}", "name": plan.name}
     figures = report.build(policy, world.goodput, world.statistics, facts)
-    return SimulatedChaos(world, conduct, judge(conduct, figures))
+    return SimulatedChaos(world, conduct, judge(conduct, figures, notes=tuple(_notes(plan, world_plan))))
+
+
+def _notes(plan: ChaosPlan, world_plan: WorldPlan) -> Iterator[str]:
+    """Where the simulated world is less than the real one, as far as this plan has to do with it."""
+    kinds = {fault.kind for fault in plan.faults}
+    yield from (note for kind, note in _NOTES.items() if kind in kinds)
+    if Kind.SLOW in kinds and not world_plan.payload_bytes:
+        yield "slow changed nothing here: this world does not know its payloads' size (payload_bytes)"
+    if any(objective.root == LOSS_GAP for objective in plan.objectives):
+        yield f"{LOSS_GAP} has no value here: a simulated job trains nothing; measure it live, or by `atoll train-tape`"
 
 
 class _Driver:
@@ -80,11 +112,17 @@ class _Driver:
 
     def _strike(self, decision: Decision) -> None:
         world, fault = self._world, decision.fault
+        if fault.kind in ISLANDLESS:
+            self._conduct.refused(decision, NOT_HERE[fault.kind])
+            return
         incarnation = world.core.state.islands[fault.island].incarnation
         command = CommandId(f"chaos-{len(self._conduct.decisions)}")
         caller = f"chaos:{self._conduct.plan.name}"
-        world.tell(FaultInjected(world.now, command, caller, fault.kind, fault.island, incarnation, fault.duration))
-        strike(world, Fault(world.now, _STRUCK[fault.kind], fault.island, fault.duration))
+        dose = (fault.duration, fault.bytes_per_second, fault.payloads)
+        world.tell(FaultInjected(world.now, command, caller, fault.kind, fault.island, incarnation, *dose))
+        for island in (fault.island, *fault.beside):
+            kind = _STRUCK[fault.kind]
+            strike(world, Fault(world.now, kind, island, fault.duration, fault.payloads, fault.bytes_per_second))
 
     def _training(self) -> dict[IslandId, Incarnation]:
         islands = self._world.core.state.islands.values()

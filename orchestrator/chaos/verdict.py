@@ -7,13 +7,13 @@ every fault was spared, since that proves nothing. Refuses to measure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.chaos.comparison import Comparison
 from orchestrator.chaos.conduct import Conduct
-from orchestrator.chaos.plan import ChaosPlan
+from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan
 from orchestrator.core.vocabulary import Instant
 from orchestrator.plain import finite
 
@@ -41,13 +41,14 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``conducted`` is what became of every fault, as plain data."""
+    """``conducted`` is what became of every fault, as plain data. ``notes`` say what this run could not show."""
 
     plan: ChaosPlan
     report: Mapping[str, Any]
     judged: tuple[Judged, ...]
     conducted: tuple[Mapping[str, Any], ...]
     aborted: str | None
+    notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -64,18 +65,45 @@ class Verdict:
                 "aborted": self.aborted,
                 "objectives": [asdict(one) for one in self.judged],
                 "faults": self.conducted,
+                "notes": list(self.notes),
             }
         )
         return told
 
 
-def judge(conduct: Conduct, report: Mapping[str, Any]) -> Verdict:
-    """The verdict on a plan's run, from what was done and the report of the job it was done to."""
+def judge(
+    conduct: Conduct,
+    report: Mapping[str, Any],
+    reference: Mapping[str, Any] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Verdict:
+    """The verdict on a plan's run, from what was done and the report of the job it was done to.
+
+    ``reference`` is the report of a job that nothing was done to; without one, ``loss_gap`` has no value.
+    """
+    report = {**report, LOSS_GAP: loss_gap(report, reference)}
+    notes = (*notes, *_unlike(report, reference))
     end = float(report["duration_s"])
     judged = [_completed(report, end), *_conducted(conduct, end)]
     judged += [_judged(objective, report, conduct, end) for objective in conduct.plan.objectives]
     faults = tuple(decision.plain() for decision in conduct.decisions)
-    return Verdict(conduct.plan, report, tuple(judged), faults, conduct.aborted)
+    return Verdict(conduct.plan, report, tuple(judged), faults, conduct.aborted, notes)
+
+
+def loss_gap(report: Mapping[str, Any], reference: Mapping[str, Any] | None) -> float | None:
+    """How much higher the final held-out loss is than the reference's, as a ratio; negative where it is lower."""
+    own, other = report.get("loss_final"), (reference or {}).get("loss_final")
+    return own / other - 1.0 if own is not None and other else None
+
+
+def _unlike(report: Mapping[str, Any], reference: Mapping[str, Any] | None) -> Iterator[str]:
+    """Why the two losses may differ without any fault."""
+    if reference is None:
+        return
+    for name in ("token_budget", "islands"):
+        own, other = report["policy"][name], reference["policy"][name]
+        if own != other:
+            yield f"the reference has {name} {other} and this job {own}, so {LOSS_GAP} is not of the faults alone"
 
 
 def _completed(report: Mapping[str, Any], end: Instant) -> Judged:
@@ -117,4 +145,5 @@ def _after(conduct: Conduct, at: Instant) -> str:
     if not struck:
         return ""
     last = struck[-1]
-    return f", {at - last.at:.1f} s after the {last.fault.kind} of {last.fault.island}"
+    whom = f" of {last.fault.island}" if last.fault.island else ""
+    return f", {at - last.at:.1f} s after the {last.fault.kind}{whom}"

@@ -245,9 +245,11 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class FaultInjected:
-    """Chaos struck the island: ``kind`` is kill, stop (for ``duration``) or continue. For records, nothing to decide.
+    """Chaos struck. For records, nothing to decide: a kill is decided on as the ``KillRequested`` beside it.
 
-    A kill is decided on as the ``KillRequested`` beside it.
+    ``kind`` is a kind of ``chaos.plan.Kind``, or continue, which ends what chaos did to the island; ``duration``,
+    ``bytes_per_second`` and ``payloads`` are its ``Dose``. What strikes no island (kill_synchroniser) has an empty one, and
+    incarnation 0. Tapes of earlier builds lack the last two fields.
     """
 
     at: Instant
@@ -257,6 +259,8 @@ class FaultInjected:
     island: IslandId
     incarnation: Incarnation
     duration: Duration
+    bytes_per_second: float = 0.0
+    payloads: int = 0
 
 
 IslandEvent = (

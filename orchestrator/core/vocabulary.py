@@ -33,6 +33,20 @@ Instant = float
 Duration = float
 
 
+@dataclass(frozen=True, slots=True)
+class Dose:
+    """How much of a fault of chaos: zero where its kind has no use for it.
+
+    duration            how long a stop, a cut or a slow link lasts; how late a delayed payload comes
+    bytes_per_second    what a slow link still carries
+    payloads            how many of the island's next payloads are corrupted, delayed or dropped
+    """
+
+    duration: Duration = 0.0
+    bytes_per_second: float = 0.0
+    payloads: int = 0
+
+
 class IslandState(StrEnum):
     """Where an island is in its life. `ARCHITECTURE.md` draws the arrows."""
 

@@ -30,6 +30,7 @@ def render(verdict: Plain, report: Plain, plan_text: str) -> str:
                 "Where island time went", "Of all islands, from the first placement to the end.", goodput_chart(report)
             ),
             card("Faults", "Each as planned, and what became of it.", _faults(verdict), wide=True),
+            *_notes(verdict),
             card(
                 "The plan", "As it was written.", f'<div class="scroll"><pre>{escape(plan_text)}</pre></div>', wide=True
             ),
@@ -75,8 +76,8 @@ def _objectives(verdict: Plain) -> str:
 def _faults(verdict: Plain) -> str:
     rows = (
         (
-            escape(fault["island"]),
-            escape(fault["kind"]),
+            escape(fault["island"] or "–"),
+            escape(_kind(fault)),
             seconds(fault["duration"]) if fault["duration"] else "–",
             seconds(fault["planned_at"]),
             seconds(fault["at"]),
@@ -86,6 +87,18 @@ def _faults(verdict: Plain) -> str:
     )
     head = ("island", "fault", "for", "planned", "job time", "")
     return table(head, rows, "Nothing was struck.", words=(5,))
+
+
+def _kind(fault: Plain) -> str:
+    """With what its duration does not say."""
+    size = f", {fault['payloads']} payloads" if fault.get("payloads") else ""
+    return fault["kind"] + size + (f", {fault['bytes_per_second']:g} bytes/s" if fault.get("bytes_per_second") else "")
+
+
+def _notes(verdict: Plain) -> list[str]:
+    notes = verdict.get("notes", ())
+    listed = "".join(f"<p>{escape(note)}.</p>" for note in notes)
+    return [card("What this run does not show", "", listed, wide=True)] if notes else []
 
 
 def _figure(value: float | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,27 @@ def nodes() -> list[Node]:
         for entry in ray.nodes()
         if entry["Alive"]
     ]
+
+
+def gone_nodes() -> frozenset[str]:
+    """Ids of the nodes that Ray believes alive and whose raylet has ended: at its port connections are refused.
+
+    Ray itself, told to bear long cuts, takes as long to believe a death. A node that cannot be reached is not gone.
+    """
+    import ray
+
+    alive = [entry for entry in ray.nodes() if entry["Alive"]]
+    return frozenset(e["NodeID"] for e in alive if _refuses(e["NodeManagerAddress"], e["NodeManagerPort"]))
+
+
+def _refuses(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def actor_named(name: str) -> Any | None:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from orchestrator.config import JobSpec
+from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import InfrastructureError, NotFound, last_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import synchroniser_name
@@ -94,10 +95,10 @@ class RayControlPort:
         self._ask(job_id, "set_cordon", command_id, caller, node_group, cordoned)
 
     def inject_fault(
-        self, job_id: str, kind: str, command_id: str, caller: str, island: str, duration_s: float
+        self, job_id: str, kind: str, command_id: str, caller: str, island: str | None, dose: Dose
     ) -> None:
-        """Let chaos strike an island: kill, stop or continue. Raises as ``submit_command``."""
-        self._ask(job_id, "command", kind, command_id, caller, island, True, duration_s)
+        """Let chaos strike an island, or the synchroniser. Raises as ``submit_command``."""
+        self._ask(job_id, "command", kind, command_id, caller, island, True, dose)
 
     def close(self) -> None:
         cluster.leave()

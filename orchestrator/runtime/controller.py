@@ -24,6 +24,7 @@ from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
+from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.placement import refusal, resources_of
 from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE
 from orchestrator.runtime.warden import warden_of
@@ -76,6 +77,7 @@ class Controller:
         self._wardens: dict[str, Any] = {}
         self._making = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
         self._closing = False
+        self._nodes = NodeWatch(self._bury)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def place(self, island: IslandId, incarnation: Incarnation) -> Placement | Unplaced:
@@ -84,7 +86,7 @@ class Controller:
         wanted = resources_of(section)
         life = (island, incarnation)
         deadline = time.monotonic() + CAPACITY_WAIT_S
-        while (no := refusal(section.node_group, wanted, cluster.nodes())) is not None:
+        while (no := refusal(section.node_group, wanted, self._nodes.known())) is not None:
             if no.final or time.monotonic() > deadline:
                 return Unplaced(no.reason)
             if self._over(life):
@@ -104,7 +106,7 @@ class Controller:
             about = ray.get(actor.hello.remote(), timeout=HELLO_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)
-            now = refusal(section.node_group, wanted, cluster.nodes())
+            now = refusal(section.node_group, wanted, self._nodes.known())
             return Unplaced(now.reason if now else f"its process did not answer: {first_line(error)}")
         self._warden(about["node_id"])  # started now, so that a kill finds it there
         placed = Placement(island_name(self._job, island, incarnation), **about)
@@ -139,6 +141,20 @@ class Controller:
     def go_on(self, island: IslandId, incarnation: Incarnation) -> str:
         """SIGCONT the process, before its time. Answers as ``stop``."""
         return self._signal(island, incarnation, "go_on")
+
+    def kill_node(self, island: IslandId, incarnation: Incarnation) -> str:
+        """SIGKILL the raylet of the process's node; what runs on it dies within seconds. Answers as ``stop``."""
+        with self._lock:
+            placed = self._placements.get((island, incarnation))
+        if placed is None:
+            return f"{island} has no process"
+        warden = self._warden(placed.node_id)
+        with self._lock:
+            self._wardens.pop(placed.node_id, None)  # it dies, too
+        try:
+            return str(ray.get(warden.kill_node.remote(), timeout=KILL_TIMEOUT_S))
+        except (RayError, TimeoutError) as error:
+            return f"the warden of {placed.node} did not answer: {first_line(error)}"
 
     def end(self, island: IslandId, incarnation: Incarnation) -> None:
         """Take the name away and end the process for certain, also one that is stopped or hangs."""
@@ -187,6 +203,14 @@ class Controller:
                 own.close.remote()
                 return
 
+    def _bury(self, nodes: frozenset[str]) -> None:
+        """To Ray, the islands on these nodes are dead from now on; their links hear of it as of any death."""
+        with self._lock:
+            lost = [life for life, placed in self._placements.items() if placed.node_id in nodes]
+            actors = [self._actors[life] for life in lost if life in self._actors]
+        for actor in actors:
+            cluster.end_actor(actor)
+
     def _signal(self, island: IslandId, incarnation: Incarnation, what: str, *arguments: Any) -> str:
         with self._lock:
             placed = self._placements.get((island, incarnation))
@@ -219,7 +243,7 @@ class Controller:
                 num_cpus=wanted["CPU"],
                 num_gpus=wanted.get("GPU", 0),
                 resources={name: amount for name, amount in wanted.items() if name not in named},
-                label_selector={GROUP_LABEL: section.node_group},
+                label_selector={GROUP_LABEL: section.node_group, **self._nodes.selector()},
                 enable_task_events=False,
             )
             .remote(island, island_environment(section), logbook.island_logbook(self._run_dir, island, incarnation))

@@ -1,41 +1,101 @@
-"""Chaos on a live job: a signal to an island's process, and what is put on the tape of it.
+"""Chaos on a live job: what is done to its processes and links, and what is put on the tape of it.
 
-    kill       as an operator's kill, which the core decides on; beside it the record that it was chaos
-    stop       SIGSTOP, and SIGCONT after the duration by the node's own warden
-    continue   SIGCONT before that
+    kill                               as an operator's kill, which the core decides on; beside it the record of chaos
+    stop                               SIGSTOP, and SIGCONT after the duration by the node's own warden
+    cut, slow, corrupt, delay, drop    the weather of the island's link, which ends by itself (``core.weather``)
+    continue                           the end of all these before that
+    kill_node                          SIGKILL of the raylet by a warden of its node
+    kill_synchroniser                  SIGKILL of this very process, once the record is on the tape
 
-Responsible for the signal being sent before it is recorded. Refuses to plan: when, whom and how many is ``chaos``' business.
+Responsible for a fault being struck before it is recorded, but for the last. Refuses to plan: when, whom and how many is
+``chaos``' business. A link's weather is that of one incarnation: whoever is placed instead has a link of its own.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.core.events import FaultInjected
-from orchestrator.core.vocabulary import CommandId, Duration, Incarnation, Instant, IslandId
+from orchestrator.chaos.kinds import Kind
+from orchestrator.core.effects import ResolveCommand
+from orchestrator.core.events import Event, FaultInjected
+from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, IslandId
+from orchestrator.core.weather import LinkFault
 from orchestrator.errors import first_line
+from orchestrator.runtime.interpreter import Interpreter
+from orchestrator.runtime.links import Post
 
-SIGNALS = ("stop", "continue")
+CONTINUE = "continue"
 ANSWER_TIMEOUT_S = 5.0
+ANSWERED_S = 0.1
 
 
-def send(controller: Any, kind: str, island: IslandId, incarnation: Incarnation, duration: Duration) -> str:
-    """One of ``SIGNALS`` has reached the process when this returns; otherwise what is returned says why not."""
-    life = (island, incarnation)
-    asked = controller.stop.remote(*life, duration) if kind == "stop" else controller.go_on.remote(*life)
-    try:
-        answer: str = ray.get(asked, timeout=ANSWER_TIMEOUT_S)
-        return answer
-    except (RayError, TimeoutError) as error:
-        return f"the controller did not answer: {first_line(error)}"
+class Chaos:
+    """What strikes one job. ``incarnation_of`` an island is its present one; ``resolve`` answers the command."""
+
+    def __init__(
+        self,
+        controller: Any,
+        interpreter: Interpreter,
+        post: Post,
+        resolve: Callable[[ResolveCommand], None],
+        incarnation_of: Callable[[IslandId], Incarnation],
+    ) -> None:
+        self._controller, self._interpreter = controller, interpreter
+        self._post, self._resolve, self._incarnation_of = post, resolve, incarnation_of
+
+    def inject(self, kind: str, command: CommandId, caller: str, island: IslandId, dose: Dose) -> bool:
+        """Strike, and post the record; ``island`` is empty where the kind strikes none.
+
+        True for what is a command of an operator's as well, which is still to be posted, and then decided on.
+        """
+        incarnation = self._incarnation_of(island) if island else Incarnation(0)
+        parts = (kind, island, incarnation, dose.duration, dose.bytes_per_second, dose.payloads)
+        why = "" if kind in (Kind.KILL, Kind.KILL_SYNCHRONISER) else self._strike(kind, island, incarnation, dose)
+        if not why:
+            self._post(lambda at: FaultInjected(at, command, caller, *parts))
+        if kind == Kind.KILL:
+            return True
+        done = f"{island} is told to {kind}" if kind in (Kind.STOP, CONTINUE) else f"{kind} strikes {island}".strip()
+        self._resolve(ResolveCommand(command, not why, why or done))
+        return False
+
+    def _strike(self, kind: str, island: IslandId, incarnation: Incarnation, dose: Dose) -> str:
+        """Empty once the fault has struck, else why it could not."""
+        life, weather = (island, incarnation), self._interpreter.weather(island, incarnation)
+        match kind:
+            case Kind.STOP:
+                return self._told(self._controller.stop.remote(*life, dose.duration))
+            case Kind.KILL_NODE:
+                return self._told(self._controller.kill_node.remote(*life))
+        if weather is None:
+            return f"{island} has no link"
+        if kind == CONTINUE:
+            weather.clear()
+            return self._told(self._controller.go_on.remote(*life))
+        weather.strike(LinkFault(kind), dose, time.monotonic())
+        return ""
+
+    def _told(self, asked: Any) -> str:
+        try:
+            answer: str = ray.get(asked, timeout=ANSWER_TIMEOUT_S)
+            return answer
+        except (RayError, TimeoutError) as error:
+            return f"the controller did not answer: {first_line(error)}"
 
 
-def recorded(
-    kind: str, command: CommandId, caller: str, island: IslandId, incarnation: Incarnation, duration: Duration
-) -> Callable[[Instant], FaultInjected]:
-    """The record of a fault, once it is told when."""
-    return lambda at: FaultInjected(at, command, caller, kind, island, incarnation, duration)
+def strike_here(event: Event) -> None:
+    """If the event, which is on the tape now, says that chaos kills the synchroniser: that is this process.
+
+    In an instant, so that whoever asked is answered. Sent from inside it is no less sudden: no handler runs, nothing is
+    closed, and the pump is wherever it is.
+    """
+    if isinstance(event, FaultInjected) and event.kind == Kind.KILL_SYNCHRONISER:
+        threading.Timer(ANSWERED_S, os.kill, (os.getpid(), signal.SIGKILL)).start()

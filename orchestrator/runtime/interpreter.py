@@ -19,6 +19,7 @@ from ray.exceptions import ActorDiedError, RayError
 from orchestrator.core import effects as f
 from orchestrator.core import events
 from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.controller import Placement, Unplaced
@@ -113,6 +114,11 @@ class Interpreter:
         if (island, incarnation) in self._links:
             self.end(island, incarnation)
 
+    def weather(self, island: IslandId, incarnation: Incarnation) -> Weather | None:
+        """What chaos may change about the link of this incarnation; None if there is no link."""
+        link = self._link(island, incarnation)
+        return None if link is None else link.passage.weather
+
     def close(self) -> None:
         with self._lives:
             links, self._links = list(self._links.values()), {}
@@ -198,7 +204,7 @@ class Interpreter:
     def _insist(self, island: IslandId, incarnation: Incarnation, link: Link, what: str) -> None:
         """Calls that may be made twice are made again when they get lost."""
         for _ in range(TELL_ATTEMPTS):
-            if self._links.get((island, incarnation)) is not link:
+            if not link.passage.open() or self._links.get((island, incarnation)) is not link:
                 return
             try:
                 ray.get(getattr(link.actor, what).remote(), timeout=ANSWER_TIMEOUT_S)

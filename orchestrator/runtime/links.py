@@ -5,7 +5,7 @@
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
 Each is a thread of its own, so an island that hangs holds up nobody else. Refuses to decide what silence means: it says
-"lost" with what it knows (``dead``), and "restored" when an answer comes.
+"lost" with what it knows (``dead``), and "restored" when an answer comes. What chaos does to a link is its ``passage``.
 
 Source: Ray 2.60 as measured (DESIGN section 9): pending calls to a killed actor fail in 10 ms with ActorDiedError; calls
 to a stopped or cut-off one hang, so every get has a timeout and keeps waiting on the *same* call, whose answer still comes.
@@ -14,6 +14,7 @@ to a stopped or cut-off one hang, so every get has a timeout and keeps waiting o
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.vocabulary import FragmentId, Incarnation, Instant, IslandId, RefusalReason, Version
 from orchestrator.errors import first_line
 from orchestrator.merge import wire
+from orchestrator.runtime.passage import Passage
 from orchestrator.runtime.payloads import PayloadTable
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ SILENCE_S = 2.5
 """Beyond a poll's own length: a node busy compiling answers within this, a stopped process does not."""
 PULL_SLICE_S = 5.0
 RETRY_S = 0.2
+PARAMETER_BYTES = 4
+"""Of a publication, which is float32 whatever the uplink."""
 
 Post = Callable[[Callable[[Instant], events.Event]], None]
 Outgoing = tuple[Version, int, int, Any]
@@ -63,6 +67,7 @@ class Link:
         self._island, self._incarnation, self.actor = island, incarnation, actor
         self._payloads, self._post, self._shapes = payloads, post, shapes
         self._closed = threading.Event()
+        self.passage = Passage(self._closed)
         self._inbox: queue.SimpleQueue[tuple[messages.Letter, Any] | str | None] = queue.SimpleQueue()
         self._received: list[tuple[FragmentId, int]] = []
         self._receiving = threading.Lock()  # the relay adds to what the poll takes
@@ -102,7 +107,7 @@ class Link:
             try:
                 while True:
                     try:
-                        letters = ray.get(asked, timeout=POLL_S + SILENCE_S)
+                        letters = self.passage.get(asked, POLL_S + SILENCE_S)
                         break
                     except TimeoutError:
                         if self._closed.is_set():
@@ -129,7 +134,8 @@ class Link:
                     continue
                 read = number
                 pulled = None
-                if isinstance(letter, messages.Offer):
+                # where it is slow, offers wait: bytes asked for now would pile up here, and most are replaced by then
+                if isinstance(letter, messages.Offer) and not self.passage.slow():
                     pulled = self.actor.take_payload.remote(letter.fragment, letter.offer)
                 self._inbox.put((letter, pulled))
 
@@ -151,8 +157,10 @@ class Link:
 
     def _take(self, offer: messages.Offer, pulled: Any) -> None:
         """Hold the offer's bytes and say so; an offer that was replaced meanwhile, or died with its island, is no event."""
-        payload = self._pull(offer, pulled)
-        if payload is None:
+        if pulled is None:
+            pulled = self.actor.take_payload.remote(offer.fragment, offer.offer)
+        payload = self.passage.bring(self._pull(offer, pulled))
+        if payload is None or self._closed.is_set():
             return
         with self._receiving:
             self._received.append((offer.fragment, offer.offer))
@@ -172,7 +180,7 @@ class Link:
     def _pull(self, offer: messages.Offer, pulled: Any) -> bytes | None:
         while not self._closed.is_set():
             try:
-                payload: bytes | None = ray.get(pulled, timeout=PULL_SLICE_S)
+                payload: bytes | None = self.passage.get(pulled, PULL_SLICE_S)
                 return payload
             except TimeoutError:
                 continue  # the same call: a stopped island answers it when it goes on
@@ -193,7 +201,9 @@ class Link:
             with self._outgoing_changed:
                 self._outgoing_changed.wait_for(lambda: self._outgoing or self._closed.is_set())
                 batch, self._outgoing = self._outgoing, {}
-            if self._closed.is_set():
+            sizes = [math.prod(shape) for fragment in batch for shape in self._shapes(fragment).values()]
+            self.passage.carry(PARAMETER_BYTES * sum(sizes))
+            if not self.passage.open():
                 return
             calls = {
                 self.actor.deliver.remote(fragment, *rest): (fragment, rest)
@@ -208,7 +218,7 @@ class Link:
             done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_S)
             for call in done:
                 try:
-                    ray.get(call, timeout=POLL_S)
+                    self.passage.get(call, POLL_S)
                 except RayTaskError as error:  # its own code failed, and would again: the next version may do better
                     log.error("%s.%s: a fragment is not taken: %s", self._island, self._incarnation, error)
                 except (RayError, TimeoutError) as error:

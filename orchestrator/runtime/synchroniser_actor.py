@@ -27,11 +27,21 @@ from orchestrator import logbook
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
+from orchestrator.chaos.kinds import Kind
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import CommandId, Instant, IslandId, JobOutcome, JobPhase, NodeGroupId
+from orchestrator.core.vocabulary import (
+    CommandId,
+    Dose,
+    Incarnation,
+    Instant,
+    IslandId,
+    JobOutcome,
+    JobPhase,
+    NodeGroupId,
+)
 from orchestrator.errors import Conflict, NotFound, first_line
 from orchestrator.runtime import cluster, faults, records
 from orchestrator.runtime.controller import CONCURRENCY, Controller
@@ -101,6 +111,7 @@ class SynchroniserActor:
             finish=self._finish,
             failed=self._queue.put,
         )
+        self._chaos = faults.Chaos(controller, self._interpreter, self._post, self._resolve, self._incarnation_of)
         for group, caller in sorted(cordoned.items()):
             self.set_cordon(f"cordon-{group}-before-the-start", caller, group, cordoned=True)
         for node_group, count in spec.wanted_counts().items():
@@ -120,19 +131,21 @@ class SynchroniserActor:
             return self._status(self._now())
 
     def command(
-        self, kind: str, command: str, caller: str, island: str | None, restart: bool, duration_s: float | None = None
+        self, kind: str, command: str, caller: str, island: str | None, restart: bool, fault: Dose | None = None
     ) -> None:
         """Put an operator's command into the queue; its outcome appears among the status's commands.
 
-        With ``duration_s`` it is a fault of chaos, and put on the tape as that.
+        With ``fault`` it is one of chaos, and put on the tape as that.
         """
-        if kind != "cancel" and island not in {plan.island for plan in self._policy.islands}:
+        if kind not in ("cancel", Kind.KILL_SYNCHRONISER) and island not in {
+            plan.island for plan in self._policy.islands
+        }:
             known = ", ".join(plan.island for plan in self._policy.islands)
             raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=f"Its islands are {known}.")
         if not self._noted(command, kind, island, caller):
             return
         name, whom = CommandId(command), IslandId(island or "")
-        if duration_s is not None and not self._injected(kind, name, caller, whom, duration_s):
+        if fault is not None and not self._chaos.inject(kind, name, caller, whom, fault):
             return
         makers: dict[str, Make] = {
             "kill": lambda at: events.KillRequested(at, name, caller, whom, restart),
@@ -141,20 +154,6 @@ class SynchroniserActor:
             "cancel": lambda at: events.CancelRequested(at, name, caller),
         }
         self._post(makers[kind])
-
-    def _injected(self, kind: str, name: CommandId, caller: str, island: IslandId, duration: float) -> bool:
-        """Chaos strikes, and the tape says so. True for what is a command of an operator's as well."""
-        with self._state:
-            incarnation = self._core.state.islands[island].incarnation
-        fault = faults.recorded(kind, name, caller, island, incarnation, duration)
-        if kind not in faults.SIGNALS:
-            self._post(fault)
-            return True
-        why = faults.send(self._controller, kind, island, incarnation, duration)
-        if not why:
-            self._post(fault)
-        self._resolve(f.ResolveCommand(name, not why, why or f"{island} is told to {kind}"))
-        return False
 
     def set_cordon(self, command: str, caller: str, node_group: str, cordoned: bool) -> None:
         """Put the cordoning of a node group, or its end, into the queue; its outcome appears as a command's."""
@@ -206,6 +205,7 @@ class SynchroniserActor:
                     decided = self._driver.step(event)
                     invariants.check(self._core.state)
                     self._goodput.check()
+                faults.strike_here(event)
                 if isinstance(event, events.ConnectionLost) and event.dead:
                     self._interpreter.forget(event.island, event.incarnation)
                 for effect in decided:
@@ -277,6 +277,10 @@ class SynchroniserActor:
             "loss_unigram": self._workshop.unigram_loss,
         }
         return report.build(self._policy, self._goodput, self._statistics, facts)
+
+    def _incarnation_of(self, island: IslandId) -> Incarnation:
+        with self._state:
+            return self._core.state.islands[island].incarnation
 
     def _status(self, at: Instant) -> dict[str, Any]:
         view = self._core.view(at)

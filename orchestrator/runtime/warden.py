@@ -1,6 +1,7 @@
 """One small actor on every node that can end a process by SIGKILL, as the kernel would: no warning, no clean-up.
 
-For chaos it can stop one as well (SIGSTOP), and sees to it that it goes on when its time is over, whoever is gone by then.
+For chaos it can stop one as well (SIGSTOP), and sees to it that it goes on when its time is over, whoever is gone by then;
+and it can end its own node, by the raylet that all processes of it hang on.
 
 Kept for as long as the cluster is up and shared by all jobs, so that a kill or a recovery never waits for a process to
 start. Refuses to touch a process other than the one meant: ids are reused, so it must be older than its last sighting.
@@ -8,6 +9,7 @@ start. Refuses to touch a process other than the one meant: ids are reused, so i
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from typing import Any
@@ -19,6 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from orchestrator.runtime.settings import NAMESPACE
 
 CLOCK_TOLERANCE_S = 1.0
+RAYLET = "raylet"
+ANSWERED_S = 0.1
 
 
 class Warden:
@@ -41,6 +45,14 @@ class Warden:
     def go_on(self, pid: int, seen_at: float) -> bool:
         """SIGCONT: no harm to one that runs."""
         return self._send(signal.SIGCONT, pid, seen_at)
+
+    def kill_node(self) -> str:
+        """SIGKILL this node's raylet, just after this is answered: nothing answers after it. Empty if there is one."""
+        raylet = psutil.Process(os.getppid())
+        if raylet.name() != RAYLET:
+            return f"this warden's parent is {raylet.name()}, not {RAYLET}"
+        threading.Timer(ANSWERED_S, raylet.kill).start()
+        return ""
 
     def _send(self, number: signal.Signals, pid: int, seen_at: float) -> bool:
         try:

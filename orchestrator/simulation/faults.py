@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import CommandId, NodeGroupId
+from orchestrator.core.vocabulary import CommandId, Dose, NodeGroupId
+from orchestrator.core.weather import LinkFault
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import Fault, FaultKind
 
@@ -45,6 +46,10 @@ def strike(world: World, fault: Fault) -> None:
         case FaultKind.FREEZE | FaultKind.CUT:
             if host is not None and host.alive and host.placed:
                 _silence(world, host, fault)
+        case FaultKind.SLOW | FaultKind.CORRUPT | FaultKind.DELAY | FaultKind.DROP:
+            if host is not None:
+                dose = Dose(fault.duration, fault.bytes_per_second, fault.count)
+                host.weather.strike(LinkFault(fault.kind.value), dose, world.now)
 
 
 def _node_group(world: World, fault: Fault) -> NodeGroupId:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 
 from orchestrator.core.messages import Letter
 from orchestrator.core.vocabulary import Duration, Instant
+from orchestrator.core.weather import Weather
 from orchestrator.simulation.island import SimulatedIsland
 
 
 @dataclass(slots=True)
 class Host:
-    """``frozen_until`` and ``cut_until`` lie in the past while all is well. ``waiting`` are calls held back by either.
+    """``weather`` is its link's, but for cuts, which hold calls back as a freeze does: ``cut_until`` and ``frozen_until``
+    lie in the past while all is well, and ``waiting`` are calls held back by either.
 
     ``began_at`` is when the present step began, ``step_s`` what it takes, ``owed`` the time in it that the island stood
     still and has yet to make up for, ``held_at`` when it would have ended, if the island stood still then (``stepping``).
@@ -37,6 +39,7 @@ class Host:
     held_at: Instant | None = None
     owed: Duration = 0.0
     reported_at: Instant = 0.0
+    weather: Weather = field(default_factory=Weather)
     outbox: deque[Letter] = field(default_factory=deque)
     waiting: list[Callable[[], None]] = field(default_factory=list)
 

@@ -14,6 +14,7 @@ from orchestrator.core import events as e
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, Letter, Offer, Ready
 from orchestrator.core.vocabulary import RefusalReason, Version
+from orchestrator.core.weather import LinkFault
 from orchestrator.simulation.host import Host
 
 if TYPE_CHECKING:
@@ -35,10 +36,14 @@ class Links:
             return
         letter = host.outbox.popleft()
         host.carrying = True
+        under_way = False  # on a slow link: bytes that have left are not called back by a newer offer
         takes = world.draw(world.plan.pull_s if isinstance(letter, Offer) else world.plan.letter_s)
         if isinstance(letter, Offer):
             takes += world.stepping.carriage(host.process.island)
-        world.later(takes, lambda: self._arrive(host, letter))
+            if host.weather.slow(world.now) and host.process.holds(letter):
+                takes += host.weather.carriage_s(world.plan.payload_bytes, world.now)
+                under_way = True
+        world.later(takes, lambda: self._arrive(host, letter, under_way))
 
     def say(self, event: e.Event, seconds: float) -> None:
         """The core hears of an event about an island in a while, with the instant at which it does."""
@@ -84,7 +89,7 @@ class Links:
             host.post([letter])
             self.carry(host)
 
-    def _arrive(self, host: Host, letter: Letter) -> None:
+    def _arrive(self, host: Host, letter: Letter, under_way: bool) -> None:
         """A letter is through, unless the island died or fell silent while it was under way."""
         world = self._world
         host.carrying = False
@@ -95,14 +100,31 @@ class Links:
             return
         if not isinstance(letter, Offer):
             self._tell(host, letter)
-        elif host.process.holds(letter):
-            if world.chance(world.plan.corrupt):
-                found = (RefusalReason.CORRUPT, "the checksum does not fit")
-                offered = contribution_of(letter, host.process.island, host.process.incarnation)
-                world.tell(e.ContributionUnusable(world.now, offered, *found))
-            else:
-                self._tell(host, letter)
+        elif under_way or host.process.holds(letter):
+            fate = host.weather.fate()
+            if fate is not None and fate.kind is LinkFault.DELAY:
+                host.carrying = True  # no letter overtakes it
+                world.later(fate.late, lambda: self._come_late(host, letter))
+                return
+            if fate is None or fate.kind is not LinkFault.DROP:
+                self._take(host, letter, corrupt=fate is not None or world.chance(world.plan.corrupt))
         self.carry(host)
+
+    def _come_late(self, host: Host, offer: Offer) -> None:
+        """Its bytes were pulled before; what became of the island meanwhile changes nothing about them."""
+        host.carrying = False
+        if host.alive:
+            self._take(host, offer, corrupt=False)
+            self.carry(host)
+
+    def _take(self, host: Host, offer: Offer, *, corrupt: bool) -> None:
+        world = self._world
+        if not corrupt:
+            self._tell(host, offer)
+            return
+        offered = contribution_of(offer, host.process.island, host.process.incarnation)
+        found = (RefusalReason.CORRUPT, "the checksum does not fit")
+        world.tell(e.ContributionUnusable(world.now, offered, *found))
 
     def _tell(self, host: Host, letter: Letter) -> None:
         world = self._world

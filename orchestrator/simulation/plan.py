@@ -37,6 +37,14 @@ class FaultKind(StrEnum):
     """Stopped for ``duration``, then continued: it neither steps nor answers."""
     CUT = "cut"
     """Unreachable for ``duration``; it goes on training."""
+    SLOW = "slow"
+    """Payloads from and to it pass at ``bytes_per_second`` for ``duration``."""
+    CORRUPT = "corrupt"
+    """Its next ``count`` payloads arrive with flipped bits."""
+    DELAY = "delay"
+    """Its next ``count`` payloads arrive ``duration`` late."""
+    DROP = "drop"
+    """Its next ``count`` payloads do not arrive."""
     CANCEL = "cancel"
     DRAIN = "drain"
     """An operator has it give all its work and end; it is placed again when it is re-added."""
@@ -54,6 +62,7 @@ class Fault:
     island: IslandId
     duration: Duration = 0.0
     count: int = 0
+    bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

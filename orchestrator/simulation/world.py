@@ -201,6 +201,7 @@ class World:
                 self._drain(host)  # no step is coming at whose end it would adopt
 
         takes = self.draw(self.plan.delivery_s) + self.stepping.carriage(host.process.island)
+        takes += host.weather.carriage_s(self.plan.payload_bytes, self.now)
         self.later(takes, lambda: self.reach(host, deliver))
 
     def reach(self, host: Host, call: Callable[[], None]) -> None:

@@ -82,6 +82,7 @@ class FaultPart(Section):
     island: str
     duration: Seconds = 0.0
     count: Annotated[int, Field(ge=0)] = 0
+    bytes_per_second: Annotated[float, Field(ge=0)] = 0.0
 
 
 class LatenciesPart(Section):

@@ -179,7 +179,8 @@ def _world(part: WorldPart) -> FittedWorld:
         pause_s=_all_or_none(tuple(i.pause_s for i in parts), 0.0),
         bandwidth_bytes_per_s=_all_or_none(tuple(i.bandwidth_bytes_per_s or inf for i in parts), inf),
         faults=tuple(
-            Fault(fault.at, fault.kind, IslandId(fault.island), fault.duration, fault.count) for fault in part.faults
+            Fault(fault.at, fault.kind, IslandId(fault.island), fault.duration, fault.count, fault.bytes_per_second)
+            for fault in part.faults
         ),
         lives=tuple(lives),
         capacity=tuple(sorted(changes, key=lambda change: (change.at, change.island))),

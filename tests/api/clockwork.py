@@ -29,6 +29,7 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
     CommandId,
     Contribution,
+    Dose,
     FragmentId,
     Incarnation,
     IslandId,
@@ -90,9 +91,9 @@ class Clockwork:
         self._take(job_id, "scale", command_id, caller, None, node_group=node_group, count=count)
 
     def inject_fault(
-        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str, duration_s: float
+        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str | None, dose: Dose
     ) -> None:
-        self._take(job_id, kind, command_id, caller, island, restart=True, fault_s=duration_s)
+        self._take(job_id, kind, command_id, caller, island, restart=True, dose=asdict(dose))
 
     def _take(self, job_id: str, kind: str, command_id: str, caller: str, island: str | None, **more: Any) -> None:
         self._fail_if("jobs-are-deaf")
@@ -164,9 +165,9 @@ class World:
 
     def take(self, command: dict[str, Any]) -> None:
         """The command will be heard when its time has come."""
-        if command.get("fault_s") is not None:
+        if "dose" in command:
             self._push(fault_event(command))
-        if command["kind"] not in ("stop", "continue"):
+        if "dose" not in command or command["kind"] == "kill":
             self._push(command_event(command))
         self.commands[command["id"]] = CommandRecord(
             kind=command["kind"],
@@ -267,11 +268,14 @@ class World:
         """A stopped island steps on when its time is over; it is never so long that it would be missed."""
         life = self._lives.get(fault.island)
         if life is not None:
-            life.stopped_until = fault.at + fault.duration
+            if fault.kind in ("stop", "continue"):
+                life.stopped_until = fault.at + fault.duration
             self._driver.step(replace(fault, incarnation=Incarnation(life.incarnation)))
-        if fault.kind in ("stop", "continue"):
-            detail = f"{fault.island} is told to {fault.kind}" if life else f"{fault.island} has no process"
-            self.commands[fault.command].update(accepted=life is not None, detail=detail)
+        elif not fault.island:
+            self._driver.step(fault)
+        if fault.kind != "kill":
+            detail = f"{fault.kind} {fault.island}" if life or not fault.island else f"{fault.island} has no process"
+            self.commands[fault.command].update(accepted=life is not None or not fault.island, detail=detail)
 
     def _tick(self, at: float, tick: Tick) -> None:
         """One inner step; then the progress report, and one fragment is offered in turn."""
@@ -346,9 +350,9 @@ def command_event(command: dict[str, Any]) -> e.Command:
 
 
 def fault_event(command: dict[str, Any]) -> e.FaultInjected:
-    name, whom = CommandId(command["id"]), IslandId(command["island"])
-    kind, seconds = command["kind"], command["fault_s"]
-    return e.FaultInjected(command["at"], name, command["caller"], kind, whom, Incarnation(0), seconds)
+    name, whom = CommandId(command["id"]), IslandId(command["island"] or "")
+    head = (command["at"], name, command["caller"], command["kind"], whom, Incarnation(0))
+    return e.FaultInjected(*head, **command["dose"])
 
 
 def leave_logs(run_dir: Path, spec: JobSpec) -> None:

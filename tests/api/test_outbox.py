@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from api.outbox import NEVER_REACHED, UNDECIDED
 from api.schemas import JobState, Scale
 from api.service import Service
 from api.store import CommandRow, Store
+from orchestrator.core.vocabulary import Dose
 from orchestrator.tape.storage import read_tape
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation, wait_until
@@ -75,7 +77,7 @@ def test_what_a_killed_service_had_only_stored_reaches_the_job_in_order_and_once
     stored = [
         desk.store_only("kill", island="asia", restart=False),
         desk.store_only("readd", island="asia"),
-        desk.store_only("stop", island="europe", fault_s=0.1),
+        desk.store_only("stop", island="europe", dose=asdict(Dose(0.1))),
         desk.store_only("scale", node_group="us-east", count=1),
         desk.store_only("cordon", node_group="asia"),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orchestrator.chaos.conduct import Conduct
 from orchestrator.chaos.schedule import schedule
 from orchestrator.core.vocabulary import Incarnation, IslandId
@@ -56,6 +58,51 @@ def test_a_stopped_island_lives_again_when_its_time_is_over():
     assert conduct.still_stopped(4.0) == ["asia"]
     assert conduct.still_stopped(9.5) == []
     assert [d.spared for d in conduct.look(10.0, ALL, nothing)] == [""]
+
+
+def test_a_cut_off_island_counts_as_away_and_one_with_a_slow_link_does_not():
+    cut = {"kind": "cut", "target": {"name": "asia"}, "at": 1, "duration": 5}
+    slow = {"kind": "slow", "target": {"name": "europe"}, "at": 1, "duration": 50, "bytes_per_second": 10}
+    drop = {"kind": "drop", "target": {"name": "us-west"}, "at": 1, "payloads": 2}
+    conduct = conducting(cut, slow, drop, kill("europe", 2), kill("us-east", [2, 6]), blast_radius={"keep": 2})
+    conduct.look(0.0, ALL, nothing)
+    assert [d.spared for d in conduct.look(1.0, ALL, nothing)] == ["", "", ""]
+    assert [d.spared for d in conduct.look(2.0, ALL, nothing)] == ["", "only 2 islands train, and 2 are kept"]
+    assert conduct.still_stopped(3.0) == ["asia", "europe", "us-west"]
+    assert conduct.still_stopped(7.0) == ["europe", "us-west"]
+    without_europe = {name: life for name, life in ALL.items() if name != "europe"}
+    assert [d.spared for d in conduct.look(6.0, without_europe, nothing)] == [""]
+
+
+def test_with_a_node_all_islands_of_its_group_may_die_and_the_radius_counts_them():
+    fleet = [*FLEET, replace(FLEET[3], island=IslandId("asia-1"))]
+    training = {island.island: Incarnation(1) for island in fleet}
+    node = {"kind": "kill_node", "target": {"name": "asia"}, "at": 1}
+    asked = plan(node, kill("us-east", 2), kill("asia-1", [3, 60]), blast_radius={"keep": 3})
+    conduct = Conduct(asked, schedule(asked, fleet))
+    conduct.look(0.0, training, nothing)
+    assert [d.spared for d in conduct.look(1.0, training, nothing)] == [""]
+    assert [d.spared for d in conduct.look(2.0, training, nothing)] == ["only 3 islands train, and 3 are kept"]
+    assert [d.spared for d in conduct.look(3.0, training, nothing)] == ["asia-1 does not train"]
+    back = training | {ASIA: Incarnation(2)}
+    assert [d.spared for d in conduct.look(60.0, back, nothing)] == [""], (
+        "it outlived the node, and can be struck again"
+    )
+    tight = plan(node, blast_radius={"keep": 4})
+    careful = Conduct(tight, schedule(tight, fleet))
+    careful.look(0.0, training, nothing)
+    (spared,) = careful.look(1.0, training, nothing)
+    assert spared.spared == "only 5 islands train, and 4 are kept, and with the node of asia more may die"
+
+
+def test_what_strikes_no_island_needs_none_to_train():
+    conduct = conducting({"kind": "kill_synchroniser", "at": 0}, {"kind": "kill_api", "at": 0}, kill("asia", 0))
+    conduct.look(0.0, ALL, nothing)
+    assert [(d.fault.kind, d.fault.island, d.spared) for d in conduct.decisions] == [
+        ("kill_synchroniser", "", ""),
+        ("kill_api", "", ""),
+        ("kill", "asia", ""),
+    ]
 
 
 def test_a_condition_to_abort_ends_the_plan_before_anything_strikes():

@@ -6,18 +6,24 @@ import json
 import signal
 import subprocess
 import sys
+from typing import Any
 
+import psutil
 import pytest
 import yaml
 
+from api.home import Home
+from api.second_life import kill_and_start_again
 from orchestrator.chaos.plan import parse
 from orchestrator.chaos.schedule import schedule
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
-from orchestrator.errors import RequestError
+from orchestrator.errors import ConfigurationError, RequestError
 from tests.api.installation import ROOT, Installation, environment, interruptible, wait_until
 from tests.chaos.plans import document
 
 KILL_ASIA = {"kind": "kill", "target": {"name": "asia"}, "at": 0.5}
+
+SHIPPED = ("quiet", "attrition", "region-loss", "flapping", "slow-links", "coordinator-loss")
 
 
 def plan_file(installation, *faults, **changes):
@@ -115,18 +121,96 @@ def test_one_fault_by_hand(service: Installation) -> None:
     service.atoll("cancel", job)
 
 
-@pytest.mark.parametrize(("kind", "seconds"), [("stop", 0.0), ("kill", 3.0), ("burn", 0.0), ("stop", 1e9)])
-def test_a_fault_that_makes_no_sense_is_refused(service: Installation, kind: str, seconds: float) -> None:
+def test_every_kind_of_fault_is_on_the_tape_with_its_dose(service: Installation) -> None:
+    job = submitted(service)
+    island = ("asia", 1)
+    for asked, dose in (
+        (("cut", "asia", "--for", "2"), (*island, 2.0, 0.0, 0)),
+        (("slow", "asia", "--for", "2", "--rate", "1000"), (*island, 2.0, 1000.0, 0)),
+        (("corrupt", "asia", "--payloads", "3"), (*island, 0.0, 0.0, 3)),
+        (("delay", "asia", "--payloads", "3", "--for", "0.5"), (*island, 0.5, 0.0, 3)),
+        (("drop", "asia", "--payloads", "3"), (*island, 0.0, 0.0, 3)),
+        (("kill_node", "asia"), (*island, 0.0, 0.0, 0)),
+        (("kill_synchroniser",), ("", 0, 0.0, 0.0, 0)),
+    ):
+        assert "accepted" in service.atoll("chaos", "strike", job, *asked)
+        fault = records(service, job, "FaultInjected")[-1]
+        names = ("kind", "island", "incarnation", "duration", "bytes_per_second", "payloads")
+        assert tuple(fault[name] for name in names) == (asked[0], *dose)
+    service.atoll("cancel", job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "more"),
+    [
+        ("stop", 0.0, {}),
+        ("kill", 3.0, {}),
+        ("burn", 0.0, {}),
+        ("stop", 1e9, {}),
+        ("cut", 0.0, {}),
+        ("slow", 3.0, {}),
+        ("slow", 3.0, {"bytes_per_second": -1.0}),
+        ("drop", 0.0, {}),
+        ("corrupt", 3.0, {"payloads": 1}),
+        ("delay", 0.0, {"payloads": 1}),
+        ("kill_synchroniser", 0.0, {}),
+        ("kill_api", 0.0, {}),
+    ],
+)
+def test_a_fault_that_makes_no_sense_is_refused(
+    service: Installation, kind: str, seconds: float, more: dict[str, Any]
+) -> None:
     with pytest.raises(RequestError, match="cannot be used"):
-        service.client().strike("latest", kind, "asia", seconds)
+        service.client().strike("latest", kind, "asia", seconds, **more)
+
+
+def test_a_plan_kills_the_service_and_starts_it_again_as_it_was(service: Installation) -> None:
+    job = submitted(service, steps=160)
+    before = service.home.address()
+    assert before is not None
+    command = psutil.Process(before.pid).cmdline()
+    said = json.loads(
+        service.atoll("chaos", "run", job, plan_file(service, {"kind": "kill_api", "at": [0.5, 3.0]}), "--json")
+    )
+    assert said["passed"], said
+    assert [(fault["kind"], fault["spared"]) for fault in said["faults"]] == [("kill_api", "")] * 2
+    after = service.home.address()
+    assert after is not None
+    assert (after.url, after.pid == before.pid) == (before.url, False)
+    again = psutil.Process(after.pid).cmdline()
+    where = command.index("--listener") + 1
+    assert [*again[:where], *again[where + 1 :]] == [*command[:where], *command[where + 1 :]]
+
+
+def test_a_service_that_is_not_of_this_home_is_not_killed(service: Installation) -> None:
+    with pytest.raises(ConfigurationError, match="no service runs"):
+        kill_and_start_again(Home(service.folder))
+    assert service.home.running()
+
+
+def test_a_loss_gap_needs_a_reference_and_is_measured_against_it(service: Installation) -> None:
+    asked = plan_file(service, objectives=["loss_gap < 5 %"])
+    quiet = submitted(service, steps=40)
+    assert "--reference" in service.atoll("chaos", "run", quiet, asked, code=2)
+    wait_until(lambda: service.client().job(quiet).report_ready)
+    same = submitted(service, steps=40)
+    said = json.loads(service.atoll("chaos", "run", same, asked, "--reference", quiet, "--json"))
+    assert (said["objectives"][-1]["objective"], said["objectives"][-1]["passed"]) == ("loss_gap < 5 %", True)
+    lower = service.folder / "lower.json"
+    report = service.client().report(quiet)
+    lower.write_text(json.dumps(report | {"loss_final": report["loss_final"] / 2}))
+    again = submitted(service, steps=40)
+    assert "loss_gap is 1" in service.atoll("chaos", "run", again, asked, "--reference", str(lower), code=1)
+    lower.write_text("{}")
+    assert "no report of a job" in service.atoll("chaos", "run", again, asked, "--reference", str(lower), code=2)
 
 
 def test_shipped_plans_are_listed() -> None:
     plans = {plan["name"] for plan in json.loads(_without_home("chaos", "list", "--json"))}
-    assert plans == {"quiet", "attrition", "region-loss", "flapping"}
+    assert plans == set(SHIPPED)
 
 
-@pytest.mark.parametrize("name", ["quiet", "attrition", "region-loss", "flapping"])
+@pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_plans_run_against_the_demo_in_the_simulator(name: str, tmp_path) -> None:
     told = json.loads(
         _without_home("chaos", "simulate", name, "deploy/configs/demo.yaml", "--report", f"{tmp_path}/v.html", "--json")

@@ -28,6 +28,10 @@ def test_every_problem_of_a_plan_is_told_at_once_with_its_remedy():
         {"kind": "kill", "target": {}, "every": "1ms"},
         {"kind": "stop", "target": {"name": "asia", "random": 1}, "at": [1, 999]},
         {"kind": "kill", "target": {"random": 1}, "at": 5, "every": 5, "duration": 3},
+        {"kind": "slow", "target": {"random": 1}, "at": 5, "duration": 3, "payloads": 2},
+        {"kind": "delay", "target": {"random": 1}, "at": 5, "payloads": 0},
+        {"kind": "kill_synchroniser", "target": {"name": "asia"}, "at": 5},
+        {"kind": "corrupt", "payloads": 1, "at": 5},
     ]
     with pytest.raises(InvalidJobSpec) as told:
         parse(document(*faults, colour="red", abort=["luck < 1"], objectives=["goodput_ratoi > 85 %", "be well"]))
@@ -35,10 +39,12 @@ def test_every_problem_of_a_plan_is_told_at_once_with_its_remedy():
     assert found.keys() == {
         *("faults.0.kind", "faults.1", "faults.1.target", "faults.2.target", "faults.2.duration", "faults.2.at"),
         *("faults.3", "faults.3.duration", "colour", "abort.0", "objectives.0", "objectives.1"),
+        *("faults.4.bytes_per_second", "faults.4.payloads", "faults.5.payloads", "faults.6.target", "faults.7.target"),
     }
     assert "goodput_ratio" in found["objectives.0"]
     assert "Write a figure" in found["objectives.1"]
     assert "about 2e+05 faults" in found["faults.1"]
+    assert "goes with corrupt, delay, drop only, not with slow" in found["faults.4.payloads"]
 
 
 def test_a_plan_that_does_not_fit_the_fleet_is_refused_with_every_reason():

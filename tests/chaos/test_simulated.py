@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.chaos.conduct import Conduct
+from orchestrator.chaos.kinds import Kind
 from orchestrator.chaos.schedule import schedule
 from orchestrator.chaos.simulated import run
+from orchestrator.chaos.verdict import judge
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Incarnation
 from orchestrator.report import chaos as page
@@ -18,6 +20,13 @@ from tests.chaos.plans import RANDOM_KILLS, plan
 
 POLICY = sample_policy(4, steps=1200)
 EVEN = WorldPlan(step_s=(0.05,) * 4)
+LINKS = (
+    {"kind": "cut", "target": {"random": 1}, "every": 11, "duration": 4},
+    {"kind": "slow", "target": {"random": 2}, "every": 13, "duration": 6, "bytes_per_second": 50_000},
+    {"kind": "corrupt", "target": {"random": 1}, "every": 7, "payloads": 2},
+    {"kind": "delay", "target": {"region": "asia"}, "poisson": {"mtbf": 10}, "payloads": 1, "duration": 1},
+    {"kind": "drop", "target": {"random": 1}, "every": 8, "payloads": 2},
+)
 STOPS = {"kind": "stop", "target": {"random": 2}, "every": 9, "duration": 3}
 
 
@@ -26,19 +35,82 @@ def simulated(asked, world=EVEN, seed=3):
 
 
 def test_the_simulator_strikes_at_the_instants_that_a_live_run_of_the_same_plan_does():
-    asked = plan(RANDOM_KILLS | {"poisson": {"mtbf": 6}}, STOPS, seed=11)
+    others = ({"kind": "kill_node", "target": {"random": 1}, "at": 29}, {"kind": "kill_synchroniser", "at": [14, 33]})
+    asked = plan(
+        RANDOM_KILLS | {"poisson": {"mtbf": 6}}, STOPS, *LINKS, *others, {"kind": "kill_api", "at": 30}, seed=11
+    )
     conduct = simulated(asked).conduct
-    ours = [(one.fault.at, one.fault.kind, one.fault.island) for one in conduct.decisions]
+    ours = [one.fault for one in conduct.decisions]
 
     live = Conduct(asked, schedule(asked, POLICY.islands))  # as the live driver looks: late, and every half second
     training = {island.island: Incarnation(1) for island in POLICY.islands}
     for tick in range(1000):
         live.look(100.0 + 0.5 * tick, training, dict)
-    theirs = [(one.fault.at, one.fault.kind, one.fault.island) for one in live.decisions]
+    theirs = [one.fault for one in live.decisions]
 
-    assert len(ours) > 10
+    assert {fault.kind for fault in ours} == set(Kind)
     assert ours == theirs[: len(ours)]
     assert all(one.at == conduct.begun_at + one.fault.at for one in conduct.decisions)
+
+
+def test_links_and_payloads_suffer_in_the_simulator_and_nobody_stands_still_for_it():
+    asked = plan(*LINKS, objectives=["bystander_gap_max_s < 0.1"])
+    found = simulated(asked, replace(EVEN, payload_bytes=100_000, adoption="rebase"))
+    assert found.verdict.passed, found.verdict.plain()["objectives"]
+    told = {fault["kind"] for fault in found.verdict.report["faults"]}
+    assert told == {"cut", "slow", "corrupt", "delay", "drop"}
+    count = sum(one.fault.payloads for one in found.conduct.decisions if one.fault.kind == "corrupt" and not one.spared)
+    unusable = [r.event for r in found.world.sink.records if isinstance(r.event, e.ContributionUnusable)]
+    assert 0 < len(unusable) <= count
+    assert found.verdict.notes == ()
+    assert replay(found.world.tape, ()).exact
+
+
+def test_a_slow_link_carries_no_more_bytes_than_it_can_and_a_lost_payload_never_comes():
+    slow = {"kind": "slow", "target": {"name": "asia"}, "at": 10, "duration": 10, "bytes_per_second": 25_000}
+    begun, came = _contributions(plan(slow))
+    assert len([at for at in came if begun + 10.5 < at < begun + 20]) == pytest.approx(10 / 4, abs=1), "100 kB each"
+    drop = {"kind": "drop", "target": {"name": "asia"}, "at": 10, "payloads": 12}
+    begun, came = _contributions(plan(drop))
+    assert not [at for at in came if begun + 10.1 < at < begun + 11.5]
+    assert [at for at in came if begun + 12.0 < at < begun + 13.0]
+
+
+def _contributions(asked):
+    """When the plan began, and when contributions of asia came."""
+    found = simulated(asked, replace(EVEN, payload_bytes=100_000))
+    came = [r.event for r in found.world.sink.records if isinstance(r.event, e.ContributionArrived)]
+    return found.conduct.begun_at, [event.at for event in came if event.contribution.island == "asia"]
+
+
+def test_what_a_simulation_cannot_show_is_said_and_never_counts_as_struck():
+    faults = [{"kind": "kill_synchroniser", "at": 5}, {"kind": "kill_api", "at": 6}]
+    slow = {"kind": "slow", "target": {"random": 1}, "at": 7, "duration": 5, "bytes_per_second": 10}
+    verdict = simulated(plan(*faults, objectives=["loss_gap < 1 %"])).verdict
+    assert [one.objective for one in verdict.judged if not one.passed] == ["a fault strikes", "loss_gap < 1 %"]
+    assert [(f["kind"], f["spared"]) for f in verdict.conducted] == [
+        ("kill_synchroniser", "a simulated job's synchroniser cannot be killed"),
+        ("kill_api", "a simulated job has no service"),
+    ]
+    noted = " ".join(simulated(plan(*faults, slow, objectives=["loss_gap < 1 %"])).verdict.notes)
+    for name in ("kill_synchroniser", "kill_api", "payload_bytes", "loss_gap"):
+        assert name in noted
+    shown = page.render(verdict.plain(), verdict.report, "")
+    assert "What this run does not show" in shown
+
+
+def test_the_loss_gap_is_measured_against_the_reference_and_one_of_another_length_is_noted():
+    conduct = Conduct(asked := plan(objectives=["loss_gap < 1 %"]), schedule(asked, POLICY.islands))
+    own = simulated(plan()).verdict.report
+    better = {**own, "loss_final": own["loss_final"] / 1.02}
+    same = judge(conduct, own, own)
+    assert (same.judged[-1].passed, same.judged[-1].value, same.notes) == (True, 0.0, ())
+    (*_, failed) = judge(conduct, own, better).judged
+    assert not failed.passed
+    assert failed.value == pytest.approx(0.02)
+    longer = {**own, "policy": {**own["policy"], "token_budget": 2 * own["policy"]["token_budget"]}}
+    assert "token_budget" in judge(conduct, own, longer).notes[0]
+    assert "was not measured" in judge(conduct, own).judged[-1].detail
 
 
 def test_the_seed_of_the_world_does_not_move_the_faults():

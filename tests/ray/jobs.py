@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable
@@ -13,8 +14,10 @@ import psutil
 
 from orchestrator.core import events
 from orchestrator.errors import NotFound
+from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.groups import DEFAULT_GROUPS
+from orchestrator.runtime.names import synchroniser_name
 from orchestrator.tape.storage import read_tape
 
 STEP_S = 0.05
@@ -81,6 +84,13 @@ class Job:
     def gap_max_s(self, island: str, since: float) -> float:
         """The longest time between two steps of ``island``, by its own clock, in what it reported after ``since``."""
         return max(e.gap_max_seconds for e in self.events(events.ProgressReported, island) if e.at > since)
+
+    def pid_of_synchroniser(self) -> int:
+        import ray
+
+        actor = cluster.actor_named(synchroniser_name(self.id))
+        pid: int = ray.get(actor.__ray_call__.remote(lambda _actor: os.getpid()), timeout=20)
+        return pid
 
     def command(self, kind: str, island: str | None = None, restart: bool = True) -> str:
         name = uuid.uuid4().hex

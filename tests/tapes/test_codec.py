@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import effects as f
 from orchestrator.core.effects import Effect
-from orchestrator.core.events import Event, ProgressReported
+from orchestrator.core.events import Event, FaultInjected, ProgressReported
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import DataError
 from orchestrator.simulation.plan import sample_policy
@@ -96,3 +96,13 @@ def test_a_policy_of_another_build_is_refused_by_name():
     del plain["quorum"]
     with pytest.raises(DataError, match="JobPolicy needs the field 'quorum'"):
         decode(JobPolicy, plain)
+
+
+def test_a_fault_on_a_tape_of_an_earlier_build_reads_as_one_without_a_rate_or_payloads():
+    event = FaultInjected(1.0, "c", "somebody", "stop", "asia", 1, 6.0)
+    plain = json.loads(to_json(event))
+    assert (plain.pop("bytes_per_second"), plain.pop("payloads")) == (0.0, 0)
+    assert decode_tagged(plain) == event
+    del plain["duration"]
+    with pytest.raises(DataError, match="FaultInjected needs the field 'duration'"):
+        decode_tagged(plain)

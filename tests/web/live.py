@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from api.control import CommandKind, FaultKind, NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
-from orchestrator.core.vocabulary import JobPhase
+from orchestrator.core.vocabulary import Dose, JobPhase
 from orchestrator.errors import NotFound
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
@@ -57,10 +58,10 @@ class Live:
         self._job(job_id).submit(command | {"node_group": node_group})
 
     def inject_fault(
-        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str, duration_s: float
+        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str | None, dose: Dose
     ) -> None:
         command = {"kind": kind, "id": command_id, "caller": caller, "island": island, "restart": True}
-        self._job(job_id).submit(command | {"fault_s": duration_s})
+        self._job(job_id).submit(command | {"dose": asdict(dose)})
 
     def close(self) -> None:
         for job in self._jobs.values():

@@ -12,7 +12,7 @@ LOST = "an earlier release ended before it handed the command over, and kept too
 
 
 def upgrade() -> None:
-    op.add_column("commands", sa.Column("fault_s", sa.Double))
+    op.add_column("commands", sa.Column("dose", sa.JSON))
     op.add_column("commands", sa.Column("node_group", sa.String))
     op.add_column("commands", sa.Column("count", sa.Integer))
     rows = sa.table(

@@ -24,6 +24,7 @@ def upgrade() -> None:
         sa.Column("reason", sa.String, nullable=False),
         sa.Column("begun_at", sa.Double),
         sa.Column("ended_at", sa.Double),
+        sa.Column("reference", sa.JSON),
         sa.Column("verdict", sa.JSON),
         sa.Column("holds", sa.String, unique=True),
         sa.Column("idempotency_key", sa.String, unique=True),

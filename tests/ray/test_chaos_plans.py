@@ -1,0 +1,137 @@
+"""Plans of chaos on a real cluster, by the command line: attrition passes where nobody waits for the dead, and fails where
+survivors do; a node dies, and its island lives on elsewhere; the service dies and is started again.
+
+The cluster is one of its own: it loses a node.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core import events
+from orchestrator.runtime import embedded
+from orchestrator.runtime.groups import read_groups
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import GAP_MAX_S, STEP_S, synthetic
+from tests.ray.test_service import Hands, alive, until
+from tests.ray.waiting import NAME, PATIENCE_S
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+ISLANDS = ("us-east", "europe", "asia")
+STEPS = round(14 / STEP_S)
+ATTRITION = {
+    "name": "brief-attrition",
+    "seed": 9,
+    "duration": "9s",
+    "faults": [{"kind": "kill", "target": {"random": 1}, "poisson": {"mtbf": "4s"}, "start": "2s"}],
+    "blast_radius": {"keep": 2},
+    "objectives": ["bystander_gap_max_s < 2", "recovery_s.total < 60"],
+}
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hands]:
+    installation = Hands(tmp_path_factory.mktemp("plans"))
+    groups = [{"name": name, "region": name, "nodes": 1 + (name == "asia")} for name in ISLANDS]
+    embedded.up(installation.home.path, read_groups(Path(installation.file("groups", {"node_groups": groups}))))
+    installation.atoll("up", "--runs", str(installation.runs), "--control", "tests.ray.waiting:connect")
+    yield installation
+    installation.atoll("down")
+
+
+@pytest.fixture
+def submit(hands: Hands) -> Iterator[Callable[..., str]]:
+    """Starts jobs; those that did not end are cancelled, and what waiting islands left is removed."""
+    jobs, seed = [], secrets.randbelow(1 << 30)
+
+    def submit_one(name: str, steps: int) -> str:
+        document = synthetic(steps, groups=ISLANDS, name=name, seed=seed)
+        jobs.append(hands.json("submit", hands.file(name, document))["job"])
+        return jobs[-1]
+
+    yield submit_one
+    for job in jobs:
+        if hands.json("status", job)["state"] == "running":
+            hands.atoll("cancel", job)
+            until(lambda job=job: hands.json("status", job)["state"] == "cancelled", "the end")
+    shutil.rmtree(Path(tempfile.gettempdir()) / f"atoll-waiting-{seed}", ignore_errors=True)
+
+
+def run(hands: Hands, job: str, plan: dict[str, Any], code: int) -> dict[str, Any]:
+    """The verdict of ``atoll chaos run``, which ends with ``code``."""
+    said = hands.atoll("chaos", "run", job, hands.file("plan", plan), "--json", code=code)
+    verdict: dict[str, Any] = json.JSONDecoder().raw_decode(said[said.index("{\n") :])[0]
+    return verdict
+
+
+def test_attrition_passes_where_nobody_waits_for_the_dead(hands: Hands, submit: Callable[..., str]) -> None:
+    verdict = run(hands, submit("quick", STEPS), ATTRITION, code=0)
+    assert verdict["passed"], verdict["objectives"]
+    assert sum(not fault["spared"] for fault in verdict["faults"]) >= 1
+
+
+def test_attrition_fails_where_survivors_wait_for_the_dead_and_says_which_objective_and_when(
+    hands: Hands, submit: Callable[..., str]
+) -> None:
+    job = submit(NAME, STEPS)
+    verdict = run(hands, job, ATTRITION, code=1)
+    (failed,) = [one for one in verdict["objectives"] if not one["passed"]]
+    assert failed["objective"] == "bystander_gap_max_s < 2"
+    assert failed["value"] == pytest.approx(PATIENCE_S + 0.5, abs=1.5)
+    struck = [fault for fault in verdict["faults"] if not fault["spared"]]
+    (cause,) = [
+        f for f in struck if f["at"] < failed["at"] and f"s after the kill of {f['island']}" in failed["detail"]
+    ]
+    assert failed["at"] - cause["at"] < 3 * PATIENCE_S
+    survivor = failed["detail"].partition(" on ")[2].partition(",")[0]
+    assert survivor in set(ISLANDS) - {cause["island"]}
+    page = (hands.runs / job / "chaos-brief-attrition.html").read_text()
+    assert 'class="badge bad">failed' in page
+    assert failed["objective"].replace("<", "&lt;") in page
+
+
+def test_the_service_is_killed_by_the_plan_and_started_again_while_the_job_trains_on(
+    hands: Hands, submit: Callable[..., str]
+) -> None:
+    before = hands.home.address()
+    assert before is not None
+    plan = {
+        "name": "service-loss",
+        "faults": [{"kind": "kill_api", "at": "1s"}],
+        "objectives": ["bystander_gap_max_s < 2"],
+    }
+    verdict = run(hands, submit("quick", round(6 / STEP_S)), plan, code=0)
+    assert [(fault["kind"], fault["spared"]) for fault in verdict["faults"]] == [("kill_api", "")]
+    after = hands.home.address()
+    assert after is not None
+    assert (after.url, after.pid != before.pid) == (before.url, True)
+
+
+def test_an_island_whose_node_dies_lives_on_on_another_node_of_its_group(
+    hands: Hands, submit: Callable[..., str]
+) -> None:
+    job = submit("endless", 100_000)
+    until(lambda: {one["state"] for one in hands.json("islands", job)} == {"training"}, "all train")
+    before = hands.island(job, "asia")
+    hands.atoll("chaos", "strike", job, "kill_node", "asia")
+    until(lambda: not alive(before["pid"]), "the process dies with its node", timeout_s=20.0)
+    until(lambda: incarnation(hands, job) > before["incarnation"], "asia trains again", timeout_s=90.0)
+    records = read_tape(hands.runs / job / "tape.jsonl").records
+    (struck,) = [r.event for r in records if isinstance(r.event, events.FaultInjected)]
+    assert (struck.kind, struck.island, struck.incarnation) == ("kill_node", "asia", before["incarnation"])
+    reports = [r.event for r in records if isinstance(r.event, events.ProgressReported) and r.event.at > struck.at]
+    assert max(one.gap_max_seconds for one in reports if one.island != "asia") <= GAP_MAX_S
+
+
+def incarnation(hands: Hands, job: str) -> int:
+    """Of asia, once it trains."""
+    asia = hands.island(job, "asia")
+    return int(asia["incarnation"]) if asia["state"] == "training" else 0
