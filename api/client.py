@@ -157,21 +157,6 @@ class Client(ChaosRequests):
     def cancel(self, job: str) -> Command:
         return self._post(f"/v1/jobs/{quote(job, safe='')}/cancel", Command)
 
-    def strike(
-        self,
-        job: str,
-        kind: str,
-        island: str | None,
-        duration_s: float = 0.0,
-        *,
-        bytes_per_second: float = 0.0,
-        payloads: int = 0,
-    ) -> Command:
-        """Let chaos strike an island (or none: kill_synchroniser), or let it ``continue`` before its time."""
-        parts = {"island": island, "duration_s": duration_s, "bytes_per_second": bytes_per_second, "payloads": payloads}
-        fault = {"kind": kind, **{name: value for name, value in parts.items() if value}}
-        return self._post(f"/v1/jobs/{quote(job, safe='')}/chaos/faults", Command, fault)
-
     def command(self, job: str, command: str) -> Command:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/commands/{quote(command, safe='')}", Command)
 

@@ -1,4 +1,4 @@
-"""What a client asks about chaos plans: the part of ``api.client.Client`` that is about their runs."""
+"""What a client asks about chaos: the part of ``api.client.Client`` that is about faults and the runs of plans."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from api.chaos.schemas import ChaosRun, ChaosRunList, ChaosRunSummary, ShownPlan, ShownPlans, VerdictDocument
+from api.schemas import Command
 
 
 class ChaosRequests:
@@ -17,6 +18,22 @@ class ChaosRequests:
     _get: Any
     _post: Any
     _request: Any
+
+    def strike(
+        self,
+        job: str,
+        kind: str,
+        island: str | None,
+        duration_s: float = 0.0,
+        *,
+        bytes_per_second: float = 0.0,
+        payloads: int = 0,
+    ) -> Command:
+        """Let chaos strike an island (or none: kill_synchroniser), or let it ``continue`` before its time."""
+        parts = {"island": island, "duration_s": duration_s, "bytes_per_second": bytes_per_second, "payloads": payloads}
+        fault = {"kind": kind, **{name: value for name, value in parts.items() if value}}
+        command: Command = self._post(f"/v1/jobs/{quote(job, safe='')}/chaos/faults", Command, fault)
+        return command
 
     def chaos_plans(self) -> list[ShownPlan]:
         """The plans that come with the service."""

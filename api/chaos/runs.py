@@ -133,7 +133,9 @@ class ChaosRuns:
         if not reference:
             if any(objective.root == LOSS_GAP for objective in plan.objectives):
                 detail = f"{plan.name} has an objective of {LOSS_GAP}, which takes a job that nothing was done to."
-                raise ConfigurationError(detail=f"{detail} Give its id, or its report.json, as the reference.")
+                raise ConfigurationError(
+                    detail=f"{detail} Give its id, or its report.json, as reference (--reference)."
+                )
             return None
         if isinstance(reference, str):
             reference = json.loads(self._service.result_path(reference, "report.json").read_text())

@@ -16,6 +16,7 @@ from api.chaos.conducting import MISSED, Conducting
 from api.chaos.runs import ChaosRuns
 from api.chaos.store import ChaosRunRow, ChaosStore
 from api.client import Client
+from api.second_life import no_second_life
 from api.service import Service
 from api.store import Store
 from orchestrator.chaos.conduct import LATE_MAX_S
@@ -241,7 +242,7 @@ class Stage:
     def conducting(self) -> Conducting:
         row = self.book.run(self.job, "chaos-1")
         assert row is not None
-        return Conducting(row, self.service, self.store, self.book)
+        return Conducting(row, self.service, self.store, self.book, no_second_life)
 
     def faults_on_the_tape(self) -> int:
         return len(self.service.job(self.job).statistics["faults"])
@@ -287,7 +288,7 @@ def test_islands_that_nobody_asked_for_yet_are_drawn_for_no_fault(tmp_path: Path
     (tmp_path / "clockwork").mkdir()
     control, store = Clockwork(tmp_path / "clockwork"), Store(f"sqlite:///{tmp_path}/store.sqlite")
     service = Service(control, store, tmp_path / "runs")
-    runs = ChaosRuns(service, store)
+    runs = ChaosRuns(service, store, no_second_life)
     job = service.submit(Installation(tmp_path).spec(islands=islands), "me", None).job
     asked = document({"kind": "kill", "target": {"random": 1}, "every": 10})
     runs.start(job, yaml.safe_dump(asked), asked, "me", None)
