@@ -116,6 +116,7 @@ def train_tape(
     baselines: Annotated[
         list[str] | None, typer.Option("--baseline", help="no-failures or data-parallel; may be given several times.")
     ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="From so many seeds, with the mean over them.")] = 1,
     runs: RunsOption = DEFAULT_RUNS,
     again: Annotated[bool, typer.Option("--again", help="Train finished runs anew, and compare the bits.")] = False,
     as_json: JsonOption = False,
@@ -123,7 +124,7 @@ def train_tape(
     """Train for real, in one process, driven by a tape: what its failures do to the model."""
     # A process of its own: it imports JAX, which the command line must not.
     command = [sys.executable, "-m", "orchestrator.laboratory.train_tape", str(tape), "--config", str(config)]
-    command += ["--runs", str(runs)]
+    command += ["--runs", str(runs), "--seeds", str(seeds)]
     for baseline in baselines or []:
         command += ["--baseline", baseline]
     command += ["--again"] * again + ["--json"] * as_json

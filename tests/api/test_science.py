@@ -185,7 +185,9 @@ def test_whatif_stands_beside_what_happened(tape: Path) -> None:
 
 
 def test_train_tape_hands_everything_on(tape: Path) -> None:
-    command = _command("train-tape", tape, "--config", "no-such-file.yaml", "--baseline", "data-parallel", "--json")
+    command = _command(
+        "train-tape", tape, "--config", "no-such-file.yaml", "--baseline", "no-failures", "--seeds", "2", "--json"
+    )
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert "no-such-file.yaml" in done.stderr
