@@ -62,7 +62,7 @@ def test_nothing_is_missed_or_read_twice_while_a_logbook_is_cut_short(book: Logb
                 os.replace(book.path, book.older)
         over.set()
 
-    read: list[bytes] = []
+    read = [reader.read()]
     writer = threading.Thread(target=write)
     writer.start()
     while not over.is_set() or read[-1]:

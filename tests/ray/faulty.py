@@ -1,4 +1,4 @@
-"""A user's model whose code is wrong, but not where the job begins: the evaluator builds it, islands cannot."""
+"""A user's model whose code is wrong, and only where islands build it: the evaluator can, so that the job begins."""
 
 from __future__ import annotations
 
