@@ -93,7 +93,7 @@ class _Draw:
         self.operators = Random(f"atoll swarm {seed} operators")
         self.links = Random(f"atoll swarm {seed} links")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
-        features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.5}
+        features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
         self.features = frozenset(features | {kind for kind in MEMBERSHIP if self.operators.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
