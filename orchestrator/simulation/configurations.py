@@ -34,8 +34,14 @@ MEMBERSHIP = {
     FaultKind.SCALE: FaultKind.SCALE,
 }
 """Features, with what takes them back, by a chance of their own: seeds name the worlds that they named before these came."""
+SPOILT_LINKS = (FaultKind.SLOW, FaultKind.CORRUPT, FaultKind.DELAY, FaultKind.DROP)
+"""Features that came later still, likewise."""
 FEATURES = (
-    *(kind.value for kind in FaultKind if kind not in {*MEMBERSHIP, *MEMBERSHIP.values()} - {FaultKind.READD}),
+    *(
+        kind.value
+        for kind in FaultKind
+        if kind not in {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS} - {FaultKind.READD}
+    ),
     "corrupt payloads",
     "doubled letters",
     "reordered letters",
@@ -85,7 +91,9 @@ class _Draw:
         self.seed = seed
         self.random = Random(f"atoll swarm {seed}")
         self.operators = Random(f"atoll swarm {seed} operators")
+        self.links = Random(f"atoll swarm {seed} links")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
+        features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
         self.features = frozenset(features | {kind for kind in MEMBERSHIP if self.operators.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -208,6 +216,7 @@ class _Draw:
         if self.on(FaultKind.CANCEL.value) and uniform(0, 1) < 0.3:
             faults.append(Fault(uniform(0.0, 2 * self.calm_at), FaultKind.CANCEL, self.islands[0]))
         faults += self._membership(until)
+        faults += self._spoilt_links(until)
         return tuple(sorted(faults, key=lambda fault: (fault.at, fault.island, fault.kind)))
 
     def _membership(self, until: Instant) -> Iterator[Fault]:
@@ -219,6 +228,15 @@ class _Draw:
                 yield Fault(at, kind, island)
                 if uniform(0, 1) < 0.8:
                     yield Fault(uniform(at, self.calm_at), undone, island, count=1)
+
+    def _spoilt_links(self, until: Instant) -> Iterator[Fault]:
+        """A few payloads of an island suffer, or all are slow for a while."""
+        uniform, randint = self.links.uniform, self.links.randint
+        for kind in SPOILT_LINKS:
+            for _ in range(randint(1, 3) if self.on(kind) else 0):
+                at, island = uniform(0.0, until), self.links.choice(self.islands)
+                lasts = uniform(0.1, SILENCE_MAX_S) if kind is FaultKind.SLOW else uniform(0.0, 1.0)
+                yield Fault(at, kind, island, lasts, randint(1, 3), bytes_per_second=uniform(100.0, 10_000.0))
 
     def _capacity(self) -> tuple[Capacity, ...]:
         """Slices go and come back; when it is calm, everybody trains at least something again."""

@@ -35,7 +35,7 @@ from orchestrator.core import events as e
 from orchestrator.core import fleet, fragment_life, fragment_round
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
 from orchestrator.simulation import swarm
-from orchestrator.simulation.configurations import FEATURES, MEMBERSHIP, draw
+from orchestrator.simulation.configurations import FEATURES, MEMBERSHIP, SPOILT_LINKS, draw
 from tests.api.installation import interruptible
 
 SEEDS, CHUNK = 200, 25
@@ -65,7 +65,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in set(range(SEEDS)) - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = swarm.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    assert features == {*FEATURES, *MEMBERSHIP}
+    assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS}
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)} - {e.FaultInjected.__name__}
     reasons = {str(reason) for reason in (*RefusalReason, *ReleaseReason, *CloseReason) if reason not in NEVER_HAPPENS}
     came = survivors.values()
