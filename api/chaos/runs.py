@@ -130,6 +130,7 @@ class ChaosRuns:
             fault, command = decided.decision, commands.get(key_of(row.run, decided.fault))
             decisions.append(
                 Decision(
+                    told=_told(fault["kind"], fault["island"], fault["duration"]),
                     kind=fault["kind"],
                     island=fault["island"],
                     planned_s=fault["planned_at"],
@@ -174,4 +175,15 @@ def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, An
 
 def _fault(fault: PlannedFault, begun_at: float | None) -> Fault:
     after_s = None if begun_at is None else begun_at + fault.at
-    return Fault(kind=fault.kind, island=fault.island, planned_s=fault.at, duration_s=fault.duration, after_s=after_s)
+    return Fault(
+        told=_told(fault.kind, fault.island, fault.duration),
+        kind=fault.kind,
+        island=fault.island,
+        planned_s=fault.at,
+        duration_s=fault.duration,
+        after_s=after_s,
+    )
+
+
+def _told(kind: str, island: str, duration: float) -> str:
+    return f"{kind} {island}{f' for {duration:g} s' if duration else ''}"

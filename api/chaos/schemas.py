@@ -63,6 +63,7 @@ class ShownPlans(Answer):
 class Fault(Answer):
     """A fault that is still to come."""
 
+    told: str = Field(description="the fault in words")
     kind: str
     island: str
     planned_s: float = Field(description="in seconds since the plan began")
@@ -73,6 +74,7 @@ class Fault(Answer):
 class Decision(Answer):
     """What became of a fault that came due."""
 
+    told: str = Field(description="the fault in words")
     kind: str
     island: str
     planned_s: float

@@ -254,7 +254,7 @@ def _headline(run: ChaosRun) -> str:
     elif run.next.after_s is None:
         coming = "; it begins when enough islands train"
     else:
-        coming = f"; next {_what(run.next.kind, run.next.island, run.next.duration_s)} at {run.next.after_s:.1f} s"
+        coming = f"; next {run.next.told} at {run.next.after_s:.1f} s"
     done = f"{run.struck_count} of {run.fault_count} faults struck, {run.spared_count} spared"
     return f"{run.plan} against {run.job} is {run.state}{reason}: {done}{coming}"
 
@@ -262,14 +262,8 @@ def _headline(run: ChaosRun) -> str:
 def _lines(run: ChaosRun) -> list[str]:
     """What became of every fault, a line each."""
     return [
-        f"{one.after_s:.1f} s: {_what(one.kind, one.island, one.duration_s)}"
-        + (f" spared, {one.spared}" if one.spared else "")
-        for one in run.decisions
+        f"{one.after_s:.1f} s: {one.told}" + (f" spared, {one.spared}" if one.spared else "") for one in run.decisions
     ]
-
-
-def _what(kind: str, island: str, duration_s: float) -> str:
-    return f"{kind} {island}{f' for {duration_s:g} s' if duration_s else ''}"
 
 
 def _ended(run: ChaosRun) -> str:

@@ -4,7 +4,7 @@
  */
 
 import { badge, h } from "./dom.js";
-import { plain, plural, seconds, sentence } from "./words.js";
+import { plural, seconds, sentence } from "./words.js";
 
 const SHOWN = 8;
 const STATES = {
@@ -61,7 +61,7 @@ function coming(run, job) {
   if (!next) return run.ended_at ? "" : "Nothing more is to come. The verdict follows the job's end.";
   if (next.after_s === null) return "It begins when enough islands train.";
   const wait = Math.max(0, next.after_s - (job.after_s ?? 0));
-  return `Next: ${what(next)} in ${wait < 120 ? `${Math.round(wait)} s` : seconds(wait)}.`;
+  return `Next: ${next.told} in ${wait < 120 ? `${Math.round(wait)} s` : seconds(wait)}.`;
 }
 
 function line(fault, n) {
@@ -69,13 +69,11 @@ function line(fault, n) {
   return h(
     "tr",
     { "data-key": `fault-${n}` },
-    h("th", { scope: "row" }, what(fault)),
+    h("th", { scope: "row" }, fault.told),
     h("td", {}, seconds(fault.after_s)),
     h("td", {}, fault.spared ? [badge("calm", "pause", "spared"), h("span", { class: "soft" }, ` ${fault.spared}`)] : struck),
   );
 }
-
-const what = (fault) => `${fault.kind} ${fault.island}${fault.duration_s ? ` for ${plain(fault.duration_s)} s` : ""}`;
 
 /** What a shipped plan will do, for whoever has to say yes to it. */
 export function consequences(plan) {
