@@ -71,22 +71,22 @@ class ShownPlans(Answer):
 class Fault(Answer):
     """A fault that is still to come."""
 
+    told: str = Field(description="the fault in words")
     kind: str
     island: str = Field(description="empty where the kind strikes none")
     planned_s: float = Field(description="in seconds since the plan began")
     duration_s: float = Field(description="of a fault that lasts; 0 of one that does not")
-    told: str = Field(description="the fault in words")
     after_s: float | None = Field(description="when that is; null while the plan waits for its beginning")
 
 
 class Decision(Answer):
     """What became of a fault that came due."""
 
+    told: str = Field(description="the fault in words")
     kind: str
     island: str
     planned_s: float
     duration_s: float
-    told: str = Field(description="the fault in words")
     after_s: float = Field(description="when it was decided")
     spared: str = Field(description="why it did not strike; empty if it did")
     command: str | None = Field(description="the command that it became, among those of the job")

@@ -163,7 +163,10 @@ def runs(
         return
     from rich.table import Table
 
-    table = Table("run", "plan", "state", "struck", "spared", "by", "asked", "why", box=None, header_style="dim")
+    table = Table(box=None, header_style="dim")
+    for heading in ("run", "plan", "state", "struck", "spared", "by", "asked"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("why")
     for one in found:
         asked = time.strftime("%m-%d %H:%M", time.localtime(one.requested_at))
         table.add_row(
@@ -267,7 +270,7 @@ def _headline(run: ChaosRun) -> str:
         coming = "; it begins when enough islands train"
     else:
         coming = f"; next {run.next.told} at {run.next.after_s:.1f} s"
-    done = f"{run.struck_count} of {run.fault_count} faults struck, {run.spared_count} were spared"
+    done = f"{run.struck_count} of {run.fault_count} faults struck, {run.spared_count} spared"
     return f"{run.plan} against {run.job} is {run.state}{reason}: {done}{coming}"
 
 

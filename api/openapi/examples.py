@@ -154,9 +154,17 @@ _CHAOS_RUN_SUMMARY = {
 }
 _CHAOS_RUN = _CHAOS_RUN_SUMMARY | {
     "fault_count": 8,
-    "next": {"kind": "kill", "island": "us-west", "planned_s": 71.9, "duration_s": 0.0, "after_s": 84.3},
+    "next": {
+        "told": "kill us-west",
+        "kind": "kill",
+        "island": "us-west",
+        "planned_s": 71.9,
+        "duration_s": 0.0,
+        "after_s": 84.3,
+    },
     "decisions": [
         {
+            "told": "kill asia",
             "kind": "kill",
             "island": "asia",
             "planned_s": 20.6,
