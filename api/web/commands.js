@@ -45,7 +45,7 @@ export async function outcome(given) {
   const where = `/v1/jobs/${encodeURIComponent(given.job)}/commands/${encodeURIComponent(given.command)}`;
   const until = performance.now() + DECIDED_WITHIN_MS;
   let now = given;
-  while (now.state === "pending" && performance.now() < until) {
+  while (["pending", "undelivered"].includes(now.state) && performance.now() < until) {
     await new Promise((resolve) => setTimeout(resolve, LOOK_EVERY_MS));
     now = await get(where);
   }
