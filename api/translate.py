@@ -22,6 +22,8 @@ GONE = (
     "Submit it again."
 )
 
+WAITS = "its job has not taken it yet; it is handed over until it has"
+
 
 def job_of(
     row: JobRow, record: StatusRecord | None, island_plans: list[Island], token_budget: int, report: bool
@@ -133,7 +135,7 @@ def command_of(row: CommandRow) -> Command:
         caller=row.caller,
         requested_at=row.requested_at,
         state=state,
-        detail=row.detail,
+        detail=row.detail or (WAITS if state is CommandState.UNDELIVERED else ""),
         node_group=row.node_group,
         count=row.count,
     )

@@ -87,7 +87,7 @@ class Gate:
         if required_role(asked.method, asked.path) is None:
             return None
         token = bearer(asked.authorization)
-        if holder := await run_in_threadpool(self._tokens.holder_of, token):
+        if holder := self._tokens.remembered(token) or await run_in_threadpool(self._tokens.holder_of, token):
             return holder
         wait_s = self._limit.failed(asked.address, time.monotonic())
         if wait_s:

@@ -48,10 +48,18 @@ class Tokens:
 
     def holder_of(self, raw: str) -> Holder | None:
         """Whoever holds this token, if it is valid now."""
-        digest, now = digest_of(raw), self._clock()
-        found_at, row = self._remembered.get(digest, (float("-inf"), None))
-        if now - found_at > REMEMBERED_S and (row := self._store.token_by_digest(digest)):
-            self._remembered[digest] = (now, row)
+        if holder := self.remembered(raw):
+            return holder
+        if row := self._store.token_by_digest(digest := digest_of(raw)):
+            self._remembered[digest] = (self._clock(), row)
+        return self._holder(row)
+
+    def remembered(self, raw: str) -> Holder | None:
+        """The same without asking the store, if it was asked lately."""
+        found_at, row = self._remembered.get(digest_of(raw), (float("-inf"), None))
+        return self._holder(row) if self._clock() - found_at <= REMEMBERED_S else None
+
+    def _holder(self, row: TokenRow | None) -> Holder | None:
         return Holder(row.name, Role(row.role)) if row and self.valid(row) else None
 
     def valid(self, row: TokenRow) -> bool:

@@ -120,7 +120,7 @@ def conclude(client: Client, command: Command, as_json: bool) -> None:
 def decision(client: Client, command: Command) -> Command:
     """The command once the job has decided on it, or as it stands when that takes too long."""
     deadline = time.monotonic() + DECISION_TIMEOUT_S
-    while command.state == "pending" and time.monotonic() < deadline:
+    while command.state in ("pending", "undelivered") and time.monotonic() < deadline:
         time.sleep(0.1)
         command = client.command(command.job, command.command)
     return command

@@ -101,7 +101,7 @@ async function decided(asked) {
   const where = `/v1/jobs/${encodeURIComponent(asked.job)}/commands/${encodeURIComponent(asked.command)}`;
   const until = performance.now() + DECIDED_WITHIN_MS;
   let now = asked;
-  while (now.state === "pending" && performance.now() < until) {
+  while (["pending", "undelivered"].includes(now.state) && performance.now() < until) {
     await new Promise((resolve) => setTimeout(resolve, LOOK_EVERY_MS));
     now = await get(where);
   }

@@ -18,7 +18,7 @@ from api.app import create_app
 from api.auth.limit import FailureLimit
 from api.auth.roles import Role
 from api.auth.store import AccessStore
-from api.auth.tokens import Tokens
+from api.auth.tokens import REMEMBERED_S, Tokens
 from api.home import Home
 from api.store import Store
 from orchestrator.errors import Conflict, NotFound
@@ -151,6 +151,11 @@ def test_a_token_ends_when_it_is_revoked_or_its_time_is_over(tmp_path: Path) -> 
     with pytest.raises(NotFound):
         book.revoke("nobody")
     assert all(raw not in str(vars(row)) for row in book.list() for raw in (short, long))
+    _, elsewhere = book.create("elsewhere", Role.VIEWER, "me")
+    assert book.holder_of(elsewhere) is not None
+    Tokens(AccessStore(store.engine)).revoke("elsewhere")
+    now[0] += REMEMBERED_S + 0.01
+    assert book.holder_of(elsewhere) is None, "by another service on the same database"
     store.close()
 
 

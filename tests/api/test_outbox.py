@@ -9,8 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from api import tending
 from api.control import ControlPort
 from api.outbox import NEVER_REACHED, UNDECIDED
 from api.schemas import JobState, Scale
@@ -176,3 +178,31 @@ def test_a_scale_is_stored_with_its_node_group_and_count(desk: Desk) -> None:
     scale = Scale(node_group="us-east", count=1)
     command = desk.service.submit_command(desk.job, "scale", None, True, "me", None, scale=scale)
     assert (command.node_group, command.count) == ("us-east", 1)
+
+
+def test_a_running_service_hands_over_by_itself_what_waits(service: Installation, http: httpx.Client) -> None:
+    job = http.post("/v1/jobs", json=service.spec()).json()["job"]
+    island = f"/v1/jobs/{job}/islands/asia"
+    wait_until(lambda: http.get(island).json()["state"] == "training")
+    deaf = service.home.path / "clockwork" / "jobs-are-deaf"
+    deaf.touch()
+    answer = http.post(f"{island}/kill")
+    assert (answer.status_code, answer.json()["state"]) == (202, "undelivered")
+    assert "handed over until" in answer.json()["detail"]
+    deaf.unlink()
+    wait_until(lambda: http.get(answer.headers["Location"]).json()["state"] == "accepted")
+    http.post(f"/v1/jobs/{job}/cancel")
+
+
+def test_a_round_of_tending_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tending, "EVERY_S", 0.01)
+    rounds: list[int] = []
+
+    def fail() -> None:
+        rounds.append(len(rounds))
+        raise OSError("the disk is full")
+
+    thread = tending.Tending(fail)
+    thread.start()
+    wait_until(lambda: len(rounds) > 2)
+    thread.stop()
