@@ -100,6 +100,7 @@ class ReleaseReason(StrEnum):
     REFUSED = "refused"
     SUPERSEDED = "superseded"
     ABANDONED = "abandoned"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,14 @@ def decode_tagged(data: Mapping[str, Any]) -> Any:
 
 
 def decode(kind: type[Any], data: Mapping[str, Any]) -> Any:
-    """An instance of the dataclass ``kind``. Raises DataError naming the field that is missing or wrong."""
+    """An instance of the dataclass ``kind``. Raises DataError naming the field that is missing or wrong.
+
+    A field with a default may be missing: a message that grew one can still be read from older tapes.
+    """
     values = {}
     for name, convert in _fields_of(kind):
+        if name not in data and _has_default(kind, name):
+            continue
         if name not in data:
             raise DataError(detail=f"{kind.__name__} needs the field {name!r}; the record has {sorted(data)}.")
         value = data[name]
@@ -84,6 +89,11 @@ def _fields_of(kind: type[Any]) -> tuple[tuple[str, _Decode | None], ...]:
         known = tuple((field.name, _decoder(hints[field.name])) for field in dataclasses.fields(kind))
         _FIELDS[kind] = known
     return known
+
+
+def _has_default(kind: type[Any], name: str) -> bool:
+    field = kind.__dataclass_fields__[name]
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 def _decoder(hint: Any) -> _Decode | None:
