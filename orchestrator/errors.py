@@ -6,6 +6,7 @@
     ├── RequestError            a command that cannot be done as asked
     │   ├── NotFound
     │   ├── Conflict
+    │   ├── Fenced              … by somebody whose place another has taken
     │   ├── Unauthenticated     nobody known asks
     │   ├── Forbidden           somebody known asks, whose role does not reach
     │   └── TooManyFailures     … with tokens that are none, too often
@@ -94,6 +95,11 @@ class NotFound(RequestError):
 @dataclass(eq=False, kw_only=True)
 class Conflict(RequestError):
     """The thing exists, but is not in a state in which this can be done."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Fenced(RequestError):
+    """Whoever asks was replaced by a newer one, and may do nothing more."""
 
 
 @dataclass(eq=False, kw_only=True)

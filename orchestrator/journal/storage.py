@@ -15,6 +15,7 @@ holds fits the tape (``reconciliation``). Not for several threads at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,11 +50,22 @@ class _Segment:
 
 
 class Journal:
-    """``damage`` says what was cut or passed over when it was opened, in words."""
+    """``damage`` says what was cut off when it was opened, in words."""
 
-    def __init__(self, folder: Path, *, versions_kept: int = 1, merges_max: int = 0, disk: Disk | None = None) -> None:
-        """Open, or begin, the journal in ``folder``; ``merges_max`` 0 is sync. Raises OSError when it cannot be read."""
-        self._folder, self._disk = folder, disk or LocalDisk()
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        versions_kept: int = 1,
+        merges_max: int = 0,
+        disk: Disk | None = None,
+        before_sync: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open, or begin, the journal in ``folder``; ``merges_max`` 0 is sync. Raises OSError when it cannot be read.
+
+        ``before_sync`` makes durable what entries rest on (the tape, on which they were decided), or raises OSError.
+        """
+        self._folder, self._disk, self._before_sync = folder, disk or LocalDisk(), before_sync
         self._versions_kept, self._merges_max = versions_kept, merges_max
         self._segments: dict[FragmentId, list[_Segment]] = {}
         self._unsynced = 0
@@ -117,6 +129,7 @@ class Journal:
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _sync_all(self) -> None:
+        self._before_sync()
         for segments in self._segments.values():
             for segment in segments:
                 if not segment.synced:

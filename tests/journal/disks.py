@@ -1,4 +1,4 @@
-"""A real disk that fails where it is told to: it fills up, tears writes, forgets what was not synced, or its process dies."""
+"""A real disk that fails where it is told to: it fills up, tears writes, forgets what was not synced, or its user dies."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_an_append_that_failed_counts_for_nothing_and_may_be_asked_again(
     journal = Journal(tmp_path, versions_kept=2, disk=FaultyDisk(**{kind: {call: what}}))
     for version in range(call - 1):
         journal.append(*made(0, version))
-    with pytest.raises(OSError, match="space left|output error"):
+    with pytest.raises(OSError, match=r"space left|output error"):
         journal.append(*made(0, call - 1))
     assert journal.newest(0) == (call - 2 if call > 1 else None)
     journal.append(*made(0, call - 1))
