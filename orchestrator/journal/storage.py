@@ -28,6 +28,8 @@ from orchestrator.merge.outer_state import FragmentState
 
 ENTRIES_PER_SEGMENT = 4
 """Few, because a segment goes as a whole: a fragment's disk use is at most twice this and ``versions_kept`` in entries."""
+SEGMENT_BYTES_FULL = 64 << 20
+"""From here on a segment takes no more, however few its entries: large fragments are not kept eight times."""
 SUFFIX = ".journal"
 
 
@@ -78,7 +80,7 @@ class Journal:
     def append(self, facts: Facts, parameters: bytes, momentum: bytes) -> None:
         """Keep a merge. Raises OSError when it could not be kept; nothing of it counts then, and it may be asked again."""
         segments = self._segments.setdefault(facts.fragment, [])
-        if not segments or segments[-1].full or len(segments[-1].entries) >= ENTRIES_PER_SEGMENT:
+        if not segments or segments[-1].full:
             self._numbers += 1
             name = f"fragment-{facts.fragment:04d}-{self._numbers:08d}{SUFFIX}"
             segments.append(_Segment(self._folder / name))
@@ -99,6 +101,7 @@ class Journal:
             raise
         segment.entries[facts.version] = Place(segment.path, segment.size, count)
         segment.size += count
+        segment.full = len(segment.entries) >= ENTRIES_PER_SEGMENT or segment.size >= SEGMENT_BYTES_FULL
         if self._unsynced == 0:
             self._drop_old()
 

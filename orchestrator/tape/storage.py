@@ -34,6 +34,9 @@ class TapeWriter:
     ``count`` is the number of the last record, ``synced_count`` that of the last one known to survive a loss of power.
     """
 
+    count: int
+    synced_count: int
+
     def __init__(self, path: Path, header: Header | FleetHeader) -> None:
         """Begin a new tape. Raises FileExistsError when there is one."""
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""``make bench``: events per second of core and fleet model, the merge arithmetic, what synchronising costs a step.
+"""``make bench``: events per second of core and fleet model, the merge arithmetic, what synchronising costs a step,
+and what keeping a merge costs.
 
-python -m tests.bench [core] [fleet] [merge] [overhead]        all without arguments
+python -m tests.bench [core] [fleet] [merge] [journal] [overhead]        all without arguments
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from orchestrator.core.vocabulary import IslandPlan
 from orchestrator.merge import benchmark
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
-from tests.bench import fleet, overhead
+from tests.bench import fleet, journal, overhead
 from tests.core.story import policy
 
 EVENTS_PER_SECOND_GOAL = 50_000
@@ -51,7 +52,7 @@ def _timed(run: object) -> float:
     return perf_counter() - began
 
 
-PARTS = {"core": core, "fleet": fleet.main, "merge": merge, "overhead": overhead.main}
+PARTS = {"core": core, "fleet": fleet.main, "merge": merge, "journal": journal.main, "overhead": overhead.main}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:

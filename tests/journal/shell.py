@@ -1,4 +1,4 @@
-"""A synchroniser without Ray that dies where it is told to: the real core, tape, journal and merges, and real islands' loops.
+"""A synchroniser without Ray that dies where it is told to: real core, tape, journal and merges, and real islands' loops.
 
 Everything happens in one thread and in one order. A *quiet* job is one in which nothing is on its way: the islands then
 take as many steps as they are told, and the synchroniser works until it is quiet again. Every round needs all islands,
@@ -66,7 +66,7 @@ class ScriptedIsland:
     def __init__(self, job: JobSpec, index: int) -> None:
         document = job.model_dump(mode="json")
         self.trainer = synthetic.create(document, index, len(ISLANDS))
-        sizes = {name: 1 for name in self.trainer.tensor_shapes()}
+        sizes = dict.fromkeys(self.trainer.tensor_shapes(), 1)
         plan = LoopPlan(fragment_map.build(sizes, FRAGMENTS), INTERVAL, document["synchroniser"]["adoption"])
         self.outbox = Outbox()
         self.loop = IslandLoop(self.trainer, plan, self.outbox)
@@ -150,8 +150,9 @@ class Shell:
 
     def work_until_quiet(self) -> None:
         """Hear letters until there are none."""
-        while any([self._hear(name) for name in self.islands]):
-            pass
+        heard = [True]
+        while any(heard):
+            heard = [self._hear(name) for name in self.islands]
 
     def _hear(self, name: str) -> bool:
         island = self.islands[name]
@@ -211,7 +212,7 @@ class Shell:
 
     def _seed(self) -> None:
         trainer = next(iter(self.islands.values())).trainer
-        names = fragment_map.build({name: 1 for name in trainer.tensor_shapes()}, FRAGMENTS)
+        names = fragment_map.build(dict.fromkeys(trainer.tensor_shapes(), 1), FRAGMENTS)
         outer = OuterState(trainer.initial_parameters(), names, "radial", outer_optimizer.create("nesterov", 0.7, 0.9))
         keeper = self._holds(outer)
         for fragment in range(FRAGMENTS):

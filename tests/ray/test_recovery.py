@@ -1,0 +1,122 @@
+"""The synchroniser's process is killed: islands train on, it comes back by itself, and nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator.core import events
+from orchestrator.errors import AtollError
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.settings import CLUSTER_MARKER
+from orchestrator.tape.replay import replay
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import GROUPS, STEP_S, Job, synthetic
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+Start = Callable[[dict[str, Any]], Job]
+ENDLESS = 100_000
+BACK_S = 15.0
+
+
+def synchroniser(home: Any) -> int | None:
+    """The process of the only synchroniser of this cluster, if there is one."""
+    marker = ClusterFile.find(home).id
+    for process in psutil.process_iter(["cmdline"]):
+        try:
+            named = " ".join(process.info["cmdline"] or ()).startswith("ray::SynchroniserActor")
+            if named and process.environ().get(CLUSTER_MARKER) == marker:
+                return process.pid
+        except psutil.Error:
+            continue
+    return None
+
+
+def kill(job: Job, home: Any) -> float:
+    """SIGKILL it; when, in the job's time."""
+    at = job.status()["at"]
+    os.kill(job.wait_until(lambda: synchroniser(home), "a synchroniser's process"), signal.SIGKILL)
+    return at
+
+
+def answered(job: Job) -> bool:
+    try:
+        return bool(job.status())
+    except AtollError:
+        return False
+
+
+def contributors_since(job: Job, at: float) -> set[str]:
+    return {
+        record.event.contribution.island
+        for record in read_tape(job.run_dir / "tape.jsonl").records
+        if isinstance(record.event, events.ContributionArrived) and record.event.at > at
+    }
+
+
+def restarts(job: Job) -> list[events.SynchroniserRestarted]:
+    records = read_tape(job.run_dir / "tape.jsonl").records
+    return [record.event for record in records if isinstance(record.event, events.SynchroniserRestarted)]
+
+
+def assert_sound(job: Job) -> None:
+    """Replayed, versions that rise by one, merges each on the digest of the one before, tokens conserved."""
+    tape = read_tape(job.run_dir / "tape.jsonl")
+    assert replay(tape).exact
+    merges: dict[int, list[events.MergeCompleted]] = {}
+    for record in tape.records:
+        if isinstance(record.event, events.MergeCompleted) and record.effects:
+            merges.setdefault(record.event.fragment, []).append(record.event)
+    for made in merges.values():
+        assert [m.version for m in made] == list(range(1, len(made) + 1))
+        assert all(before.digest == after.base_digest for before, after in pairwise(made))
+    tokens = job.last["goodput"]["tokens"]
+    assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
+
+
+def test_a_killed_synchroniser_comes_back_and_all_contribute_again_while_none_was_disturbed(
+    start: Start, home: Any
+) -> None:
+    job = start(synthetic(steps=ENDLESS))
+    for group in GROUPS:
+        job.wait_for_merge(group, 1)
+    pids = {group: job.island(group)["pid"] for group in GROUPS}
+    chance = random.Random(5)
+    for number in (2, 3, 4):
+        time.sleep(chance.uniform(0.0, 1.0))  # at any moment of a round
+        began = time.monotonic()
+        at = kill(job, home)
+        job.wait_until(lambda number=number: len(restarts(job)) == number - 1, f"epoch {number}")
+        job.wait_until(lambda at=at: contributors_since(job, restarts(job)[-1].at) == set(GROUPS), "everyone again")
+        print(f"epoch {number}: back after {time.monotonic() - began:.1f} s")
+        assert time.monotonic() - began < BACK_S
+        job.wait_until(lambda: answered(job), "an answer")
+    assert job.status()["view"]["epoch"] == 4
+    assert {group: job.island(group)["pid"] for group in GROUPS} == pids
+    assert [job.island(group)["incarnation"] for group in GROUPS] == [1] * len(GROUPS)
+    for group in GROUPS:
+        assert job.gap_max_s(group, 0.0) <= STEP_S + 0.3
+    job.command("cancel")
+    job.wait_for_end()
+    assert_sound(job)
+
+
+def test_a_job_ends_as_it_should_though_its_synchroniser_dies_at_its_end(start: Start, home: Any) -> None:
+    job = start(synthetic(steps=60, groups=("us-east", "asia")))
+    job.wait_until(lambda: job.status()["view"]["tokens_trained"] > 0.9 * job.status()["view"]["token_budget"], "0.9")
+    kill(job, home)
+    status = job.wait_for_end()
+    assert status["view"]["outcome"] == "completed"
+    assert status["view"]["epoch"] >= 2
+    assert (job.run_dir / "merged.safetensors").exists()
+    assert_sound(job)
+    tokens = status["goodput"]["tokens"]
+    assert tokens["trained"] == tokens["merged"] + tokens["discarded"]
