@@ -72,8 +72,8 @@ def open_files(
     other, InfrastructureError while another process writes them.
     """
     path = run_dir / "tape.jsonl"
-    if not path.exists() or b"\n" not in path.read_bytes()[: 1 << 20]:  # died before its first line was whole
-        path.unlink(missing_ok=True)
+    if not _has_header(path):
+        path.unlink(missing_ok=True)  # died before its first line was whole
         tape = TapeWriter(path, Header(job, policy, started_at))
         journal = _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
@@ -88,11 +88,21 @@ def open_files(
         )
     try:
         past = remember(written, folds)
+        if written.footer is not None and past.core.state.phase is not JobPhase.FINISHED:
+            detail = f"The job in {run_dir} was ended by a failure (see crash.txt there); it does not go on from that."
+            raise ConfigurationError(detail=f"{detail} Submit it anew.")
         journal = _journal(run_dir, spec, policy, tape, disk)
         return _taken_up(JobFiles(tape, journal, header, past.core, past), spec)
     except Exception:
         tape.let_go()
         raise
+
+
+def _has_header(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return file.readline().endswith(b"\n")
 
 
 def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
@@ -104,6 +114,8 @@ def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
     if not state.seeded:
         files.journal.clear()  # Θ that nobody heard of is made again
         return JobFiles(files.tape, files.journal, files.header, past.core, past, first_events=tuple(first))
+    if over and files.journal.newest(FragmentId(0)) is None:
+        return files  # all that the job leaves is written, and its journal gone
     unheard = unheard_merges(state.rounds, files.journal.newest, over=over)
     knobs = spec.synchroniser
     optimizer = outer_optimizer.create(

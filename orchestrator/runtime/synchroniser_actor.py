@@ -247,6 +247,9 @@ class SynchroniserActor:
         """Write the job's files, then let everything go, this actor included. A job that has ended is ended again."""
         self._close()
         self._files.tape.close()
+        if (self._run_dir / "status.json").exists():
+            ending.let_go(self._job)
+            return
         outcome = self._core.state.outcome
         assert outcome is not None
         facts = {"job": self._job, "outcome": outcome.value}
@@ -259,6 +262,7 @@ class SynchroniserActor:
             status = self._status(self._now())
         records.write_report(self._run_dir, document)
         records.write_status(self._run_dir, status)
+        self._files.journal.clear()
         ending.let_go(self._job)
 
     def _report(self) -> dict[str, Any]:
