@@ -1,4 +1,4 @@
-"""What a synchroniser finds in its folder when it starts: nothing, its own past, somebody else's, or one not to be trusted."""
+"""What a synchroniser finds in its folder when it starts: nothing, its own past, another job's, or one not to be trusted."""
 
 from __future__ import annotations
 
