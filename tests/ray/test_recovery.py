@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import ray
 
 from orchestrator.core import events
 from orchestrator.errors import AtollError
+from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.names import island_name
 from orchestrator.runtime.settings import CLUSTER_MARKER
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
@@ -139,6 +144,33 @@ def test_islands_step_as_fast_while_their_synchroniser_is_silent_and_dead(start:
         assert ratio >= 0.97, f"{group} kept {ratio:.3f} of its rate"
         assert job.gap_max_s(group, before) <= GAP_MAX_S
     assert_sound(job)
+
+
+def test_a_synchroniser_that_was_replaced_steps_aside_and_its_successor_goes_on(start: Start, home: Any) -> None:
+    """One island hears of a second epoch, as it would behind a partition: the first one's process lives, and may not act."""
+    groups = ("us-east", "asia")
+    job = start(synthetic(steps=ENDLESS, groups=groups))
+    job.wait_for_merge("asia", 1)
+    island = cluster.actor_named(island_name(job.id, "asia", 1))
+    ray.get(island.letters.remote(2, 0, 0, 0.0), timeout=10)
+    tape = job.run_dir / "tape.jsonl"
+    job.wait_until(lambda: unlocked(tape), "the tape let go")
+    written = tape.read_bytes()
+    time.sleep(1.0)
+    assert tape.read_bytes() == written
+    assert not (job.run_dir / "crash.txt").exists()
+    kill(job, home)
+    job.wait_until(lambda: restarts(job), "epoch 2")
+    job.wait_until(lambda: contributors_since(job, restarts(job)[-1].at) == set(groups), "everyone again")
+
+
+def unlocked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def test_a_job_ends_as_it_should_though_its_synchroniser_dies_at_its_end(start: Start, home: Any) -> None:
