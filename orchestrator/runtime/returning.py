@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -25,9 +25,9 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
-from orchestrator.core.membership import WITH_PROCESS
+from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import IslandState, JobPolicy
+from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
 from orchestrator.errors import ConfigurationError, InfrastructureError, first_line
 from orchestrator.runtime import ending
 from orchestrator.runtime.files import JobFiles, open_files
@@ -118,20 +118,30 @@ def commands(past: Remembered) -> dict[str, dict[str, Any]]:
 
 
 def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, controller: Any) -> None:
-    """Keep the deadlines that were set, listen to every process that lives, and end those that are over."""
+    """Keep the deadlines that were set, listen to every process that lives, and have those ended that are over.
+
+    Called before anything is decided, and does not wait for the controller.
+    """
     for timer in past.timers:
         timers.set(timer.timer, timer.serial, timer.due_at)
-    islands = [i for i in past.core.state.islands.values() if i.state in WITH_PROCESS]
-    for island in islands:
-        if island.state is not IslandState.PLACING:
+    islands = dict(past.core.state.islands)
+    for island in islands.values():
+        if island.state in WITH_PROCESS and island.state is not IslandState.PLACING:
             interpreter.reconnect(island.id, island.incarnation, lost=island.state is IslandState.SUSPECT)
+    threading.Thread(target=_end_strays, args=(islands, interpreter, controller), name="strays", daemon=True).start()
+
+
+def _end_strays(islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: Any) -> None:
+    """What was decided to end, as ``islands`` knows them, and may live all the same; later incarnations are left alone."""
     try:
         lives = ray.get(controller.lives.remote(), timeout=LIVES_TIMEOUT_S)
     except (RayError, TimeoutError) as error:
         log.warning("the controller does not say who lives: %s", first_line(error))
         return
-    for island_id, incarnation in set(lives) - {(i.id, i.incarnation) for i in islands}:
-        interpreter.end(island_id, incarnation)
+    for island_id, incarnation in lives:
+        now = islands[island_id]
+        if incarnation < now.incarnation or (incarnation == now.incarnation and now.state not in WITH_PROCESS):
+            interpreter.end(island_id, incarnation)
 
 
 class Syncing:
