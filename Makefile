@@ -35,7 +35,8 @@ lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
 bench: $(STAMP)  ## speeds: core events, merge arithmetic, learner overhead
 	@$(BIN)/python -m tests.bench
 
-soak: $(STAMP)  ## thousands of simulated jobs from seeds, every invariant after every event (Ctrl-C keeps the count)
+soak: $(STAMP)  ## the synchroniser's death at every point of a round, then thousands of simulated jobs (Ctrl-C keeps the count)
+	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 5000
 
 compare: $(STAMP)  ## Decoupled DiLoCo against data-parallel and synchronous DiLoCo (hours on two cores)

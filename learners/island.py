@@ -4,7 +4,7 @@ Responsible for turning calls into what the loop understands, and its letters in
 and to wait: nothing a step needs goes through here, so an island trains on whatever becomes of Ray. The process starts
 light; JAX is imported when ``prepare`` says what for.
 
-Letters are numbered and kept until the next poll acknowledges them, so that an answer lost on the way loses nothing.
+Who commands says with which epoch; one that was replaced is told ``Fenced`` (``correspondence``, which keeps the letters).
 A payload is a *returned* value: it belongs to who asked, and survives this process.
 
 Source: Ray 2.60 as measured (DESIGN section 9).
@@ -24,11 +24,12 @@ from typing import Any
 
 import ray
 
+from learners.correspondence import Correspondence
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator import logbook
 from orchestrator.core.messages import Broken, CatchUpFailure, CaughtUp, Letter, Ready
-from orchestrator.core.vocabulary import FragmentId, IslandId, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, Version
 from orchestrator.errors import last_line
 from orchestrator.merge import fragment_map, wire
 
@@ -50,10 +51,10 @@ class Island:
         log.info("%s, incarnation %d, is process %d", island, book.number, os.getpid())
         self._island = island
         self._outbox = Outbox()
-        self._unread: list[tuple[int, Letter]] = []
-        self._letters_written = 0
-        self._reading = threading.Lock()
         self._loop: IslandLoop | None = None
+        self._correspondence = Correspondence(
+            self._outbox, lambda: self._loop.standing_offers() if self._loop is not None else ()
+        )
         self._codec: wire.Codec = "float32"
         self._computes = False
 
@@ -71,8 +72,9 @@ class Island:
         self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not spec["trainer"].startswith(SYNTHETIC)
         self._in_background("prepare", lambda: self._prepare(spec, shard_index, shard_count))
 
-    def load(self, versions: Sequence[Version], step: int, cursor: int, *payloads: bytes) -> None:
+    def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: bytes) -> None:
         """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
+        self._correspondence.heed(epoch)
         began = time.monotonic()
         try:
             arrays = {name: array for payload in payloads for name, array in wire.decode(payload).items()}
@@ -84,8 +86,9 @@ class Island:
         log.info("caught up from the synchroniser, at step %d", step)
         self._outbox.put(CaughtUp(None, tuple(versions), step, time.monotonic() - began))
 
-    def load_from(self, actor: str, donor: IslandId, cursor: int) -> None:
+    def load_from(self, epoch: Epoch, actor: str, donor: IslandId, cursor: int) -> None:
         """Take the state of a peer, from process to process. ``CaughtUp`` or ``CatchUpFailure`` follows."""
+        self._correspondence.heed(epoch)
         began = time.monotonic()
         try:
             handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
@@ -99,17 +102,23 @@ class Island:
         log.info("caught up from %s, at step %d", donor, step)
         self._outbox.put(CaughtUp(donor, versions, step, time.monotonic() - began))
 
-    def start(self) -> None:
+    def start(self, epoch: Epoch) -> None:
+        self._correspondence.heed(epoch)
         self._in_background("start", self._built().start)
 
-    def flush(self) -> None:
+    def flush(self, epoch: Epoch) -> None:
+        self._correspondence.heed(epoch)
         self._built().flush()
 
-    def drain(self) -> None:
+    def drain(self, epoch: Epoch) -> None:
+        self._correspondence.heed(epoch)
         self._built().drain()
 
-    def deliver(self, fragment: FragmentId, version: Version, step: int, merged_offer: int, payload: bytes) -> None:
+    def deliver(
+        self, epoch: Epoch, fragment: FragmentId, version: Version, step: int, merged_offer: int, payload: bytes
+    ) -> None:
         """Put a published fragment into the mailbox."""
+        self._correspondence.heed(epoch)
         self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer)
 
     def take_payload(self, fragment: FragmentId, offer: int) -> bytes | None:
@@ -117,18 +126,9 @@ class Island:
         arrays = self._built().take(fragment, offer)
         return None if arrays is None else wire.encode(arrays, self._codec)
 
-    def letters(
-        self, read: int, received: Sequence[tuple[FragmentId, int]], timeout_s: float
-    ) -> list[tuple[int, Letter]]:
-        """Letters after number ``read``, oldest first; waits for one. ``received`` offers need not be kept any more."""
-        for fragment, offer in received:
-            self._built().release(fragment, offer)
-        with self._reading:
-            self._unread = [(number, letter) for number, letter in self._unread if number > read]
-            for letter in self._outbox.take(0.0 if self._unread else timeout_s):
-                self._letters_written += 1
-                self._unread.append((self._letters_written, letter))
-            return list(self._unread)
+    def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> list[tuple[int, Letter]]:
+        """See ``Correspondence.letters``."""
+        return self._correspondence.letters(epoch, read, acknowledged, timeout_s)
 
     def export_state(self) -> dict[str, Any]:
         """A peer's way to this island's state; raises when it has none to give."""

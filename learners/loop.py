@@ -59,8 +59,8 @@ class IslandLoop:
         self._mailbox = Mailbox()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stopping, self._flushing, self._draining = (threading.Event() for _ in range(3))
-        self._held: dict[FragmentId, Sent] = {}  # under the lock: other threads take from it
+        self._stopping, self._flushing, self._draining, self._gave_all = (threading.Event() for _ in range(4))
+        self._standing: dict[FragmentId, tuple[Offer, Snapshot]] = {}  # under the lock: other threads take from it
         self._exports: Exports[tuple[Snapshot, tuple[Version, ...], int]] = Exports()
         self._fragments: list[FragmentWork] = []
         self._offers_made = 0
@@ -108,9 +108,9 @@ class IslandLoop:
                 self._thread.start()
 
     def flush(self) -> None:
-        """Finish the step, offer all work not yet offered, say ``Flushed`` and step no more. Returns at once."""
+        """Finish the step, offer all work not yet offered, say ``Flushed`` (whenever asked) and step no more. Returns."""
         self._flushing.set()
-        if not self._fragments:
+        if not self._fragments or self._gave_all.is_set():
             self._outbox.put(Flushed())
         else:
             self._begin()
@@ -126,16 +126,15 @@ class IslandLoop:
         self._mailbox.put(Mail(fragment, version, step, arrays, merged_offer))
 
     def take(self, fragment: FragmentId, offer: int) -> Arrays | None:
-        """The offer's arrays, once they are on the host; ``None`` if a newer offer replaced it or it was released."""
+        """The offer's arrays, once they are on the host; ``None`` if a newer offer replaced it, or it was merged."""
         with self._lock:
-            sent = self._held.get(fragment)
-        return sent.snapshot.arrays() if sent is not None and sent.offer == offer else None
+            standing = self._standing.get(fragment)
+        return standing[1].arrays() if standing is not None and standing[0].offer == offer else None
 
-    def release(self, fragment: FragmentId, offer: int) -> None:
-        """The offer's arrays are not wanted any more."""
+    def standing_offers(self) -> list[Offer]:
+        """The latest offer of each fragment, but for those whose work is in a version that was adopted."""
         with self._lock:
-            if (sent := self._held.get(fragment)) is not None and sent.offer == offer:
-                del self._held[fragment]
+            return [offer for offer, _ in self._standing.values()]
 
     def export_state(self, timeout_s: float) -> dict[str, Any]:
         """What a peer needs to begin from here: ``{"trainer": arrays, "versions": (…), "step": int}``.
@@ -179,6 +178,7 @@ class IslandLoop:
         self.adopt_mail()
         self._offer_all(range(len(self._fragments)))
         self._report()
+        self._gave_all.set()
         self._outbox.put(Flushed())
 
     def hand_over(self) -> bool:
@@ -230,19 +230,18 @@ class IslandLoop:
             snapshot = self._trainer.snapshot(self._plan.fragments[number])
             sent = Sent(self._offers_made, snapshot, fragment.step_count, fragment.token_count)
             fragment.remember(sent, self._plan.adoption)
-            with self._lock:
-                self._held[FragmentId(number)] = sent
-            self._outbox.put(
-                Offer(
-                    fragment=FragmentId(number),
-                    offer=self._offers_made,
-                    step=self._step,
-                    base_version=fragment.version,
-                    step_count=fragment.step_count,
-                    token_count=fragment.token_count,
-                    tokens_total=self._tokens_total,
-                )
+            offer = Offer(
+                fragment=FragmentId(number),
+                offer=self._offers_made,
+                step=self._step,
+                base_version=fragment.version,
+                step_count=fragment.step_count,
+                token_count=fragment.token_count,
+                tokens_total=self._tokens_total,
             )
+            with self._lock:
+                self._standing[offer.fragment] = (offer, snapshot)
+            self._outbox.put(offer)
 
     def _adopt(self, mail: Mail) -> None:
         before = self._fragments[mail.fragment]
@@ -259,6 +258,9 @@ class IslandLoop:
             after.step_count = before.step_count - since.step_count
             after.token_count = before.token_count - since.token_count
         self._fragments[mail.fragment] = after
+        with self._lock:
+            if (standing := self._standing.get(mail.fragment)) and standing[0].offer <= mail.merged_offer:
+                del self._standing[mail.fragment]
         self._step = max(self._step, mail.step)
         self._report()
         self._outbox.put(Adopted(mail.fragment, mail.version, self._step, self._tokens_total, after.token_count))

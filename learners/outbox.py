@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from orchestrator.core.messages import Letter, Offer, Progress
+from orchestrator.core.messages import Flushed, Letter, Offer, Progress
 
 
 class Outbox:
@@ -29,6 +29,18 @@ class Outbox:
                 self._letters[-1] = _joined(last, letter)
             else:
                 self._letters.append(letter)
+            self._changed.notify_all()
+
+    def put_again(self, offer: Offer) -> None:
+        """For a reader who may not know the offer; one of its fragment that waits already is newer, or the same.
+
+        ``Flushed`` stays behind it, for that says that all work was offered.
+        """
+        with self._changed:
+            if any(isinstance(old, Offer) and old.fragment == offer.fragment for old in self._letters):
+                return
+            last = next((n for n, old in enumerate(self._letters) if isinstance(old, Flushed)), len(self._letters))
+            self._letters.insert(last, offer)
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> list[Letter]:

@@ -7,6 +7,7 @@
     │   ├── NotFound
     │   ├── Conflict
     │   ├── PreconditionFailed  … as things stand now, which the caller has not seen
+    │   ├── Fenced              … by somebody whose place another has taken
     │   ├── Unauthenticated     nobody known asks
     │   ├── Forbidden           somebody known asks, whose role does not reach
     │   └── TooManyFailures     … with tokens that are none, too often
@@ -100,6 +101,11 @@ class Conflict(RequestError):
 @dataclass(eq=False, kw_only=True)
 class PreconditionFailed(RequestError):
     """The thing was changed since the caller has looked at it."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Fenced(RequestError):
+    """Whoever asks was replaced by a newer one, and may do nothing more."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -67,6 +67,17 @@ class OuterOptimizerSection(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
 
 
+class DurabilitySection(Section):
+    """When a merge counts as kept, which it is before any island hears of it. Both kinds survive the synchroniser's death.
+
+    With ``async`` up to ``merges_max`` merges are only with the operating system: a loss of power takes them, and a job
+    whose islands hold merges that are gone does not go on by itself.
+    """
+
+    kind: Literal["sync", "async"] = "sync"
+    merges_max: Annotated[int, Field(ge=0)] = Field(8, description="for async; sync has none")
+
+
 class SynchroniserSection(Section):
     """Decoupled DiLoCo's knobs, arXiv:2604.21428; the symbols are in ``JobPolicy``."""
 
@@ -80,6 +91,7 @@ class SynchroniserSection(Section):
     averaging: Literal["radial", "mean"] = "radial"
     outer_optimizer: OuterOptimizerSection = OuterOptimizerSection()
     wire: Literal["float32", "bfloat16"] = "float32"
+    durability: DurabilitySection = DurabilitySection()
     adoption: Literal["replace", "mix", "rebase"] = "rebase"
     mix_alpha: Ratio = 0.5
 

@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {CORE, "orchestrator.sections", "orchestrator.validation", "orchestrator.errors", "pydantic", "yaml"}
     ),
     "orchestrator.merge": frozenset({CORE, "orchestrator.errors", "numpy", "ml_dtypes"}),
+    "orchestrator.journal": frozenset({CORE, "orchestrator.merge", "orchestrator.errors", "numpy"}),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
     "orchestrator.tape": frozenset({CORE, FOLDS, "orchestrator.elastic", "orchestrator.errors", "pydantic"}),

@@ -132,6 +132,8 @@ class Explanations:
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, e.MergeCompleted):
             self._completed(event)
+        elif isinstance(event, e.SynchroniserRestarted):
+            self._begin_rounds_anew()
         self._lifecycle.apply(event, effects)
         for effect in effects:
             match effect:
@@ -143,6 +145,16 @@ class Explanations:
                     self._rounds[self._graces[effect.timer]].grace_until = effect.due_at
                 case f.MergeFragment():
                     self._closed(effect, event.at)
+
+    def _begin_rounds_anew(self) -> None:
+        """What was offered is lost with the synchroniser's process, and so is a merge that was under way."""
+        for fragment, current in self._rounds.items():
+            version, merging = current.version, self.merges.get((fragment, current.version))
+            if merging is not None and merging.merged_at is None:
+                del self.merges[fragment, version]
+                version = Version(version - 1)
+            before = self.merges.get((fragment, version))
+            self._rounds[fragment] = self._next_round(fragment, version, before.step if before else 0)
 
     def _next_round(self, fragment: FragmentId, version: Version, step: int) -> _Round:
         due_step = next_due(fragment, step, self._policy.fragment_count, self._policy.sync_interval_steps)

@@ -48,6 +48,7 @@ class _Merging:
     """A round that closed and whose merge is under way."""
 
     islands: tuple[IslandId, ...]
+    step: int
     closed_at: Instant
 
 
@@ -62,6 +63,7 @@ class Merges:
         self._quorum = policy.quorum
         self._due = (policy.fragment_count, policy.sync_interval_steps)
         self._rounds = [self._next_round(FragmentId(p), 0) for p in range(policy.fragment_count)]
+        self._steps = [0] * policy.fragment_count
         self._reasons: dict[str, _Reason] = {}
         self._merging: dict[tuple[FragmentId, Version], _Merging] = {}
         self._round_seconds = {part: Histogram(ROUND_BOUNDS_S) for part in (COLLECTING, GRACE, MERGING)}
@@ -70,6 +72,9 @@ class Merges:
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, e.MergeCompleted):
             self._completed(event)
+        elif isinstance(event, e.SynchroniserRestarted):
+            self._merging.clear()
+            self._rounds = [self._next_round(FragmentId(p), step) for p, step in enumerate(self._steps)]
         for effect in effects:
             if isinstance(effect, f.AdmitContribution):
                 c = effect.contribution
@@ -123,7 +128,9 @@ class Merges:
         self._round_seconds[COLLECTING].observe(closable_at - (at if current.began_at is None else current.began_at))
         self._round_seconds[GRACE].observe(waited)
         self._rounds[effect.fragment] = self._next_round(effect.fragment, effect.step)
-        self._merging[effect.fragment, effect.version] = _Merging(tuple(item.island for item in effect.inputs), at)
+        self._merging[effect.fragment, effect.version] = _Merging(
+            tuple(item.island for item in effect.inputs), effect.step, at
+        )
         reason = self._reasons.setdefault(effect.reason.value, _Reason())
         reason.count += 1
         reason.contributors += len(effect.inputs)
@@ -135,6 +142,7 @@ class Merges:
         if merging is None:
             return
         self.count += 1
+        self._steps[event.fragment] = merging.step
         self.contributors[event.fragment][len(merging.islands)] += 1
         self.islands.update(merging.islands)
         self._round_seconds[MERGING].observe(event.at - merging.closed_at)

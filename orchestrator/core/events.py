@@ -20,6 +20,7 @@ from orchestrator.core.commands import NodeGroupCommand as NodeGroupCommand
 from orchestrator.core.commands import ReaddRequested as ReaddRequested
 from orchestrator.core.commands import ScaleRequested as ScaleRequested
 from orchestrator.core.commands import UncordonRequested as UncordonRequested
+from orchestrator.core.restart import SynchroniserRestarted as SynchroniserRestarted
 from orchestrator.core.vocabulary import (
     CommandId,
     Contribution,
@@ -204,13 +205,17 @@ class ContributionUnusable:
 
 @dataclass(frozen=True, slots=True)
 class MergeCompleted:
-    """Fragment ``fragment`` now stands at ``version``; ``digest`` names its bytes."""
+    """Fragment ``fragment`` now stands at ``version``; ``digest`` names its bytes, ``base_digest`` those it was made from.
+
+    True only once the merge would survive the synchroniser's death. Tapes of builds without a journal know no base.
+    """
 
     at: Instant
     fragment: FragmentId
     version: Version
     digest: str
     merge_seconds: Duration
+    base_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,5 +292,6 @@ Event = (
     | MergeCompleted
     | TimerFired
     | FaultInjected
+    | SynchroniserRestarted
     | Command
 )

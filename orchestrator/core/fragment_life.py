@@ -166,6 +166,20 @@ def abandon_open_rounds(state: JobState) -> list[Effect]:
     return effects
 
 
+def lose_payloads(state: JobState) -> list[Effect]:
+    """All bytes held are gone, and merges under way with them: rounds begin anew, and may be given the same offers again."""
+    effects: list[Effect] = []
+    for current in state.rounds:
+        for c in sorted(current.offered.values(), key=lambda c: c.island):
+            effects.append(ReleasePayload(c.payload, ReleaseReason.LOST))
+            island = state.islands[c.island]
+            if island.incarnation == c.incarnation:
+                unseen = {**island.last_offer, c.fragment: c.offer - 1}
+                state.islands[c.island] = replace(island, last_offer=unseen)
+        state.rounds[current.fragment] = FragmentRound(current.fragment, current.version, current.step)
+    return effects
+
+
 def grace_timer(fragment: FragmentId) -> str:
     return f"grace:{fragment}"
 

@@ -73,14 +73,14 @@ def ready(state: JobState, island: Island, event: IslandReady) -> list[Effect]:
     if not _was(island, IslandState.STARTING):
         return []  # said twice: it has a state by now, or is being given one
     state.islands[island.id] = replace(island, ready=True, reason="waiting for the initial parameters")
-    return _catch_up(state, island.id) if state.seeded else []
+    return catch_up(state, island.id) if state.seeded else []
 
 
 def seeded(state: JobState) -> list[Effect]:
     """Θ exists: islands that were quicker can go on."""
     state.seeded = True
     waiting = [i.id for i in state.islands.values() if i.ready and i.state is IslandState.STARTING]
-    return [effect for island in waiting for effect in _catch_up(state, island)]
+    return [effect for island in waiting for effect in catch_up(state, island)]
 
 
 def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Effect]:
@@ -100,7 +100,7 @@ def catch_up_failed(state: JobState, island: Island, event: CatchUpFailed) -> li
     if event.donor is None:
         return _lose(state, island, f"no state from the synchroniser: {event.reason}", event.at, dead=False)
     state.islands[island.id] = replace(island, failed_donors=island.failed_donors | {event.donor})
-    return _catch_up(state, island.id)
+    return catch_up(state, island.id)
 
 
 def progressed(state: JobState, island: Island, event: ProgressReported) -> list[Effect]:
@@ -148,7 +148,7 @@ def connection_restored(state: JobState, island: Island, event: ConnectionRestor
     state.islands[island.id] = after
     waits_for_state = after.state is IslandState.STARTING and after.ready
     if (waits_for_state and state.seeded) or after.state is IslandState.CATCHING_UP:
-        return _catch_up(state, island.id)
+        return catch_up(state, island.id)
     if after.state not in (IslandState.TRAINING, IslandState.DRAINING):
         return []
     missed = publish_newer(state, island, tuple(Version(0) for _ in state.rounds), event.at)
@@ -200,7 +200,7 @@ def _lose(state: JobState, island: Island, reason: str, now: Instant, *, dead: b
     return [*effects, *advance_all(state, now)]
 
 
-def _catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
+def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
     """Give the island a state: from a healthy peer once there is something to catch up with, else the synchroniser."""
     island = state.islands[island_id]
     steps = {other: state.step_of(other) for other in state.islands.values()}

@@ -6,7 +6,7 @@ Whoever drives it (live, simulated, replayed, recovered) carries the effects out
 as events. The same events in the same order always give the same effects: there is no clock, no chance and no I/O here.
 
     job_life        start, end, operators          island_life     come, catch up, fall silent, be lost
-    scaling         more islands, or fewer
+    scaling         more islands, or fewer           recovery       go on after the synchroniser's own death
     fragment_life   contribute, merge, adopt       state           what is remembered
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.core import events, fragment_life, island_life, job_life, scaling
+from orchestrator.core import events, fragment_life, island_life, job_life, recovery, scaling
 from orchestrator.core.effects import Effect
 from orchestrator.core.membership import Island
 from orchestrator.core.state import JobState
@@ -87,6 +87,8 @@ class Synchroniser:
                 return island_life.seeded(state)
             case events.JobStarted():
                 return job_life.started(state, event)
+            case events.SynchroniserRestarted():
+                return recovery.restarted(state, event)
             case events.FaultInjected():
                 return []
             case _:

@@ -114,6 +114,7 @@ class ReleaseReason(StrEnum):
     REFUSED = "refused"
     SUPERSEDED = "superseded"
     ABANDONED = "abandoned"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)

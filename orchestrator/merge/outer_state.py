@@ -63,6 +63,15 @@ class OuterState:
         self._optimizer = optimizer
         self._fragments = [_seeded({name: parameters[name] for name in members}, optimizer) for members in fragment_map]
 
+    @classmethod
+    def restored(
+        cls, fragments: Sequence[FragmentState], averaging: Averaging | str, optimizer: OuterOptimizer
+    ) -> OuterState:
+        """As it was when its fragments stood at these states."""
+        restored = cls({}, (), averaging, optimizer)
+        restored._fragments = list(fragments)
+        return restored
+
     @property
     def versions(self) -> tuple[Version, ...]:
         return tuple(state.version for state in self._fragments)

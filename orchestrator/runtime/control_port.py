@@ -48,7 +48,10 @@ class RayControlPort:
     def start_job(
         self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """From here on the job runs by itself. Asked twice, the second finds the first."""
+        """From here on the job runs by itself. Asked twice, the second finds the first.
+
+        Where ``run_dir`` holds this job's tape, and nobody writes it any more, the job goes on from there.
+        """
         import ray
 
         from orchestrator.runtime.synchroniser_actor import SynchroniserActor
@@ -61,7 +64,7 @@ class RayControlPort:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
-            max_restarts=0,
+            max_restarts=-1,
             max_concurrency=8,
             label_selector={GROUP_LABEL: CONTROL_GROUP},
         ).remote(job_id, spec, regions, str(run_dir.resolve()), dict(cordoned))

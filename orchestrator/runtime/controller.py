@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
 from orchestrator.runtime.nodes import NodeWatch
-from orchestrator.runtime.placement import refusal, resources_of
-from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE
+from orchestrator.runtime.placement import environment_of, refusal, resources_of
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
 from orchestrator.runtime.warden import warden_of
 from orchestrator.sections import IslandsSection
 
@@ -39,7 +40,7 @@ HELLO_TIMEOUT_S = 60.0
 KILL_TIMEOUT_S = 3.0
 WATCH_S = 2.0
 ORPHANED_S = 10.0
-"""A synchroniser missing for so long does not come back (recovery of one is a later issue): nobody else ends its islands."""
+"""A synchroniser that died has its name while Ray makes it again. One without a name for so long does not come back."""
 CONCURRENCY = 32
 
 Life = tuple[IslandId, Incarnation]
@@ -73,6 +74,7 @@ class Controller:
         self._lock = threading.Lock()
         self._actors: dict[Life, Any] = {}
         self._placements: dict[Life, Placement] = {}
+        self._asked: dict[Life, Future[Placement | Unplaced]] = {}
         self._ended: set[Life] = set()
         self._wardens: dict[str, Any] = {}
         self._making = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
@@ -81,7 +83,28 @@ class Controller:
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def place(self, island: IslandId, incarnation: Incarnation) -> Placement | Unplaced:
-        """Make the process of this incarnation and have it build its model; returns once it answers."""
+        """Make the process of this incarnation and have it build its model; returns once it answers.
+
+        Asked again, as by a synchroniser whose predecessor died waiting for the answer, it gives the same answer.
+        """
+        with self._lock:
+            asked = self._asked.get((island, incarnation))
+            mine: Future[Placement | Unplaced] = Future()
+            self._asked.setdefault((island, incarnation), mine)
+        if asked is not None:
+            return asked.result()
+        try:
+            mine.set_result(self._place(island, incarnation))
+        except BaseException as error:
+            mine.set_exception(error)
+        return mine.result()
+
+    def lives(self) -> list[Life]:
+        """Whose processes there may be, as far as they were made here and not ended."""
+        with self._lock:
+            return sorted(self._actors)
+
+    def _place(self, island: IslandId, incarnation: Incarnation) -> Placement | Unplaced:
         section = self._sections[island]
         wanted = resources_of(section)
         life = (island, incarnation)
@@ -122,7 +145,8 @@ class Controller:
         """SIGKILL the process, if there is one."""
         log.info("%s.%s is killed", island, incarnation)
         with self._lock:
-            placed, actor = self._placements.get((island, incarnation)), self._actors.get((island, incarnation))
+            placed = self._placements.get((island, incarnation))
+        actor = self._actor(island, incarnation)
         if placed is None:
             if actor is not None:
                 cluster.end_actor(actor)
@@ -161,8 +185,7 @@ class Controller:
         life = (island, incarnation)
         with self._lock:
             self._ended.add(life)
-            actor = self._actors.get(life)
-        if actor is not None:
+        if (actor := self._actor(island, incarnation)) is not None:
             self.kill(island, incarnation)
             cluster.end_actor(actor)
         with self._lock:
@@ -180,6 +203,12 @@ class Controller:
             cluster.end_actors_of(self._job, but=controller_name(self._job))
         finally:
             cluster.end_own_actor()
+
+    def _actor(self, island: IslandId, incarnation: Incarnation) -> Any | None:
+        """Its handle; by name where another controller made it."""
+        with self._lock:
+            known = self._actors.get((island, incarnation))
+        return known if known is not None else cluster.actor_named(island_name(self._job, island, incarnation))
 
     def _over(self, life: Life) -> bool:
         with self._lock:
@@ -246,19 +275,23 @@ class Controller:
                 label_selector={GROUP_LABEL: section.node_group, **self._nodes.selector()},
                 enable_task_events=False,
             )
-            .remote(island, island_environment(section), logbook.island_logbook(self._run_dir, island, incarnation))
+            .remote(island, environment_of(section), logbook.island_logbook(self._run_dir, island, incarnation))
         )
 
 
-def island_environment(section: IslandsSection) -> dict[str, str]:
-    """What the island's process sets before it imports JAX.
-
-    Not Ray's ``runtime_env``, which costs a process of its own instead of a waiting one. CPU islands share cores with
-    others: each gets as many threads as it books CPUs, or four of them would run eight threads on two cores.
-    """
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    if section.accelerator != "cpu":
-        return quiet
-    threads = str(max(1, round(section.cpus)))
-    names = ("PJRT_NPROC", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return {**quiet, "JAX_PLATFORMS": "cpu", **dict.fromkeys(names, threads)}
+def controller_of(job: str, spec: JobSpec, run_dir: str) -> Any:
+    """The job's controller: the one there is, for a synchroniser whose predecessor died, or a new one."""
+    return (
+        ray.remote(Controller)
+        .options(
+            name=controller_name(job),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=CONCURRENCY,
+            label_selector={GROUP_LABEL: CONTROL_GROUP},
+        )
+        .remote(job, spec, run_dir)
+    )

@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.core import effects as f
 from orchestrator.core import events
-from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
 from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
 from orchestrator.runtime import cluster
@@ -51,14 +51,16 @@ class Interpreter:
         workshop: Workshop,
         payloads: PayloadTable,
         timers: Timers,
+        epoch: Epoch,
         post: Post,
+        kept_count: Callable[[], int],
         resolve: Callable[[f.ResolveCommand], None],
         finish: Callable[[f.FinishJob], None],
         failed: Failed,
     ) -> None:
         self._job, self._controller, self._workshop, self._payloads = job, controller, workshop, payloads
         self._timers, self._post, self._resolve, self._finish = timers, post, resolve, finish
-        self._failed = failed
+        self._failed, self._epoch, self._kept_count = failed, epoch, kept_count
         self._links: dict[Life, Link] = {}
         self._over: set[Life] = set()
         self._lives = threading.Lock()  # guards the two above: placing threads open links, the pump closes them
@@ -99,6 +101,16 @@ class Interpreter:
                 pass  # for the record
             case _:
                 raise InternalError(detail=f"No way is known to carry out {effect}.")
+
+    def reconnect(self, island: IslandId, incarnation: Incarnation, *, lost: bool) -> None:
+        """Listen to a process that an earlier synchroniser placed, and did not hear any more if ``lost``."""
+        actor = cluster.actor_named(island_name(self._job, island, incarnation))
+        if actor is None:
+            gone = "its process was gone when the synchroniser came back"
+            self._post(lambda at: events.ConnectionLost(at, island, incarnation, True, gone))
+            return
+        with self._lives:
+            self._links[island, incarnation] = self._linked(island, incarnation, actor, lost=lost)
 
     def end(self, island: IslandId, incarnation: Incarnation) -> None:
         """Hear nothing more of this incarnation, and end its process for certain."""
@@ -149,9 +161,21 @@ class Interpreter:
             if (island, incarnation) in self._over:
                 return
             self._post(lambda at: events.IslandPlaced(at, island, incarnation, node, pid))
-            self._links[island, incarnation] = Link(
-                island, incarnation, actor, self._payloads, self._post, self._workshop.shapes, self._failed
-            )
+            self._links[island, incarnation] = self._linked(island, incarnation, actor)
+
+    def _linked(self, island: IslandId, incarnation: Incarnation, actor: Any, *, lost: bool = False) -> Link:
+        return Link(
+            island,
+            incarnation,
+            actor,
+            self._epoch,
+            self._payloads,
+            self._post,
+            self._kept_count,
+            self._workshop.shapes,
+            self._failed,
+            lost=lost,
+        )
 
     def _link(self, island: IslandId, incarnation: Incarnation) -> Link | None:
         """The link, if there is one. Under the lock: a link is heard (``IslandReady``) while it is still being opened."""
@@ -172,10 +196,11 @@ class Interpreter:
             return
         if effect.donor is None:
             versions, step, payloads = self._workshop.whole_state()
-            call = link.actor.load.remote(versions, step, effect.cursor, *payloads)
+            call = link.actor.load.remote(self._epoch, versions, step, effect.cursor, *payloads)
         else:
             donor, incarnation = effect.donor
-            call = link.actor.load_from.remote(island_name(self._job, donor, incarnation), donor, effect.cursor)
+            name = island_name(self._job, donor, incarnation)
+            call = link.actor.load_from.remote(self._epoch, name, donor, effect.cursor)
         self._asking.submit(self._guarded, self._await_state, effect, link, call)
 
     def _await_state(self, effect: f.BeginCatchUp, link: Link, call: Any) -> None:
@@ -207,7 +232,7 @@ class Interpreter:
             if not link.passage.open() or self._links.get((island, incarnation)) is not link:
                 return
             try:
-                ray.get(getattr(link.actor, what).remote(), timeout=ANSWER_TIMEOUT_S)
+                ray.get(getattr(link.actor, what).remote(self._epoch), timeout=ANSWER_TIMEOUT_S)
                 return
             except ActorDiedError:
                 return  # the link says so, too

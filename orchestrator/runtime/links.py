@@ -1,7 +1,8 @@
 """The synchroniser's link to one incarnation of an island: letters and payloads in, published fragments out.
 
     poll      one long poll after another; an answer that fails is how a death is known, within milliseconds
-    relay     letters in their order → events; an offer's bytes are pulled and checked before its event exists
+    relay     letters in their order → events; an offer's bytes are pulled and checked before its event exists; a letter
+              is acknowledged, so that the island need not keep it, once its event is kept on the tape
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
 Each is a thread of its own, so an island that hangs holds up nobody else. Refuses to decide what silence means: it says
@@ -17,6 +18,7 @@ import logging
 import math
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +27,8 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.core import events, messages
 from orchestrator.core.hearing import contribution_of, event_of
-from orchestrator.core.vocabulary import FragmentId, Incarnation, Instant, IslandId, RefusalReason, Version
-from orchestrator.errors import first_line
+from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, Instant, IslandId, RefusalReason, Version
+from orchestrator.errors import Fenced, first_line
 from orchestrator.merge import wire
 from orchestrator.runtime.passage import Passage
 from orchestrator.runtime.payloads import PayloadTable
@@ -41,7 +43,8 @@ RETRY_S = 0.2
 PARAMETER_BYTES = 4
 """Of a publication, which is float32 whatever the uplink."""
 
-Post = Callable[[Callable[[Instant], events.Event]], None]
+Post = Callable[[Callable[[Instant], events.Event]], int]
+"""Stamps and queues an event; answers with the number that its record will have on the tape."""
 Outgoing = tuple[Version, int, int, Any]
 """Version, step, merged offer, and the bytes or a reference to them."""
 Failed = Callable[[BaseException], None]
@@ -51,7 +54,8 @@ Shapes = Callable[[FragmentId], dict[str, tuple[int, ...]]]
 class Link:
     """Open from its making to ``close``.
 
-    ``post`` stamps and queues an event, ``shapes`` are those of a fragment, ``failed`` hears of our own bugs.
+    ``shapes`` are those of a fragment, ``kept_count`` is the number of the last record that is kept, ``failed`` hears of our
+    own bugs, and of Fenced when the island listens to a newer synchroniser. ``lost``: it did not answer the one before.
     """
 
     def __init__(
@@ -59,23 +63,28 @@ class Link:
         island: IslandId,
         incarnation: Incarnation,
         actor: Any,
+        epoch: Epoch,
         payloads: PayloadTable,
         post: Post,
+        kept_count: Callable[[], int],
         shapes: Shapes,
         failed: Failed,
+        *,
+        lost: bool = False,
     ) -> None:
-        self._island, self._incarnation, self.actor = island, incarnation, actor
-        self._payloads, self._post, self._shapes = payloads, post, shapes
+        self._island, self._incarnation, self.actor, self._epoch = island, incarnation, actor, epoch
+        self._payloads, self._post, self._kept_count, self._shapes = payloads, post, kept_count, shapes
+        self._failed, self._lost = failed, lost
         self._closed = threading.Event()
         self.passage = Passage(self._closed)
-        self._inbox: queue.SimpleQueue[tuple[messages.Letter, Any] | str | None] = queue.SimpleQueue()
-        self._received: list[tuple[FragmentId, int]] = []
-        self._receiving = threading.Lock()  # the relay adds to what the poll takes
+        self._inbox: queue.SimpleQueue[tuple[int, messages.Letter, Any] | str | None] = queue.SimpleQueue()
+        self._told: deque[tuple[int, int]] = deque()
+        """Letters by number, with the record that each became: the relay adds at one end, the poll takes at the other."""
         self._outgoing: dict[FragmentId, Outgoing] = {}
         self._outgoing_changed = threading.Condition()
         for work in (self._poll, self._relay, self._deliver):
             name = f"{island}.{incarnation}.{work.__name__}"
-            threading.Thread(target=self._guarded, args=(work, failed), name=name, daemon=True).start()
+            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
 
     def publish(self, fragment: FragmentId, version: Version, step: int, merged_offer: int, payload: Any) -> None:
         """Send this version on when the batch before it has arrived. ``payload`` is its bytes, or a reference to them."""
@@ -90,20 +99,20 @@ class Link:
         with self._outgoing_changed:
             self._outgoing_changed.notify()
 
-    def _guarded(self, work: Callable[[], None], failed: Failed) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:  # a bug of ours; a thread that ended in silence would be an island nobody hears
-            failed(error)
+            self._failed(error)
 
     # ── poll ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _poll(self) -> None:
-        read, lost = 0, False
+        read, acknowledged, lost = 0, 0, self._lost
         while not self._closed.is_set():
-            with self._receiving:
-                received, self._received = self._received, []
-            asked = self.actor.letters.remote(read, received, POLL_S)
+            while self._told and self._told[0][0] <= self._kept_count():
+                _, acknowledged = self._told.popleft()
+            asked = self.actor.letters.remote(self._epoch, read, acknowledged, POLL_S)
             try:
                 while True:
                     try:
@@ -119,11 +128,12 @@ class Link:
                 self._inbox.put(_death_of(error))  # behind the letters that were read: they were true before
                 return
             except RayError as error:
+                if isinstance(error, RayTaskError) and isinstance(error.cause, Fenced):
+                    self._failed(error.cause)
+                    return
                 if not lost:
                     lost = True
                     self._say_lost(f"{type(error).__name__}: {first_line(error)}", dead=False)
-                with self._receiving:
-                    self._received = received + self._received
                 self._closed.wait(RETRY_S)
                 continue
             if lost:
@@ -137,7 +147,7 @@ class Link:
                 # where it is slow, offers wait: bytes asked for now would pile up here, and most are replaced by then
                 if isinstance(letter, messages.Offer) and not self.passage.slow():
                     pulled = self.actor.take_payload.remote(letter.fragment, letter.offer)
-                self._inbox.put((letter, pulled))
+                self._inbox.put((number, letter, pulled))
 
     def _say_lost(self, reason: str, *, dead: bool) -> None:
         self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, dead, reason))
@@ -149,21 +159,20 @@ class Link:
             if isinstance(item, str):
                 self._say_lost(item, dead=True)
                 return
-            letter, pulled = item
+            number, letter, pulled = item
             if isinstance(letter, messages.Offer):
-                self._take(letter, pulled)
+                record = self._take(letter, pulled)
             else:
-                self._post(lambda at, letter=letter: event_of(letter, at, self._island, self._incarnation))
+                record = self._post(lambda at, letter=letter: event_of(letter, at, self._island, self._incarnation))
+            self._told.append((record, number))
 
-    def _take(self, offer: messages.Offer, pulled: Any) -> None:
+    def _take(self, offer: messages.Offer, pulled: Any) -> int:
         """Hold the offer's bytes and say so; an offer that was replaced meanwhile, or died with its island, is no event."""
         if pulled is None:
             pulled = self.actor.take_payload.remote(offer.fragment, offer.offer)
         payload = self.passage.bring(self._pull(offer, pulled))
         if payload is None or self._closed.is_set():
-            return
-        with self._receiving:
-            self._received.append((offer.fragment, offer.offer))
+            return 0
         contribution = contribution_of(offer, self._island, self._incarnation)
         try:
             arrays = wire.decode(payload)
@@ -172,10 +181,9 @@ class Link:
             arrays, problem = {}, (RefusalReason(error.reason), error.detail)
         if problem is not None:
             reason, detail = problem
-            self._post(lambda at: events.ContributionUnusable(at, contribution, reason, detail))
-            return
+            return self._post(lambda at: events.ContributionUnusable(at, contribution, reason, detail))
         self._payloads.hold(contribution.payload, arrays)
-        self._post(lambda at: events.ContributionArrived(at, contribution))
+        return self._post(lambda at: events.ContributionArrived(at, contribution))
 
     def _pull(self, offer: messages.Offer, pulled: Any) -> bytes | None:
         while not self._closed.is_set():
@@ -206,7 +214,7 @@ class Link:
             if not self.passage.open():
                 return
             calls = {
-                self.actor.deliver.remote(fragment, *rest): (fragment, rest)
+                self.actor.deliver.remote(self._epoch, fragment, *rest): (fragment, rest)
                 for fragment, rest in sorted(batch.items(), key=lambda item: item[0])
             }
             self._await(calls)

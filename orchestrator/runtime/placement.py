@@ -40,6 +40,20 @@ def resources_of(section: IslandsSection) -> dict[str, float]:
     return wanted
 
 
+def environment_of(section: IslandsSection) -> dict[str, str]:
+    """What the process of one island of this section sets before it imports JAX.
+
+    Not Ray's ``runtime_env``, which costs a process of its own instead of a waiting one. CPU islands share cores with
+    others: each gets as many threads as it books CPUs, or four of them would run eight threads on two cores.
+    """
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    if section.accelerator != "cpu":
+        return quiet
+    threads = str(max(1, round(section.cpus)))
+    names = ("PJRT_NPROC", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {**quiet, "JAX_PLATFORMS": "cpu", **dict.fromkeys(names, threads)}
+
+
 def refusal(group: str, wanted: Mapping[str, float], nodes: Iterable[Node]) -> Refusal | None:
     """``None`` if some node of ``group`` has ``wanted`` free; else what was asked, what there is, and what to do."""
     known = list(nodes)

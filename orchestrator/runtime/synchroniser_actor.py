@@ -5,8 +5,9 @@
                                                                  └──▶ tape, folds
 
 Responsible for: one order of events, stamped on entry; nothing done before it is on the tape; the job's files at its end,
-and everything let go. It outlives whoever started it. Refuses to decide (``core``). A bug of ours ends the job loudly:
-``status.json`` says so, and ``crash.txt`` tells the story.
+and everything let go. It outlives whoever started it. Where its process dies, Ray makes it again with the same arguments,
+and it goes on from its files (``files``); islands train meanwhile. Refuses to decide (``core``). A bug of ours ends the job
+loudly: ``status.json`` says so, and ``crash.txt`` tells the story.
 """
 
 from __future__ import annotations
@@ -15,13 +16,9 @@ import logging
 import queue
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import ray
 
 from orchestrator import logbook
 from orchestrator.accounting import report
@@ -31,35 +28,22 @@ from orchestrator.chaos.kinds import Kind
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
-from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import (
-    CommandId,
-    Dose,
-    Incarnation,
-    Instant,
-    IslandId,
-    JobOutcome,
-    JobPhase,
-    NodeGroupId,
-)
-from orchestrator.errors import Conflict, NotFound, first_line
-from orchestrator.runtime import cluster, faults, records
-from orchestrator.runtime.controller import CONCURRENCY, Controller
+from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
+from orchestrator.errors import Conflict, Fenced, NotFound
+from orchestrator.runtime import ending, faults, records, returning
+from orchestrator.runtime.controller import controller_of
+from orchestrator.runtime.files import Make
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.names import controller_name, synchroniser_name
+from orchestrator.runtime.patience import PatientSink
 from orchestrator.runtime.payloads import PayloadTable
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
 from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop
 from orchestrator.tape.driver import Driver
-from orchestrator.tape.schema import Header
-from orchestrator.tape.storage import TapeWriter
 
 log = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT_S = 30.0
-
-Make = Callable[[Instant], events.Event]
+STATUS_TIMEOUT_S = 2.0
+"""Longer the pump works on one event only while it waits for the tape's disk."""
 
 
 class SynchroniserActor:
@@ -71,33 +55,33 @@ class SynchroniserActor:
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
         logbook.keep(logbook.service_logbook(self._run_dir, "synchroniser"))
         log.info("the synchroniser of %s begins", job)
-        self._started_at, self._zero = time.time(), time.monotonic()
         self._policy = spec.policy(regions, spares=True)
         self._entry = threading.Lock()
         self._queue: queue.SimpleQueue[events.Event | BaseException] = queue.SimpleQueue()
         self._state = threading.Lock()  # the pump changes what status reads
         self._commands: dict[str, dict[str, Any]] = {}
-        self._core = Synchroniser(self._policy)
-        self._goodput, self._statistics = Goodput(self._policy), Statistics(self._policy)
-        self._run_dir.mkdir(parents=True, exist_ok=True)
-        self._tape = TapeWriter(self._run_dir / "tape.jsonl", Header(job, self._policy, self._started_at))
-        self._driver = Driver(self._core, (self._goodput, self._statistics), self._tape)
-        controller = (
-            ray.remote(Controller)
-            .options(
-                name=controller_name(job),
-                namespace=NAMESPACE,
-                lifetime="detached",
-                num_cpus=0,
-                max_restarts=0,
-                max_concurrency=CONCURRENCY,
-                label_selector={GROUP_LABEL: CONTROL_GROUP},
-            )
-            .remote(job, spec, run_dir)
-        )
+        self._goodput, self._statistics = folds = Goodput(self._policy), Statistics(self._policy)
+        self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
+        self._core, past = self._files.core, self._files.past
+        self._started_at, self._zero = returning.clock(self._files)
+        self._posted = past.count if past else 0
+        self._patience, self._syncing = returning.durability(spec, self._files.tape)
+        sink = PatientSink(self._files.tape, self._patience)
+        self._driver = Driver(self._core, folds, sink, self._posted)
+        controller = controller_of(job, spec, run_dir)
         self._controller: Any = controller
         payloads = PayloadTable()
-        self._workshop = Workshop(job, spec, self._run_dir, payloads, self._post, self._queue.put)
+        self._workshop = Workshop(
+            job,
+            spec,
+            self._run_dir,
+            payloads,
+            self._files.journal,
+            self._files.epoch,
+            self._patience.insist,
+            self._post,
+            self._queue.put,
+        )
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
             job,
@@ -106,19 +90,38 @@ class SynchroniserActor:
             workshop=self._workshop,
             payloads=payloads,
             timers=timers,
+            epoch=self._files.epoch,
             post=self._post,
+            kept_count=self._syncing.kept_count,
             resolve=self._resolve,
             finish=self._finish,
             failed=self._queue.put,
         )
         self._chaos = faults.Chaos(controller, self._interpreter, self._post, self._resolve, self._incarnation_of)
+        if past is not None:
+            self._commands = returning.commands(past)
+        self._told = self._status(self._now())
+        if self._core.state.phase is JobPhase.FINISHED:
+            threading.Thread(target=self._finish, name="pump", daemon=True).start()
+            return
+        for make in self._files.first_events:
+            self._post(make)
+        if not self._files.started:
+            self._begin(cordoned)
+        if self._files.outer is None:
+            self._workshop.seed()
+        else:
+            self._workshop.remember(self._files.outer, self._files.merges)
+        if past is not None:
+            returning.reconnect(past, self._interpreter, timers, controller)
+        threading.Thread(target=self._pump, name="pump", daemon=True).start()
+
+    def _begin(self, cordoned: dict[str, str]) -> None:
         for group, caller in sorted(cordoned.items()):
             self.set_cordon(f"cordon-{group}-before-the-start", caller, group, cordoned=True)
-        for node_group, count in spec.wanted_counts().items():
+        for node_group, count in self._spec.wanted_counts().items():
             self.scale(f"scale-{node_group}-at-the-start", "the specification", node_group, count)
         self._post(events.JobStarted)
-        self._workshop.seed()
-        threading.Thread(target=self._pump, name="pump", daemon=True).start()
 
     # ── asked by the control port ─────────────────────────────────────────────────────────────────────────────────
 
@@ -126,9 +129,14 @@ class SynchroniserActor:
         return True
 
     def status(self) -> dict[str, Any]:
-        """The job as it stands: ``api.control.StatusRecord``."""
-        with self._state:
-            return self._status(self._now())
+        """The job as it stands, or stood when the tape could last be written: ``api.control.StatusRecord``."""
+        if self._state.acquire(timeout=STATUS_TIMEOUT_S):
+            try:
+                self._told = self._status(self._now())
+            finally:
+                self._state.release()
+        view = self._told["view"]
+        return {**self._told, "view": {**view, "pause_reason": self._patience.trouble or view["pause_reason"]}}
 
     def command(
         self, kind: str, command: str, caller: str, island: str | None, restart: bool, fault: Dose | None = None
@@ -190,10 +198,12 @@ class SynchroniserActor:
     def _now(self) -> Instant:
         return time.monotonic() - self._zero
 
-    def _post(self, make: Make) -> None:
-        """Stamp an event and queue it. The lock makes the order of stamps the order of the queue."""
+    def _post(self, make: Make) -> int:
+        """Stamp an event and queue it. The lock makes the order of stamps that of the queue, and of the records."""
         with self._entry:
             self._queue.put(make(self._now()))
+            self._posted += 1
+            return self._posted
 
     def _pump(self) -> None:
         try:
@@ -210,64 +220,47 @@ class SynchroniserActor:
                     self._interpreter.forget(event.island, event.incarnation)
                 for effect in decided:
                     self._interpreter.act(effect)
+        except Fenced as error:  # it was cut off, and replaced: what it has is not its own any more
+            log.critical("this synchroniser steps aside: %s", error)
+            self._close()
+            self._files.tape.let_go()
         except Exception as error:
-            self._crash(error)
+            close = (self._close, self._files.tape.close)
+            ending.crash(self._job, self._run_dir, error, close, lambda: self._status(self._now()))
+
+    def _close(self) -> None:
+        self._patience.close()
+        self._syncing.close()
+        self._interpreter.close()
 
     def _resolve(self, effect: f.ResolveCommand) -> None:
         with self._state:
             if (noted := self._commands.get(effect.command)) is not None:
                 noted["accepted"], noted["detail"] = effect.accepted, effect.detail
 
-    def _finish(self, effect: f.FinishJob) -> None:
-        """Write the job's files, then let everything go, this actor included."""
-        log.info("the job ends as %s: %s", effect.outcome, effect.reason)
-        self._interpreter.close()
-        self._tape.close()
-        facts = {"job": self._job, "outcome": effect.outcome.value}
-        if self._workshop.seeded:
+    def _finish(self, effect: f.FinishJob | None = None) -> None:
+        """Write the job's files, then let everything go, this actor included. A job that has ended is ended again."""
+        if effect is not None:
+            log.info("the job ends as %s: %s", effect.outcome, effect.reason)
+        self._close()
+        self._files.tape.close()
+        if (self._run_dir / "status.json").exists():
+            ending.let_go(self._job)
+            return
+        outcome = self._core.state.outcome
+        assert outcome is not None
+        facts = {"job": self._job, "outcome": outcome.value}
+        if self._files.outer is not None:  # it ended in an earlier life
+            records.write_parameters(self._run_dir, self._files.outer.parameters(), facts)
+        elif self._workshop.seeded:
             records.write_parameters(self._run_dir, self._workshop.parameters(), facts)
         with self._state:
             document = self._report()
             status = self._status(self._now())
         records.write_report(self._run_dir, document)
         records.write_status(self._run_dir, status)
-        self._let_go()
-
-    def _crash(self, error: Exception) -> None:
-        """The job ends here, as failed. Islands would train on for nothing, so they are let go as well."""
-        log.critical("the job cannot go on", exc_info=error)
-        story = "".join(traceback.format_exception(error))
-
-        def write_story() -> None:
-            (self._run_dir / "crash.txt").write_text(story)
-
-        def write_status() -> None:
-            with self._state:
-                status = self._status(self._now())
-            reason = f"{type(error).__name__}: {first_line(error)} (see crash.txt)"
-            over = {"phase": JobPhase.FINISHED, "outcome": JobOutcome.FAILED, "reason": reason}
-            records.write_status(self._run_dir, {**status, "view": {**status["view"], **over}})
-
-        try:
-            for work in (write_story, self._interpreter.close, self._tape.close, write_status):
-                try:
-                    work()
-                except Exception:  # what broke the job may break its telling; the rest is still to be done
-                    log.exception("the end could not be told in full")
-        finally:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """End all of this job, this actor last. Where the controller is dead or hangs, its actors are ended from here."""
-        own = synchroniser_name(self._job)
-        try:
-            ray.get(self._controller.close.remote(), timeout=CLOSE_TIMEOUT_S)  # usually ends this very process
-        except Exception as error:
-            log.warning("the controller does not let go: %s", error)
-        try:
-            cluster.end_actors_of(self._job, but=own)
-        finally:
-            cluster.end_actor_named(own)
+        self._files.journal.clear()
+        ending.let_go(self._job)
 
     def _report(self) -> dict[str, Any]:
         facts = {

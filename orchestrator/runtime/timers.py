@@ -11,7 +11,7 @@ from orchestrator.core.vocabulary import Instant
 class Timers:
     """``fire(timer, serial)`` is called from the timers' own thread; ``clock`` is the job's."""
 
-    def __init__(self, clock: Callable[[], Instant], fire: Callable[[str, int], None]) -> None:
+    def __init__(self, clock: Callable[[], Instant], fire: Callable[[str, int], object]) -> None:
         self._clock, self._fire = clock, fire
         self._changed = threading.Condition()
         self._deadlines: dict[str, tuple[Instant, int]] = {}

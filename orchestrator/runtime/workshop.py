@@ -1,13 +1,13 @@
 """Where tensors are worked on: Θ and its merges in one thread, measuring Θ in another. Results return as events.
 
-Responsible for: initial parameters, merges in the order asked, the bytes to publish being ready before the merge is
-reported, evaluation. Refuses to know why a merge is made, and what islands are.
+Responsible for: initial parameters, merges in the order asked, each in the journal and its bytes to publish ready before
+it is reported, evaluation. Refuses to know why a merge is made, and what islands are.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,11 @@ from ray.exceptions import RayError
 
 from orchestrator.config import JobSpec
 from orchestrator.core import effects, events
-from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import first_line
+from orchestrator.journal.entry import Facts
+from orchestrator.journal.keeper import Insist, Keeper
+from orchestrator.journal.storage import Journal
 from orchestrator.logbook import service_logbook
 from orchestrator.merge import fragment_map, outer_optimizer, wire
 from orchestrator.merge.outer_state import OuterState
@@ -57,16 +60,20 @@ class Workshop:
         spec: JobSpec,
         run_dir: Path,
         payloads: PayloadTable,
+        journal: Journal,
+        epoch: Epoch,
+        insist: Insist,
         post: Post,
         failed: Callable[[BaseException], None],
     ) -> None:
         self._job, self._spec, self._run_dir = job, spec, run_dir
         self._payloads, self._post, self._failed = payloads, post, failed
+        self._journal, self._epoch, self._insist = journal, epoch, insist
         self._merging = ThreadPoolExecutor(1, "merge")
         self._measuring = ThreadPoolExecutor(1, "measure")
         self._evaluator: Any = None
         self._evaluators_made = 0
-        self._outer: OuterState | None = None
+        self._keeper: Keeper | None = None
         self._published: dict[FragmentId, Published] = {}
         self._highest_step = 0
         self.unigram_loss: float | None = None
@@ -76,6 +83,15 @@ class Workshop:
     def seed(self) -> None:
         """Make Θ; ``OuterStateSeeded`` follows."""
         self._measuring.submit(self._guarded, self._seed)
+
+    def remember(self, outer: OuterState, merges: Sequence[Facts]) -> None:
+        """Go on from Θ as the journal has it; ``merges`` are the last of each fragment."""
+        self._highest_step = max(facts.step for facts in merges)
+        for facts in merges:
+            fragment = FragmentId(facts.fragment)
+            self._publish(fragment, facts.version, wire.encode(outer.state(fragment).parameters))
+        self._keeper = Keeper(outer, self._journal, self._insist)
+        self._measuring.submit(self._guarded, self._measure_unigram)
 
     def merge(self, order: effects.MergeFragment) -> None:
         """``MergeCompleted`` follows."""
@@ -99,9 +115,9 @@ class Workshop:
 
     def fragment_parameters(self) -> list[int]:
         """How many parameters each fragment has; empty while there is no Θ."""
-        if self._outer is None:
+        if self._keeper is None:
             return []
-        fragments = (self._outer.fragment(FragmentId(n)) for n in range(self._spec.synchroniser.fragments))
+        fragments = (self._state().fragment(FragmentId(n)) for n in range(self._spec.synchroniser.fragments))
         return [sum(array.size for array in fragment.values()) for fragment in fragments]
 
     def parameters(self) -> dict[str, Array]:
@@ -109,7 +125,7 @@ class Workshop:
 
     @property
     def seeded(self) -> bool:
-        return self._outer is not None
+        return self._keeper is not None
 
     def close(self) -> None:
         self._merging.shutdown(wait=False, cancel_futures=True)
@@ -133,12 +149,17 @@ class Workshop:
             knobs.averaging,
             outer_optimizer.create(outer.kind, outer.lr, outer.momentum),
         )
-        for fragment in range(knobs.fragments):
-            self._publish(state, FragmentId(fragment))
-        self._outer = state
+        keeper = Keeper(state, self._journal, self._insist)
+        for number in range(knobs.fragments):
+            made = keeper.begin(FragmentId(number), self._epoch)
+            self._publish(FragmentId(number), made.facts.version, made.payload)
+        self._keeper = keeper
         count = sum(array.size for array in parameters.values())
         digest = wire.digest(state.parameters())
         self._post(lambda at: events.OuterStateSeeded(at, count, digest))
+        self._measure_unigram()
+
+    def _measure_unigram(self) -> None:
         try:
             self.unigram_loss = ray.get(self._measurer().unigram_loss.remote(), timeout=EVALUATION_TIMEOUT_S)
         except (RayError, TimeoutError):
@@ -147,19 +168,17 @@ class Workshop:
     def _merge(self, order: effects.MergeFragment) -> None:
         began = time.monotonic()
         inputs = [(self._payloads.get(item.payload), item.weight) for item in order.inputs]
-        state = self._state()
-        digest = state.merge(order.fragment, order.version, inputs)
+        assert self._keeper is not None, "a merge was asked for before Θ was seeded"
+        made = self._keeper.merge(order, inputs)
         self._highest_step = max(self._highest_step, order.step)
-        self._publish(state, order.fragment)
-        seconds = time.monotonic() - began
-        self._post(lambda at: events.MergeCompleted(at, order.fragment, order.version, digest, seconds))
+        self._publish(order.fragment, order.version, made.payload)
+        seconds, digests = time.monotonic() - began, (made.facts.digest, made.facts.base_digest)
+        self._post(lambda at: events.MergeCompleted(at, order.fragment, order.version, digests[0], seconds, digests[1]))
 
-    def _publish(self, state: OuterState, fragment: FragmentId) -> None:
-        now = state.state(fragment)
-        # float32 whatever the uplink: islands must stand on Θ itself, or its rounding would come back as their work
-        payload = wire.encode(now.parameters)
+    def _publish(self, fragment: FragmentId, version: Version, payload: bytes) -> None:
+        """In float32 whatever the uplink: islands must stand on Θ itself, or its rounding would come back as their work."""
         inline = len(payload) <= INLINE_BYTES_MAX
-        self._published[fragment] = Published(now.version, payload if inline else ray.put(payload))
+        self._published[fragment] = Published(version, payload if inline else ray.put(payload))
 
     def _evaluate(self, global_version: int, parameters: Mapping[str, Array]) -> None:
         try:
@@ -182,6 +201,7 @@ class Workshop:
                     name=evaluator_name(self._job, self._evaluators_made),
                     namespace=NAMESPACE,
                     lifetime="detached",
+                    get_if_exists=True,  # that of a synchroniser that died
                     num_cpus=0,
                     max_restarts=0,
                     label_selector={GROUP_LABEL: CONTROL_GROUP},
@@ -199,5 +219,5 @@ class Workshop:
         self._evaluator = None
 
     def _state(self) -> OuterState:
-        assert self._outer is not None, "Θ was asked for before it was seeded"
-        return self._outer
+        assert self._keeper is not None, "Θ was asked for before it was seeded"
+        return self._keeper.outer

@@ -39,13 +39,13 @@ class Sink(Protocol):
 
 
 class Driver:
-    """Steps one core. ``count`` steps have been taken."""
+    """Steps one core. ``count`` steps have been taken, those of an earlier process included."""
 
-    def __init__(self, core: Core, folds: Iterable[Fold], sink: Sink) -> None:
+    def __init__(self, core: Core, folds: Iterable[Fold], sink: Sink, count: int = 0) -> None:
         self.core = core
         self.folds = tuple(folds)
         self.sink = sink
-        self.count = 0
+        self.count = count
         self._recent: deque[Record] = deque(maxlen=STORY_LENGTH)
 
     def step(self, event: Event) -> tuple[Effect, ...]:

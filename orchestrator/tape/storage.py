@@ -1,14 +1,18 @@
 """Tapes on disk: the only file of this package that touches one.
 
-Responsible for: a record being in the file when ``append`` returns (flushed to the operating system, so it survives the
-process, not the machine's power), and for a reader that tells a torn end from a damaged middle. Refuses to interpret.
+Responsible for: a record being in the file when ``append`` returns (with the operating system, so it survives the process;
+after ``sync`` the machine's power, too), one writer at a time, a failed append leaving nothing behind, going on where a
+writer died, and a reader that tells a torn end from a damaged middle. Refuses to interpret.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+from io import FileIO
 from pathlib import Path
 
-from orchestrator.errors import DataError
+from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.tape.schema import (
     Digest,
     FleetHeader,
@@ -25,26 +29,54 @@ from orchestrator.tape.schema import (
 
 
 class TapeWriter:
-    """Writes one new tape; a ``Sink``. Close it to seal it with its digest. Not for several threads at once."""
+    """Writes one tape; a ``Sink``. Close it to seal it with its digest. ``sync`` is for any thread, the rest for one.
+
+    ``count`` is the number of the last record, ``synced_count`` that of the last one known to survive a loss of power.
+    """
+
+    count: int
+    synced_count: int
 
     def __init__(self, path: Path, header: Header | FleetHeader) -> None:
+        """Begin a new tape. Raises FileExistsError when there is one."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self._digest = Digest()
-        self._count = 0
-        self._file = path.open("x", encoding="utf-8", newline="\n")
-        self._write(encode_header(header))
+        self._open(path, path.open("xb", buffering=0))
+        self._write(f"{encode_header(header)}\n".encode())
+
+    @classmethod
+    def reopen(cls, path: Path) -> tuple[TapeWriter, Tape]:
+        """Go on where a writer died, and what is there: a torn end is cut off. A sealed tape stays closed.
+
+        Raises InfrastructureError while the writer before lives, and as ``read_tape``.
+        """
+        writer = cls.__new__(cls)
+        writer._open(path, path.open("r+b", buffering=0))
+        tape = read_tape(path)  # under the lock
+        if tape.footer is not None:
+            writer.let_go()
+            return writer, tape
+        whole = b"".join(path.read_bytes().splitlines(keepends=True)[: 1 + len(tape.records)])
+        writer._file.truncate(len(whole))
+        writer._file.seek(len(whole))
+        writer._digest.add_all(whole)
+        writer._size, writer.count = len(whole), len(tape.records)
+        return writer, tape
 
     def append(self, record: Record) -> None:
-        self._write(encode_record(record))
-        self._count = record.n
+        """Raises OSError when it cannot be written. Nothing of it is in the file then, and it may be asked again."""
+        self._write(f"{encode_record(record)}\n".encode())
+        self.count = record.n
 
     def append_lines(self, lines: bytes, count: int) -> None:
-        """Records already encoded, each with its newline; ``count`` is the number of the last one. Flushed once."""
-        self._file.buffer.write(lines)  # every write before this one was flushed
-        self._file.flush()
-        self._digest.add_all(lines)
-        self._count = count
+        """Records already encoded, each with its newline; ``count`` is the number of the last one."""
+        self._write(lines)
+        self.count = count
+
+    def sync(self) -> None:
+        """What was appended before survives a loss of power: ``synced_count`` says up to where. Raises OSError."""
+        count = self.count
+        os.fsync(self._file.fileno())
+        self.synced_count = max(self.synced_count, count)
 
     @property
     def digest(self) -> str:
@@ -55,14 +87,36 @@ class TapeWriter:
         """Seal the tape. Safe to call twice."""
         if self._file.closed:
             return
-        footer = Footer(self._count, self._digest.hex())
-        self._file.write(encode_footer(footer) + "\n")
+        footer = Footer(self.count, self._digest.hex())
+        self._write(f"{encode_footer(footer)}\n".encode())
         self._file.close()
 
-    def _write(self, line: str) -> None:
-        self._file.write(line + "\n")
-        self._file.flush()
-        self._digest.add(line)
+    def let_go(self) -> None:
+        """Stop writing without sealing: another goes on. Safe to call twice."""
+        self._file.close()
+
+    def _open(self, path: Path, file: FileIO) -> None:
+        self.path, self._file = path, file
+        self._digest, self._size = Digest(), 0
+        self.count = self.synced_count = 0
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it with the process
+        except BlockingIOError as error:
+            file.close()
+            detail = f"the tape {path} is being written by another process."
+            raise InfrastructureError(detail=detail, remedy="Wait for its end, or end it.") from error
+
+    def _write(self, lines: bytes) -> None:
+        rest = memoryview(lines)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(self._size)
+            self._file.seek(self._size)
+            raise
+        self._size += len(lines)
+        self._digest.add_all(lines)
 
     def __enter__(self) -> TapeWriter:
         return self

@@ -114,7 +114,7 @@ def test_an_offers_bytes_are_those_of_its_step_however_late_they_are_taken(new_i
     assert not np.array_equal(taken[island.fragments[1][0]], island.own(1)[island.fragments[1][0]])
 
 
-def test_an_offer_is_held_until_it_is_released_or_replaced(new_island):
+def test_an_offer_stands_until_it_is_replaced_or_its_work_is_in_an_adopted_version(new_island):
     island = new_island().start()
     island.steps(2)
     assert island.loop.take(1, 1) is not None
@@ -122,10 +122,14 @@ def test_an_offer_is_held_until_it_is_released_or_replaced(new_island):
     island.steps(4)
     assert island.loop.take(1, 1) is None
     assert island.loop.take(1, 3) is not None
-    island.loop.release(1, 1)  # too late for the old one, nothing to do with the new one
-    assert island.loop.take(1, 3) is not None
-    island.loop.release(1, 3)
+    assert [(offer.fragment, offer.offer) for offer in island.loop.standing_offers()] == [(1, 3), (0, 2)]
+    island.loop.deliver(1, 1, 6, island.published(1, 0.5), merged_offer=1)
+    island.steps(1)
+    assert island.loop.take(1, 3) is not None  # what was merged was the one before
+    island.loop.deliver(1, 2, 6, island.published(1, 0.5), merged_offer=3)
+    island.steps(1)
     assert island.loop.take(1, 3) is None
+    assert [offer.fragment for offer in island.loop.standing_offers()] == [0]
 
 
 def test_progress_precedes_every_offer_and_adoption_so_that_totals_are_current(new_island):
@@ -403,7 +407,6 @@ def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_j
         for letter in outbox.take(5):
             letters.append(letter)
             if isinstance(letter, Offer) and (arrays := loop.take(letter.fragment, letter.offer)) is not None:
-                loop.release(letter.fragment, letter.offer)
                 versions[letter.fragment] += 1
                 loop.deliver(letter.fragment, versions[letter.fragment], letter.step, arrays)
     state = loop.export_state(10)

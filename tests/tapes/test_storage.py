@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from orchestrator.core.events import JobStarted, TimerFired
-from orchestrator.errors import DataError
+from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import Driver
@@ -117,3 +121,72 @@ def test_the_driver_writes_before_anybody_can_act(path):
     effects = driver.step(JobStarted(0.0))
     assert read_tape(path).records == (Record(1, JobStarted(0.0), effects),)
     writer.close()
+
+
+# ── going on where a writer died ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _die(path, upto, torn=b""):
+    """A writer that wrote ``upto`` records, and a part of the next, and died."""
+    writer = TapeWriter(path, HEADER)
+    for record in RECORDS[:upto]:
+        writer.append(record)
+    writer.let_go()
+    with path.open("ab") as file:
+        file.write(torn)
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"n":4,"eve', b"\x00\x00\xff\n", '{"n":4,"event":{"é'.encode()[:-1]])
+def test_a_tape_that_another_writer_finishes_is_the_same_as_one_written_at_once(path, torn):
+    _die(path, 3, torn)
+    writer, tape = TapeWriter.reopen(path)
+    assert (tape.records, tape.footer) == (RECORDS[:3], None)
+    for record in RECORDS[3:]:
+        writer.append(record)
+    writer.sync()
+    writer.close()
+    at_once = path.with_name("other.jsonl")
+    _write(at_once)
+    assert path.read_bytes() == at_once.read_bytes()
+    assert read_tape(path).records == RECORDS
+
+
+def test_two_writers_at_once_are_refused(path):
+    writer = _write(path, close=False)
+    with pytest.raises(InfrastructureError, match="another process"):
+        TapeWriter.reopen(path)
+    writer.let_go()
+    TapeWriter.reopen(path)[0].close()
+    assert read_tape(path).footer.end == len(RECORDS)
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from orchestrator.tape.storage import TapeWriter
+from tests.tapes.test_storage import HEADER, RECORDS
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+writer = TapeWriter(Path(sys.argv[1]), HEADER)
+writer.append(RECORDS[0])
+room = Path(sys.argv[1]).stat().st_size + 20
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+for _ in range(2):
+    try:
+        writer.append(RECORDS[1])
+    except OSError:
+        print("full")
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+for record in RECORDS[1:]:
+    writer.append(record)
+writer.close()
+"""
+
+
+def test_a_full_disk_leaves_half_a_record_to_nobody(path):
+    """A real limit of the system's, in a process of its own; once there is room the record is written, once."""
+    root = Path(__file__).parent.parent.parent
+    command = [sys.executable, "-c", FULL_DISK, str(path)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["full", "full"]
+    assert read_tape(path).records == RECORDS

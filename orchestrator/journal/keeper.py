@@ -1,0 +1,79 @@
+"""Θ whose every merge is in the journal before anybody hears of it, and Θ again from the journal.
+
+Responsible for the order: outer step, then durable, then told. Refuses to know: payloads' names, publications.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.effects import MergeFragment
+from orchestrator.core.vocabulary import Epoch, FragmentId, Version
+from orchestrator.errors import DataError
+from orchestrator.journal.entry import Facts
+from orchestrator.journal.storage import Journal
+from orchestrator.merge import wire
+from orchestrator.merge.outer_optimizer import OuterOptimizer
+from orchestrator.merge.outer_state import OuterState
+
+Insist = Callable[[str, Callable[[], None]], None]
+Inputs = Sequence[tuple[Mapping[str, NDArray[np.float32]], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A version that is kept and may be told: what is known of it, and Θ of the fragment as bytes to publish."""
+
+    facts: Facts
+    payload: bytes
+
+
+class Keeper:
+    """Not for several threads at once. ``insist`` does what may raise OSError until it is done (``runtime.patience``)."""
+
+    def __init__(self, outer: OuterState, journal: Journal, insist: Insist) -> None:
+        self.outer, self._journal, self._insist = outer, journal, insist
+
+    def begin(self, fragment: FragmentId, epoch: Epoch) -> Made:
+        """Keep version 0, too: who recovers then needs nobody to make Θ again."""
+        return self._kept(fragment, 0, epoch, "", (), 0.0)
+
+    def merge(self, order: MergeFragment, inputs: Inputs) -> Made:
+        """Take the outer step and keep what it made. It is durable, as the policy has it, when this returns."""
+        began = time.monotonic()
+        base = self.outer.state(order.fragment).digest
+        self.outer.merge(order.fragment, order.version, inputs)
+        contributors = tuple((str(item.island), item.weight) for item in order.inputs)
+        seconds = time.monotonic() - began
+        return self._kept(order.fragment, order.step, order.epoch, base, contributors, seconds)
+
+    def _kept(
+        self,
+        fragment: FragmentId,
+        step: int,
+        epoch: Epoch,
+        base: str,
+        contributors: tuple[tuple[str, float], ...],
+        seconds: float,
+    ) -> Made:
+        state = self.outer.state(fragment)
+        facts = Facts(fragment, state.version, step, epoch, state.digest, base, contributors, seconds)
+        payload, momentum = wire.encode(state.parameters), wire.encode(state.momentum)
+        self._insist("the journal cannot be written", lambda: self._journal.append(facts, payload, momentum))
+        return Made(facts, payload)
+
+
+def remembered(
+    journal: Journal, fragment_count: int, averaging: str, optimizer: OuterOptimizer
+) -> tuple[OuterState, tuple[Facts, ...]]:
+    """Θ as the journal has it newest, and what is known of each fragment's last merge. Raises DataError if it lacks any."""
+    newest = [journal.newest(FragmentId(p)) for p in range(fragment_count)]
+    if missing := [p for p, version in enumerate(newest) if version is None]:
+        raise DataError(detail=f"The journal holds nothing of the fragments {missing}.")
+    kept = [journal.read(FragmentId(p), Version(version or 0)) for p, version in enumerate(newest)]
+    return OuterState.restored([state for _, state in kept], averaging, optimizer), tuple(facts for facts, _ in kept)

@@ -1,0 +1,44 @@
+"""Do tape and journal tell the same story? The tape says what was decided, the journal what was made of it.
+
+The order in which both are written leaves few stories: a merge is on the tape as decided before it is made, in the journal
+before it is on the tape as made. So a fragment's newest entry is the version where the tape has it (then what was under
+way is lost), or the next one, and then the tape has decided on it. Anything else means files of two jobs, or files that
+somebody or a loss of power has cut, and nobody may go on from there in silence.
+
+Refuses to know: files, tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from orchestrator.core.fragment_round import FragmentRound
+from orchestrator.core.vocabulary import FragmentId, RoundPhase, Version
+from orchestrator.errors import DataError
+
+
+def unheard_merges(
+    rounds: Sequence[FragmentRound], newest: Callable[[FragmentId], Version | None], *, over: bool
+) -> tuple[FragmentId, ...]:
+    """The fragments whose journalled merge is not on the tape as made, to be told now.
+
+    A job that is ``over`` (cancelled while it merged) hears of none. Raises DataError when the two cannot be of one job.
+    """
+    unheard = []
+    for current in rounds:
+        held = newest(current.fragment)
+        if held is None or held < current.version:
+            raise DataError(
+                detail=f"The tape has fragment {current.fragment} at version {current.version}, the journal "
+                f"{'nothing of it' if held is None else f'only up to version {held}'}: merges that islands already "
+                "hold are lost. With durability async a loss of power can do that; sync prevents it."
+            )
+        if held == current.version or over:
+            continue
+        if held > current.version + 1 or current.phase is not RoundPhase.MERGING:
+            raise DataError(
+                detail=f"The journal has version {held} of fragment {current.fragment}, which the tape, at version "
+                f"{current.version}, never decided on: they are not of the same job, or the tape was cut."
+            )
+        unheard.append(current.fragment)
+    return tuple(unheard)

@@ -1,0 +1,65 @@
+"""How a job's actors end, and what is told of a job that broke.
+
+Responsible for: nothing of a job outliving it, whichever of its actors are dead or hang; the story of a failure on disk
+before that. Refuses to know why.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from orchestrator.core.vocabulary import JobOutcome, JobPhase
+from orchestrator.errors import first_line
+from orchestrator.runtime import cluster, records
+from orchestrator.runtime.names import controller_name, synchroniser_name
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 30.0
+
+
+def let_go(job: str) -> None:
+    """End all of this job, the calling synchroniser last. Where the controller is dead or hangs, that is done from here."""
+    own = synchroniser_name(job)
+    try:
+        controller = cluster.actor_named(controller_name(job))
+        if controller is not None:
+            ray.get(controller.close.remote(), timeout=CLOSE_TIMEOUT_S)  # usually ends this very process
+    except Exception as error:
+        log.warning("the controller does not let go: %s", error)
+    try:
+        cluster.end_actors_of(job, but=own)
+    finally:
+        cluster.end_actor_named(own)
+
+
+def crash(
+    job: str, run_dir: Path, error: Exception, close: Iterable[Callable[[], None]], status: Callable[[], dict[str, Any]]
+) -> None:
+    """The job ends here, as failed. Islands would train on for nothing, so they are let go as well."""
+    log.critical("the job cannot go on", exc_info=error)
+    story = "".join(traceback.format_exception(error))
+
+    def write_story() -> None:
+        (run_dir / "crash.txt").write_text(story)
+
+    def write_status() -> None:
+        told = status()
+        reason = f"{type(error).__name__}: {first_line(error)} (see crash.txt)"
+        over = {"phase": JobPhase.FINISHED, "outcome": JobOutcome.FAILED, "reason": reason}
+        records.write_status(run_dir, {**told, "view": {**told["view"], **over}})
+
+    try:
+        for work in (write_story, *close, write_status):
+            try:
+                work()
+            except Exception:  # what broke the job may break its telling; the rest is still to be done
+                log.exception("the end could not be told in full")
+    finally:
+        let_go(job)

@@ -1,0 +1,187 @@
+"""A synchroniser's first moments: which files are its own, what time it is, and, after a death, whom to listen to again.
+
+    files ─ remembered core, Θ ─▶ first events ─▶ timers ─▶ links to all that live ─▶ what nobody wants any more is ended
+
+Responsible for everything of recovery that touches Ray or a clock. Refuses to decide: what is asked again comes as effects
+of ``SynchroniserRestarted``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.config import JobSpec
+from orchestrator.core import events as e
+from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
+from orchestrator.errors import ConfigurationError, InfrastructureError, first_line
+from orchestrator.runtime import ending
+from orchestrator.runtime.files import JobFiles, open_files
+from orchestrator.runtime.interpreter import Interpreter
+from orchestrator.runtime.patience import TAPE_REFUSES, Patience
+from orchestrator.runtime.timers import Timers
+from orchestrator.tape.driver import Fold
+from orchestrator.tape.recovery import Remembered
+from orchestrator.tape.storage import TapeWriter
+
+log = logging.getLogger(__name__)
+
+UNLOCK_TIMEOUT_S = 10.0
+SYNC_EVERY_S = 0.5
+LIVES_TIMEOUT_S = 10.0
+KINDS: dict[type, str] = {
+    e.KillRequested: "kill",
+    e.DrainRequested: "drain",
+    e.ReaddRequested: "readd",
+    e.CancelRequested: "cancel",
+    e.CordonRequested: "cordon",
+    e.UncordonRequested: "uncordon",
+    e.ScaleRequested: "scale",
+}
+"""What the commands are called that the tape has by their events."""
+
+
+def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: Sequence[Fold]) -> JobFiles:
+    """The job's files. A job whose files cannot be gone on from ends here, as failed, with the story.
+
+    Raises what ``open_files`` raises.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    give_up_at = time.monotonic() + UNLOCK_TIMEOUT_S
+    while True:
+        try:
+            return open_files(run_dir, job, spec, policy, time.time(), folds)
+        except InfrastructureError:  # a writer that is ending, or one that lives: then this one has no business here
+            if time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.1)
+        except ConfigurationError:
+            raise  # the folder is another job's, and not to be written to
+        except Exception as error:
+            ending.crash(job, run_dir, error, (), partial(_unknown, job, spec, policy))
+            raise
+
+
+def _unknown(job: str, spec: JobSpec, policy: JobPolicy) -> dict[str, Any]:
+    """The status of a job of which nothing is known but its specification."""
+    statistics = Statistics(policy).summary()
+    return {
+        "job_id": job,
+        "name": spec.name,
+        "started_at": time.time(),
+        "at": 0.0,
+        "view": asdict(Synchroniser(policy).view(0.0)),
+        "goodput": Goodput(policy).summary(),
+        "statistics": statistics,
+        "loss_curve": statistics["loss_curve"],
+        "commands": {},
+        "unigram_loss": None,
+        "fragment_parameters": [],
+    }
+
+
+def clock(files: JobFiles) -> tuple[float, float]:
+    """When the job was created (Unix seconds), and where on the monotonic clock its time was zero. It never runs back."""
+    started_at, now = files.header.started_at, time.time()
+    elapsed = max(files.past.at, now - started_at) if files.past is not None else 0.0
+    return started_at, time.monotonic() - elapsed
+
+
+def commands(past: Remembered) -> dict[str, dict[str, Any]]:
+    """The commands that reached the tape, as ``status`` tells them."""
+    told: dict[str, dict[str, Any]] = {}
+    for name, (event, answer) in past.commands.items():
+        fault = isinstance(event, e.FaultInjected)
+        told[name] = {
+            "kind": event.kind if isinstance(event, e.FaultInjected) else KINDS[type(event)],
+            "island": getattr(event, "island", None),
+            "caller": event.caller,
+            "at": event.at,
+            "accepted": True if answer is None and fault else answer.accepted if answer else None,
+            "detail": answer.detail if answer else "",
+        }
+    return told
+
+
+def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, controller: Any) -> None:
+    """Keep the deadlines that were set, listen to every process that lives, and have those ended that are over.
+
+    Called before anything is decided, and does not wait for the controller.
+    """
+    for timer in past.timers:
+        timers.set(timer.timer, timer.serial, timer.due_at)
+    islands = dict(past.core.state.islands)
+    for island in islands.values():
+        if island.state in WITH_PROCESS and island.state is not IslandState.PLACING:
+            interpreter.reconnect(island.id, island.incarnation, lost=island.state is IslandState.SUSPECT)
+    threading.Thread(target=_end_strays, args=(islands, interpreter, controller), name="strays", daemon=True).start()
+
+
+def _end_strays(islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: Any) -> None:
+    """What was decided to end, as ``islands`` knows them, and may live all the same; later incarnations are left alone."""
+    try:
+        lives = ray.get(controller.lives.remote(), timeout=LIVES_TIMEOUT_S)
+    except (RayError, TimeoutError) as error:
+        log.warning("the controller does not say who lives: %s", first_line(error))
+        return
+    for island_id, incarnation in lives:
+        now = islands[island_id]
+        if incarnation < now.incarnation or (incarnation == now.incarnation and now.state not in WITH_PROCESS):
+            interpreter.end(island_id, incarnation)
+
+
+class Syncing:
+    """Makes the tape durable twice a second, so that islands need not keep for long what they told."""
+
+    def __init__(self, tape: TapeWriter, patience: Patience) -> None:
+        self._tape, self._patience = tape, patience
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="sync", daemon=True).start()
+
+    def kept_count(self) -> int:
+        """The number of the last record that survives whatever the job's durability is against."""
+        return self._tape.synced_count
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(SYNC_EVERY_S):
+            if self._tape.synced_count < self._tape.count:
+                with suppress(
+                    InfrastructureError, ValueError
+                ):  # nobody waits any more, or the tape was closed just now
+                    self._patience.insist(TAPE_REFUSES, self._tape.sync)
+
+
+class Unsynced:
+    """For durability async: a record is kept once the operating system has it."""
+
+    def __init__(self, tape: TapeWriter) -> None:
+        self._tape = tape
+
+    def kept_count(self) -> int:
+        return self._tape.count
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def durability(spec: JobSpec, tape: TapeWriter) -> tuple[Patience, Syncing | Unsynced]:
+    """As the specification wants it."""
+    patience = Patience()
+    return patience, Syncing(tape, patience) if spec.synchroniser.durability.kind == "sync" else Unsynced(tape)

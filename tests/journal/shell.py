@@ -1,0 +1,242 @@
+"""A synchroniser without Ray that dies where it is told to: real core, tape, journal and merges, and real islands' loops.
+
+Everything happens in one thread and in one order. A *quiet* job is one in which nothing is on its way: the islands then
+take as many steps as they are told, and the synchroniser works until it is quiet again. Every round needs all islands,
+so what is merged does not depend on when somebody dies, and must be the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from learners import synthetic
+from learners.correspondence import Correspondence
+from learners.loop import IslandLoop, LoopPlan
+from learners.outbox import Outbox
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.config import JobSpec, parse_job
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core import invariants
+from orchestrator.core.hearing import contribution_of, event_of
+from orchestrator.core.messages import CaughtUp, Offer, Ready
+from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.journal.disk import Disk
+from orchestrator.journal.keeper import Keeper
+from orchestrator.merge import fragment_map, outer_optimizer, wire
+from orchestrator.merge.outer_state import OuterState
+from orchestrator.runtime.files import open_files
+from orchestrator.runtime.patience import Patience, PatientSink
+from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.tape.driver import Driver
+from tests.journal.disks import Died
+
+ISLANDS = ("a", "b", "c")
+FRAGMENTS, INTERVAL = 3, 6
+POINTS = (
+    "before pull", "after pull", "before tape", "after tape", "before merge", "after merge", "after keep",
+    "before publish", "after publish", "before acknowledge", "after acknowledge",
+)  # fmt: skip
+
+
+def spec(**synchroniser: Any) -> JobSpec:
+    return parse_job(
+        {
+            "islands": [{"node_group": name} for name in ISLANDS],
+            "budget": {"steps": 100_000},
+            "trainer": "learners.synthetic:create",
+            "synthetic": {"parameters": 210, "step_s": 1e-6},
+            "evaluation": {"every_merges": 0},
+            "synchroniser": {
+                "fragments": FRAGMENTS,
+                "interval_steps": INTERVAL,
+                "quorum": len(ISLANDS),
+                **synchroniser,
+            },
+        }
+    )
+
+
+class ScriptedIsland:
+    """An island's real loop, stepped by hand, and its letters."""
+
+    def __init__(self, job: JobSpec, index: int) -> None:
+        document = job.model_dump(mode="json")
+        self.trainer = synthetic.create(document, index, len(ISLANDS))
+        sizes = dict.fromkeys(self.trainer.tensor_shapes(), 1)
+        plan = LoopPlan(fragment_map.build(sizes, FRAGMENTS), INTERVAL, document["synchroniser"]["adoption"])
+        self.outbox = Outbox()
+        self.loop = IslandLoop(self.trainer, plan, self.outbox)
+        self.correspondence = Correspondence(self.outbox, self.loop.standing_offers)
+        self.outbox.put(Ready(1, 0.1))
+        self.trains = False
+
+    def load(self, arrays: dict[str, Any], versions: tuple[Version, ...], cursor: int) -> None:
+        if not self.trains:
+            self.loop.load(arrays, versions, 0, cursor)
+        self.outbox.put(CaughtUp(None, versions, 0, 0.1))
+
+
+class Shell:
+    """One life of the synchroniser. ``reached`` is told every labelled point, and may raise Died."""
+
+    def __init__(
+        self,
+        folder: Path,
+        job: JobSpec,
+        islands: dict[str, ScriptedIsland],
+        reached: Callable[[str], None],
+        disk: Disk | None = None,
+    ) -> None:
+        self.job, self.islands, self.reached = job, islands, reached
+        policy = job.policy()
+        self.goodput = Goodput(policy)
+        self.files = open_files(folder, "job", job, policy, 0.0, (self.goodput,), disk)
+        past = self.files.past
+        self.core = self.files.core
+        self.sink = PatientSink(self.files.tape, Patience(retry_s=0.0))
+        self.driver = Driver(self.core, (self.goodput,), self, past.count if past else 0)
+        self.now = past.at if past else 0.0
+        self.payloads = PayloadTable()
+        self.keeper: Keeper | None = None
+        self.published: dict[int, bytes] = {}
+        self.read = dict.fromkeys(islands, 0)
+        self.unsynced: dict[str, list[tuple[int, int]]] = {name: [] for name in islands}
+        if self.files.outer is not None:
+            self._holds(self.files.outer)
+
+    def begin(self) -> None:
+        """Tell what comes first in this life."""
+        for make in (*self.files.first_events, *(() if self.files.started else (e.JobStarted,))):
+            self.tell(make)
+        if not self.core.state.seeded:
+            self._seed()
+
+    def die(self) -> None:
+        """What a killed process leaves: its files, unlocked."""
+        self.files.tape.let_go()
+
+    def append(self, record: Any) -> None:
+        self.reached("before tape")
+        self.sink.append(record)
+        self.reached("after tape")
+
+    def tell(self, make: Callable[..., e.Event], *facts: Any) -> None:
+        self.now += 0.001
+        effects = self.driver.step(make(self.now, *facts))
+        invariants.check(self.core.state)
+        self.goodput.check()
+        for effect in effects:
+            self.act(effect)
+
+    def act(self, effect: f.Effect) -> None:
+        match effect:
+            case f.PlaceIsland(island, incarnation):
+                self.tell(e.IslandPlaced, island, incarnation, "node", 1)
+            case f.BeginCatchUp(island, _, None, cursor):
+                assert self.keeper is not None
+                self.islands[island].load(self.keeper.outer.parameters(), self.keeper.outer.versions, cursor)
+            case f.StartTraining(island):
+                self.islands[island].trains = True
+            case f.MergeFragment():
+                self._merge(effect)
+            case f.PublishFragment():
+                self._publish(effect)
+            case f.ReleasePayload(payload):
+                self.payloads.release(payload)
+
+    def work_until_quiet(self) -> None:
+        """Hear letters until there are none."""
+        heard = [True]
+        while any(heard):
+            heard = [self._hear(name) for name in self.islands]
+
+    def _hear(self, name: str) -> bool:
+        island = self.islands[name]
+        letters = island.correspondence.letters(self.files.epoch, self.read[name], 0, 0.0)
+        for number, letter in letters:
+            if isinstance(letter, Offer):
+                self._take(name, letter)
+            else:
+                self.now += 0.001
+                event = event_of(letter, self.now, name, 1)
+                self.tell(lambda _, event=event: event)
+            self.read[name] = number
+            self.unsynced[name].append((self.files.tape.count, number))
+            break  # what it wrote meanwhile comes next
+        self._acknowledge(name)
+        return bool(letters)
+
+    def _acknowledge(self, name: str) -> None:
+        """Letters whose events would survive a loss of power need not be kept any more."""
+        synced = [number for count, number in self.unsynced[name] if count <= self.files.tape.synced_count]
+        if synced:
+            self.reached("before acknowledge")
+            self.islands[name].correspondence.letters(self.files.epoch, self.read[name], max(synced), 0.0)
+            self.unsynced[name] = self.unsynced[name][len(synced) :]
+            self.reached("after acknowledge")
+
+    def _take(self, name: str, offer: Offer) -> None:
+        self.reached("before pull")
+        arrays = self.islands[name].loop.take(offer.fragment, offer.offer)
+        if arrays is None:
+            return
+        contribution = contribution_of(offer, name, 1)
+        self.payloads.hold(contribution.payload, arrays)
+        self.reached("after pull")
+        self.tell(e.ContributionArrived, contribution)
+
+    def _merge(self, order: f.MergeFragment) -> None:
+        assert self.keeper is not None
+        self.reached("before merge")
+        made = self.keeper.merge(order, [(self.payloads.get(i.payload), i.weight) for i in order.inputs])
+        self.reached("after keep")
+        self.published[order.fragment] = made.payload
+        facts = made.facts
+        self.tell(e.MergeCompleted, order.fragment, order.version, facts.digest, 0.0, facts.base_digest)
+
+    def _publish(self, effect: f.PublishFragment) -> None:
+        assert self.keeper is not None
+        self.reached("before publish")
+        state = self.keeper.outer.state(effect.fragment)
+        if state.version == effect.version:
+            for to in effect.recipients:
+                island = self.islands[to.island]
+                island.correspondence.heed(self.files.epoch)
+                payload = wire.decode(self.published[effect.fragment])
+                island.loop.deliver(effect.fragment, effect.version, effect.step, payload, to.merged_offer)
+        self.reached("after publish")
+
+    def _seed(self) -> None:
+        trainer = next(iter(self.islands.values())).trainer
+        names = fragment_map.build(dict.fromkeys(trainer.tensor_shapes(), 1), FRAGMENTS)
+        outer = OuterState(trainer.initial_parameters(), names, "radial", outer_optimizer.create("nesterov", 0.7, 0.9))
+        keeper = self._holds(outer)
+        for fragment in range(FRAGMENTS):
+            keeper.begin(FragmentId(fragment), self.files.epoch)
+        self.tell(e.OuterStateSeeded, 210, wire.digest(outer.parameters()))
+
+    def _holds(self, outer: OuterState) -> Keeper:
+        self.keeper = Keeper(outer, self.files.journal, self._insist)
+        self.published = {p: wire.encode(outer.state(FragmentId(p)).parameters) for p in range(FRAGMENTS)}
+        return self.keeper
+
+    def _insist(self, what: str, work: Callable[[], None]) -> None:
+        self.reached("after merge")
+        Patience(retry_s=0.0).insist(what, work)
+
+
+class Fate:
+    """Dies at the ``number``-th time, from 1, that ``point`` is reached; counts all."""
+
+    def __init__(self, point: str = "", number: int = 0) -> None:
+        self.counts: Counter[str] = Counter()
+        self._point, self._number = point, number
+
+    def __call__(self, point: str) -> None:
+        self.counts[point] += 1
+        if point == self._point and self.counts[point] == self._number:
+            raise Died

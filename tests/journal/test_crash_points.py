@@ -1,0 +1,199 @@
+"""The synchroniser dies at every labelled point of a round: what comes after is what would have come, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.core import events as e
+from orchestrator.journal.disk import Disk
+from orchestrator.tape.replay import replay
+from orchestrator.tape.storage import TapeWriter, read_tape
+from tests.journal.disks import Died, FaultyDisk
+from tests.journal.shell import FRAGMENTS, ISLANDS, POINTS, Fate, ScriptedIsland, Shell, spec
+
+STEPS = 14
+DEATHS_MAX = 100
+DEATHS_PER_POINT = int(os.environ.get("ATOLL_DEATHS_PER_POINT", "6"))
+"""A point is reached up to ninety times in a job; ``make soak`` dies at every one."""
+
+
+@dataclass
+class Outcome:
+    """A job after STEPS steps of every island."""
+
+    shell: Shell
+    deaths: int
+
+    def bits(self) -> list[tuple[int, str, bytes, bytes]]:
+        assert self.shell.keeper is not None
+        told = []
+        for p in range(FRAGMENTS):
+            state = self.shell.keeper.outer.state(p)
+            arrays = [np.concatenate([a.reshape(-1) for a in x.values()]) for x in (state.parameters, state.momentum)]
+            told.append((state.version, state.digest, arrays[0].tobytes(), arrays[1].tobytes()))
+        return told
+
+
+def run(
+    folder: Path,
+    reached: Callable[[str], None],
+    disk: Disk | None = None,
+    after_death: Callable[[], None] = lambda: None,
+    **synchroniser: Any,
+) -> Outcome:
+    job = spec(**synchroniser)
+    islands = {name: ScriptedIsland(job, index) for index, name in enumerate(ISLANDS)}
+    shell, deaths = None, 0
+
+    def insist(work: Callable[[Shell], None]) -> Shell:
+        """A new life of the synchroniser for each death, until the work is done."""
+        nonlocal shell, deaths
+        while True:
+            try:
+                if shell is None:
+                    shell = Shell(folder, job, islands, reached, disk)
+                    shell.begin()
+                work(shell)
+                return shell
+            except Died:
+                deaths += 1
+                assert deaths <= DEATHS_MAX
+                if shell is not None:
+                    shell.die()
+                    shell = None
+                after_death()
+
+    insist(Shell.work_until_quiet)
+    assert all(island.trains for island in islands.values()), shell.core.view(0.0)
+    for _ in range(STEPS):
+        for island in islands.values():
+            island.loop.advance()
+        insist(Shell.work_until_quiet)
+    for island in islands.values():
+        island.loop.adopt_mail()
+    return Outcome(insist(Shell.work_until_quiet), deaths)
+
+
+def assert_sound(outcome: Outcome, folder: Path) -> None:
+    """The tape replays, versions rise by one, digests chain, tokens are conserved, and nothing is held that was merged."""
+    outcome.shell.files.tape.let_go()
+    tape = read_tape(folder / "tape.jsonl")
+    assert replay(tape).exact
+    stands = dict.fromkeys(range(FRAGMENTS), (0, ""))
+    for record in tape.records:
+        event = record.event
+        if isinstance(event, e.MergeCompleted) and record.effects:
+            version, digest = stands[event.fragment]
+            assert event.version == version + 1
+            assert digest in ("", event.base_digest)
+            stands[event.fragment] = (event.version, event.digest)
+    assert [v for v, _ in stands.values()] == [r.version for r in outcome.shell.core.state.rounds]
+    epochs = [r.event.epoch for r in tape.records if isinstance(r.event, e.SynchroniserRestarted)]
+    assert epochs == list(range(2, 2 + len(epochs)))
+    outcome.shell.goodput.check()
+
+
+@cache
+def undisturbed() -> tuple[Any, dict[str, int], dict[str, int], dict[str, float]]:
+    with TemporaryDirectory() as folder:
+        fate, disk = Fate(), FaultyDisk()
+        outcome = run(Path(folder), fate, disk)
+        assert_sound(outcome, Path(folder))
+        return outcome.bits(), dict(fate.counts), dict(disk.calls), outcome.shell.goodput.summary()["tokens"]
+
+
+def test_the_undisturbed_job_merges_every_fragment_several_times_with_everyone() -> None:
+    bits, counts, calls, tokens = undisturbed()
+    assert [version for version, *_ in bits] == [2, 2, 2]
+    assert set(counts) == set(POINTS)
+    assert calls == {"append": 9, "sync": 9}
+    assert tokens["merged"] > 0 == tokens["discarded"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_death_at_any_labelled_point_changes_no_bit_of_what_is_merged(tmp_path: Path, point: str) -> None:
+    bits, counts, _, tokens = undisturbed()
+    every = -(-counts[point] // DEATHS_PER_POINT)
+    for number in {*range(1, counts[point] + 1, every), counts[point]}:
+        folder = tmp_path / str(number)
+        outcome = run(folder, Fate(point, number))
+        assert outcome.deaths == 1
+        assert outcome.bits() == bits, number
+        assert outcome.shell.goodput.summary()["tokens"] == tokens
+        assert_sound(outcome, folder)
+
+
+@pytest.mark.parametrize("fault", ["append before", "append torn", "append after", "sync before", "sync after"])
+def test_a_death_while_the_journal_is_written_changes_no_bit_either(tmp_path: Path, fault: str) -> None:
+    bits, _, calls, _ = undisturbed()
+    kind, what = fault.split()
+    for number in range(1, calls[kind] + 1):
+        folder = tmp_path / str(number)
+        outcome = run(folder, Fate(), FaultyDisk(**{kind: {number: what}}))
+        assert outcome.deaths == 1
+        assert outcome.bits() == bits, number
+        assert_sound(outcome, folder)
+
+
+@pytest.mark.parametrize("fault", ["append full", "sync error"])
+def test_a_disk_that_refuses_for_a_while_costs_no_bit_and_no_life(tmp_path: Path, fault: str) -> None:
+    bits, _, calls, _ = undisturbed()
+    kind, what = fault.split()
+    outcome = run(tmp_path, Fate(), FaultyDisk(**{kind: dict.fromkeys(range(2, calls[kind] * 3, 3), what)}))
+    assert outcome.deaths == 0
+    assert outcome.bits() == bits
+    assert_sound(outcome, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_deaths_at_random_points_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+
+    def reached(_: str) -> None:
+        if chance.random() < 0.01:
+            raise Died
+
+    outcome = run(tmp_path, reached)
+    assert outcome.deaths > 0
+    assert outcome.bits() == undisturbed()[0]
+    assert_sound(outcome, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_loss_of_power_takes_only_what_nobody_was_told(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was not synced is gone from tape and journal alike; islands are elsewhere and stay."""
+    chance, disk, path = random.Random(seed), FaultyDisk(), tmp_path / "tape.jsonl"
+    synced = 0
+    sync = TapeWriter.sync
+
+    def sync_and_note(tape: TapeWriter) -> None:
+        nonlocal synced
+        sync(tape)
+        synced = path.stat().st_size
+
+    def reached(_: str) -> None:
+        if synced and chance.random() < 0.01:
+            raise Died
+
+    def lose_power() -> None:
+        with path.open("r+b") as file:
+            file.truncate(synced)
+        disk.lose_power(tmp_path / "journal")
+
+    monkeypatch.setattr(TapeWriter, "sync", sync_and_note)
+    outcome = run(tmp_path, reached, disk, lose_power)
+    assert outcome.deaths > 0
+    assert [version for version, *_ in outcome.bits()] == [2, 2, 2]
+    assert_sound(outcome, tmp_path)

@@ -1,0 +1,122 @@
+"""What a synchroniser finds in its folder when it starts: nothing, its own past, another job's, or one not to be trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import JobPhase
+from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
+from orchestrator.runtime.files import JobFiles, open_files
+from orchestrator.runtime.patience import Patience
+from tests.journal.disks import FaultyDisk
+from tests.journal.shell import Fate, spec
+from tests.journal.test_crash_points import run
+
+
+def opened(folder: Path, **changed: object) -> JobFiles:
+    job = spec(**changed)
+    return open_files(folder, "job", job, job.policy(), 0.0)
+
+
+def test_an_empty_folder_begins_a_job(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    assert (files.started, files.epoch, files.first_events, files.outer) == (False, 1, (), None)
+
+
+def test_a_tape_without_a_whole_first_line_is_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "tape.jsonl").write_text('{"schema": "atoll-ta')
+    assert opened(tmp_path).past is None
+
+
+def test_a_job_that_ran_is_remembered_with_its_parameters_and_a_new_epoch(tmp_path: Path) -> None:
+    before = run(tmp_path, Fate())
+    before.shell.die()
+    files = opened(tmp_path)
+    assert files.started
+    assert files.epoch == 2
+    assert [type(make(9.0)) for make in files.first_events] == [e.SynchroniserRestarted]
+    assert files.outer is not None
+    assert files.outer.versions == before.shell.keeper.outer.versions
+    assert [facts.version for facts in files.merges] == list(files.outer.versions)
+
+
+def test_while_one_lives_another_is_kept_out(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    with pytest.raises(InfrastructureError, match="another process"):
+        opened(tmp_path)
+    first.tape.let_go()
+    assert opened(tmp_path).past is not None
+
+
+def test_another_specification_does_not_go_on_from_this_folder(tmp_path: Path) -> None:
+    opened(tmp_path).tape.let_go()
+    with pytest.raises(ConfigurationError, match="another specification"):
+        opened(tmp_path, interval_steps=12)
+    assert opened(tmp_path).past is not None  # and does not hold its tape either
+
+
+def test_a_job_that_failed_does_not_go_on(tmp_path: Path) -> None:
+    opened(tmp_path).tape.close()
+    with pytest.raises(ConfigurationError, match="ended by a failure"):
+        opened(tmp_path)
+
+
+def test_a_job_that_ended_is_only_ended_again(tmp_path: Path) -> None:
+    outcome = run(tmp_path, Fate())
+    outcome.shell.tell(lambda at: e.CancelRequested(at, "c", "tester"))
+    outcome.shell.files.tape.close()
+    files = opened(tmp_path)
+    assert files.core.state.phase is JobPhase.FINISHED
+    assert files.first_events == ()
+    assert files.outer is not None
+    files.journal.clear()
+    assert opened(tmp_path).outer is None  # whoever ended it wrote all, and cleaned up
+
+
+def test_async_merges_that_a_loss_of_power_took_from_islands_that_hold_them_end_the_job_loudly(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    outcome = run(tmp_path, Fate(), disk, durability={"kind": "async", "merges_max": 100})
+    outcome.shell.die()
+    disk.lose_power(tmp_path / "journal")
+    with pytest.raises(DataError, match=r"merges that islands already hold are lost.*sync prevents it"):
+        opened(tmp_path, durability={"kind": "async", "merges_max": 100})
+
+
+def test_a_build_that_decides_otherwise_does_not_go_on(tmp_path: Path) -> None:
+    run(tmp_path, Fate()).shell.die()
+    path = tmp_path / "tape.jsonl"
+    path.write_text(path.read_text().replace('"reason":"everyone_in"', '"reason":"grace_over"'))
+    with pytest.raises(DataError, match="decides otherwise"):
+        opened(tmp_path)
+
+
+def test_what_a_disk_refuses_is_asked_again_and_seen_meanwhile() -> None:
+    patience, seen, asked = (
+        Patience(retry_s=0.0),
+        [],
+        iter([OSError(28, "No space left"), OSError(28, "No space left")]),
+    )
+
+    def work() -> None:
+        seen.append(patience.trouble)
+        for error in asked:
+            raise error
+
+    patience.insist("the journal cannot be written", work)
+    assert seen[0] is None
+    assert seen[1] == seen[2] == "the journal cannot be written: [Errno 28] No space left"
+    assert patience.trouble is None
+
+
+def test_who_insists_for_nobody_gives_up() -> None:
+    patience = Patience(retry_s=0.0)
+    patience.close()
+
+    def refuse() -> None:
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(InfrastructureError, match="the tape cannot be written"):
+        patience.insist("the tape cannot be written", refuse)

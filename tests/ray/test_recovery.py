@@ -1,0 +1,186 @@
+"""The synchroniser's process is killed: islands train on, it comes back by itself, and nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from orchestrator.core import events
+from orchestrator.errors import AtollError
+from orchestrator.runtime import cluster
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.names import island_name
+from orchestrator.runtime.settings import CLUSTER_MARKER
+from orchestrator.tape.replay import replay
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import GROUPS, Job, synthetic
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+Start = Callable[[dict[str, Any]], Job]
+ENDLESS = 100_000
+BACK_S = 15.0
+SILENT_S = 4.0
+GAP_MAX_S = 0.75
+"""Less than any absence of the synchroniser: who waited for it would show more. Its start takes a core for a second."""
+
+
+def synchroniser(home: Any) -> int | None:
+    """The process of the only synchroniser of this cluster, if there is one."""
+    marker = ClusterFile.find(home).id
+    for process in psutil.process_iter(["cmdline"]):
+        try:
+            named = " ".join(process.info["cmdline"] or ()).startswith("ray::SynchroniserActor")
+            if named and process.environ().get(CLUSTER_MARKER) == marker:
+                return process.pid
+        except psutil.Error:
+            continue
+    return None
+
+
+def kill(job: Job, home: Any) -> None:
+    os.kill(job.wait_until(lambda: synchroniser(home), "a synchroniser's process"), signal.SIGKILL)
+
+
+def answered(job: Job) -> bool:
+    try:
+        return bool(job.status())
+    except AtollError:
+        return False
+
+
+def contributors_since(job: Job, at: float) -> set[str]:
+    return {
+        record.event.contribution.island
+        for record in read_tape(job.run_dir / "tape.jsonl").records
+        if isinstance(record.event, events.ContributionArrived) and record.event.at > at
+    }
+
+
+def restarts(job: Job) -> list[events.SynchroniserRestarted]:
+    records = read_tape(job.run_dir / "tape.jsonl").records
+    return [record.event for record in records if isinstance(record.event, events.SynchroniserRestarted)]
+
+
+def assert_sound(job: Job) -> None:
+    """Replayed, versions that rise by one, merges each on the digest of the one before, tokens conserved."""
+    tape = read_tape(job.run_dir / "tape.jsonl")
+    assert replay(tape).exact
+    merges: dict[int, list[events.MergeCompleted]] = {}
+    for record in tape.records:
+        if isinstance(record.event, events.MergeCompleted) and record.effects:
+            merges.setdefault(record.event.fragment, []).append(record.event)
+    for made in merges.values():
+        assert [m.version for m in made] == list(range(1, len(made) + 1))
+        assert all(before.digest == after.base_digest for before, after in pairwise(made))
+    tokens = job.last["goodput"]["tokens"]
+    assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
+
+
+def test_a_killed_synchroniser_comes_back_and_all_contribute_again_while_none_was_disturbed(
+    start: Start, home: Any
+) -> None:
+    job = start(synthetic(steps=ENDLESS))
+    for group in GROUPS:
+        job.wait_for_merge(group, 1)
+    pids = {group: job.island(group)["pid"] for group in GROUPS}
+    chance, undisturbed_until = random.Random(5), job.status()["at"]
+    for number in (2, 3, 4):
+        time.sleep(chance.uniform(0.0, 1.0))  # at any moment of a round
+        began = time.monotonic()
+        kill(job, home)
+        job.wait_until(lambda number=number: len(restarts(job)) == number - 1, f"epoch {number}")
+        job.wait_until(lambda: contributors_since(job, restarts(job)[-1].at) == set(GROUPS), "everyone again")
+        assert time.monotonic() - began < BACK_S
+        job.wait_until(lambda: answered(job), "an answer")
+    assert job.status()["view"]["epoch"] == 4
+    assert {group: job.island(group)["pid"] for group in GROUPS} == pids
+    assert [job.island(group)["incarnation"] for group in GROUPS] == [1] * len(GROUPS)
+    for group in GROUPS:
+        assert job.gap_max_s(group, undisturbed_until) <= GAP_MAX_S
+    job.command("cancel")
+    job.wait_for_end()
+    assert_sound(job)
+
+
+def stepping_share(job: Job, island: str, since: float, until: float) -> float:
+    """The part of its time that an island spends inside steps, by its own clock: what a machine with other work to do makes
+    longer is the step, and what waiting for a synchroniser would make longer is the rest."""
+    reports = [r for r in job.events(events.ProgressReported, island) if since <= r.at <= until]
+    return (reports[-1].stepping_seconds - reports[0].stepping_seconds) / (reports[-1].at - reports[0].at)
+
+
+def test_islands_step_as_fast_while_their_synchroniser_is_silent_and_dead(start: Start, home: Any) -> None:
+    job = start(synthetic(steps=ENDLESS))
+    for group in GROUPS:
+        job.wait_for_merge(group, 1)
+    began = job.status()["at"]
+    time.sleep(SILENT_S)
+    before = job.status()["at"]
+    pid = synchroniser(home)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(SILENT_S)
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    job.wait_until(lambda: restarts(job), "epoch 2")
+    back = restarts(job)[0].at
+    assert back - before >= SILENT_S
+    job.wait_until(lambda: contributors_since(job, back) == set(GROUPS), "everyone again")
+    assert time.monotonic() - killed < BACK_S
+    job.wait_until(lambda: answered(job) and job.status()["at"] > back + 2.0, "two seconds of peace")
+    for group in GROUPS:
+        ratio = stepping_share(job, group, before - 1.0, back + 2.0) / stepping_share(job, group, began, before)
+        assert ratio >= 0.97, f"{group} kept {ratio:.3f} of its rate"
+        assert job.gap_max_s(group, before) <= GAP_MAX_S
+    assert_sound(job)
+
+
+def test_a_synchroniser_that_was_replaced_steps_aside_and_its_successor_goes_on(start: Start, home: Any) -> None:
+    """One island hears of a second epoch, as it would behind a partition: the first one's process lives, and may not act."""
+    groups = ("us-east", "asia")
+    job = start(synthetic(steps=ENDLESS, groups=groups))
+    job.wait_for_merge("asia", 1)
+    island = cluster.actor_named(island_name(job.id, "asia", 1))
+    ray.get(island.letters.remote(2, 0, 0, 0.0), timeout=10)
+    tape = job.run_dir / "tape.jsonl"
+    job.wait_until(lambda: unlocked(tape), "the tape let go")
+    written = tape.read_bytes()
+    time.sleep(1.0)
+    assert tape.read_bytes() == written
+    assert not (job.run_dir / "crash.txt").exists()
+    kill(job, home)
+    job.wait_until(lambda: restarts(job), "epoch 2")
+    job.wait_until(lambda: contributors_since(job, restarts(job)[-1].at) == set(groups), "everyone again")
+
+
+def unlocked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_a_job_ends_as_it_should_though_its_synchroniser_dies_at_its_end(start: Start, home: Any) -> None:
+    job = start(synthetic(steps=60, groups=("us-east", "asia")))
+    job.wait_until(lambda: job.status()["view"]["tokens_trained"] > 0.9 * job.status()["view"]["token_budget"], "0.9")
+    kill(job, home)
+    status = job.wait_for_end()
+    assert status["view"]["outcome"] == "completed"
+    assert status["view"]["epoch"] >= 2
+    assert (job.run_dir / "merged.safetensors").exists()
+    assert_sound(job)
+    tokens = status["goodput"]["tokens"]
+    assert tokens["trained"] == tokens["merged"] + tokens["discarded"]
