@@ -176,7 +176,9 @@ def lose_payloads(state: JobState) -> list[Effect]:
             if island.incarnation == c.incarnation:
                 unseen = {**island.last_offer, c.fragment: c.offer - 1}
                 state.islands[c.island] = replace(island, last_offer=unseen)
-        state.rounds[current.fragment] = FragmentRound(current.fragment, current.version, current.step)
+        state.rounds[current.fragment] = FragmentRound(
+            current.fragment, current.version, current.step, current.reached_at
+        )
     return effects
 
 

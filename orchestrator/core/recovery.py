@@ -23,7 +23,7 @@ from orchestrator.core.fragment_life import begin_evaluation, lose_payloads, pub
 from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.restart import SynchroniserRestarted
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import IslandState, JobPhase, Version
+from orchestrator.core.vocabulary import Instant, IslandState, JobPhase, Version
 
 
 def restarted(state: JobState, event: SynchroniserRestarted) -> list[Effect]:
@@ -36,12 +36,12 @@ def restarted(state: JobState, event: SynchroniserRestarted) -> list[Effect]:
     for island in list(state.islands.values()):
         if gathering and island.flushed:  # what it gave last may be lost
             island = state.islands[island.id] = replace(state.islands[island.id], flushed=False)
-        effects += _asked_again(state, state.islands[island.id])
+        effects += _asked_again(state, state.islands[island.id], event.at)
     effects += island_life.flush_deadline(state, event.at) if gathering else []
     return effects + _evaluation(state)
 
 
-def _asked_again(state: JobState, island: Island) -> list[Effect]:
+def _asked_again(state: JobState, island: Island, now: Instant) -> list[Effect]:
     life = (island.id, island.incarnation)
     effects: list[Effect] = []
     match island.state:
@@ -50,7 +50,7 @@ def _asked_again(state: JobState, island: Island) -> list[Effect]:
         case IslandState.CATCHING_UP:
             effects += island_life.catch_up(state, island.id)
         case IslandState.TRAINING | IslandState.DRAINING:
-            effects += publish_newer(state, island, tuple(Version(0) for _ in state.rounds))
+            effects += publish_newer(state, island, tuple(Version(0) for _ in state.rounds), now)
             usual = StartTraining if island.state is IslandState.TRAINING else DrainIsland
             asked = FlushIsland if state.phase is JobPhase.FINISHING else usual
             effects += [] if state.complete else [asked(*life)]
