@@ -148,9 +148,13 @@ def island_table(islands: list[Island], now_s: float | None) -> Table:
             f"{island.tokens_total:,}",
             _number(island.loss, ".3f"),
             "–" if merged is None else f"{max(0.0, merged):.0f} s ago",
-            Text("" if island.state == "training" else island.reason, style="dim"),
+            Text(island.flag, style="bold red") if island.flag else Text(_why(island), style="dim"),
         )
     return table
+
+
+def _why(island: Island) -> str:
+    return "" if island.state == "training" else island.reason
 
 
 def line(job: Job) -> str:

@@ -121,3 +121,8 @@ def finish_merge(before: FragmentRound) -> FragmentRound:
         step=before.merge_step,
         closed_at=before.closed_at,
     )
+
+
+def abandon_merge(before: FragmentRound) -> FragmentRound:
+    """The outer step came to nothing: open the same round again, empty."""
+    return FragmentRound(fragment=before.fragment, version=before.version, step=before.step)

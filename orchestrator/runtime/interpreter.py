@@ -94,7 +94,9 @@ class Interpreter:
                 self._resolve(effect)
             case f.FinishJob():
                 self._finish(effect)
-            case f.AdmitContribution() | f.RefuseContribution() | f.HoldIsland() | f.WantIsland():
+            case (
+                f.AdmitContribution() | f.RefuseContribution() | f.HoldIsland() | f.WantIsland() | f.QuarantineIsland()
+            ):
                 pass  # for the record
             case _:
                 raise InternalError(detail=f"No way is known to carry out {effect}.")
@@ -144,7 +146,7 @@ class Interpreter:
                 return
             self._post(lambda at: events.IslandPlaced(at, island, incarnation, node, pid))
             self._links[island, incarnation] = Link(
-                island, incarnation, actor, self._payloads, self._post, self._workshop.shapes, self._failed
+                island, incarnation, actor, self._payloads, self._post, self._workshop.fragment, self._failed
             )
 
     def _link(self, island: IslandId, incarnation: Incarnation) -> Link | None:

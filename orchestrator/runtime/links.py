@@ -1,7 +1,7 @@
 """The synchroniser's link to one incarnation of an island: letters and payloads in, published fragments out.
 
     poll      one long poll after another; an answer that fails is how a death is known, within milliseconds
-    relay     letters in their order → events; an offer's bytes are pulled and checked before its event exists
+    relay     letters in their order → events; an offer's bytes are pulled and examined before its event exists
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
 Each is a thread of its own, so an island that hangs holds up nobody else. Refuses to decide what silence means: it says
@@ -24,10 +24,11 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.core import events, messages
 from orchestrator.core.hearing import contribution_of, event_of
-from orchestrator.core.vocabulary import FragmentId, Incarnation, Instant, IslandId, RefusalReason, Version
+from orchestrator.core.vocabulary import FragmentId, Incarnation, Instant, IslandId, Version
 from orchestrator.errors import first_line
-from orchestrator.merge import wire
-from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.merge.examination import examine
+from orchestrator.merge.wire import WireError
+from orchestrator.runtime.payloads import Arrays, PayloadTable
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +42,13 @@ Post = Callable[[Callable[[Instant], events.Event]], None]
 Outgoing = tuple[Version, int, int, Any]
 """Version, step, merged offer, and the bytes or a reference to them."""
 Failed = Callable[[BaseException], None]
-Shapes = Callable[[FragmentId], dict[str, tuple[int, ...]]]
+Anchor = Callable[[FragmentId], Arrays]
 
 
 class Link:
     """Open from its making to ``close``.
 
-    ``post`` stamps and queues an event, ``shapes`` are those of a fragment, ``failed`` hears of our own bugs.
+    ``post`` stamps and queues an event, ``anchor`` is Θ of a fragment, ``failed`` hears of our own bugs.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class Link:
         actor: Any,
         payloads: PayloadTable,
         post: Post,
-        shapes: Shapes,
+        anchor: Anchor,
         failed: Failed,
     ) -> None:
         self._island, self._incarnation, self.actor = island, incarnation, actor
-        self._payloads, self._post, self._shapes = payloads, post, shapes
+        self._payloads, self._post, self._anchor = payloads, post, anchor
         self._closed = threading.Event()
         self._inbox: queue.SimpleQueue[tuple[messages.Letter, Any] | str | None] = queue.SimpleQueue()
         self._received: list[tuple[FragmentId, int]] = []
@@ -158,16 +159,13 @@ class Link:
             self._received.append((offer.fragment, offer.offer))
         contribution = contribution_of(offer, self._island, self._incarnation)
         try:
-            arrays = wire.decode(payload)
-            problem = wire.check(arrays, self._shapes(offer.fragment))
-        except wire.WireError as error:
-            arrays, problem = {}, (RefusalReason(error.reason), error.detail)
-        if problem is not None:
-            reason, detail = problem
+            arrays, displacement = examine(payload, self._anchor(offer.fragment))
+        except WireError as error:
+            reason, detail = error.reason, error.detail
             self._post(lambda at: events.ContributionUnusable(at, contribution, reason, detail))
             return
         self._payloads.hold(contribution.payload, arrays)
-        self._post(lambda at: events.ContributionArrived(at, contribution))
+        self._post(lambda at: events.ContributionArrived(at, contribution, displacement))
 
     def _pull(self, offer: messages.Offer, pulled: Any) -> bytes | None:
         while not self._closed.is_set():

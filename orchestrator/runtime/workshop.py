@@ -22,7 +22,7 @@ from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import first_line
 from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import OuterState
+from orchestrator.merge.outer_state import NotFinite, OuterState
 from orchestrator.runtime import cluster
 from orchestrator.runtime.links import Post
 from orchestrator.runtime.names import evaluator_name
@@ -74,7 +74,7 @@ class Workshop:
         self._measuring.submit(self._guarded, self._seed)
 
     def merge(self, order: effects.MergeFragment) -> None:
-        """``MergeCompleted`` follows."""
+        """``MergeCompleted`` follows, or ``MergeFailed`` when nothing that may be published came of it."""
         self._merging.submit(self._guarded, lambda: self._merge(order))
 
     def evaluate(self, global_version: int) -> None:
@@ -90,8 +90,9 @@ class Workshop:
         published = [self._published[fragment] for fragment in sorted(self._published)]
         return tuple(p.version for p in published), self._highest_step, [p.payload for p in published]
 
-    def shapes(self, fragment: FragmentId) -> dict[str, tuple[int, ...]]:
-        return {name: array.shape for name, array in self._state().fragment(fragment).items()}
+    def fragment(self, fragment: FragmentId) -> dict[str, Array]:
+        """Θ_p as it stands: what contributions are measured against."""
+        return self._state().fragment(fragment)
 
     def fragment_parameters(self) -> list[int]:
         """How many parameters each fragment has; empty while there is no Θ."""
@@ -144,7 +145,12 @@ class Workshop:
         began = time.monotonic()
         inputs = [(self._payloads.get(item.payload), item.weight) for item in order.inputs]
         state = self._state()
-        digest = state.merge(order.fragment, order.version, inputs)
+        try:
+            digest = state.merge(order.fragment, order.version, inputs)
+        except NotFinite as error:
+            why, merged = error.detail, tuple(item.payload for item in order.inputs)
+            self._post(lambda at: events.MergeFailed(at, order.fragment, order.version, merged, why))
+            return
         self._highest_step = max(self._highest_step, order.step)
         self._publish(state, order.fragment)
         seconds = time.monotonic() - began

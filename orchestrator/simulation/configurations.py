@@ -16,7 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import (
+    Duration,
+    HealthPolicy,
+    Instant,
+    IslandId,
+    IslandPlan,
+    JobPolicy,
+    NodeGroupId,
+)
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
 from orchestrator.simulation.weather import Weather
 
@@ -34,8 +42,11 @@ MEMBERSHIP = {
     FaultKind.SCALE: FaultKind.SCALE,
 }
 """Features, with what takes them back, by a chance of their own: seeds name the worlds that they named before these came."""
+HEALTH = (FaultKind.DIVERGE.value, FaultKind.EXPLODE.value, "failed merges")
+"""Features that came later still, likewise."""
+LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *HEALTH} - {FaultKind.READD}
 FEATURES = (
-    *(kind.value for kind in FaultKind if kind not in {*MEMBERSHIP, *MEMBERSHIP.values()} - {FaultKind.READD}),
+    *(kind.value for kind in FaultKind if kind not in LATER),
     "corrupt payloads",
     "doubled letters",
     "reordered letters",
@@ -85,8 +96,10 @@ class _Draw:
         self.seed = seed
         self.random = Random(f"atoll swarm {seed}")
         self.operators = Random(f"atoll swarm {seed} operators")
+        self.health = Random(f"atoll swarm {seed} health")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
-        self.features = frozenset(features | {kind for kind in MEMBERSHIP if self.operators.random() < 0.5})
+        features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
+        self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
         self.fragments, self.interval = randint(1, 6), randint(3, 12)
@@ -144,6 +157,10 @@ class _Draw:
             restarts_max=choice((0, 1, 3)) if self.on("given up") else NEVER,
             flush_timeout_s=uniform(0.3, 5.0),
             moving_average_decay=choice((0.0, 0.9, 0.99)),
+            health=HealthPolicy(
+                strikes_max=self.health.randint(1, 2),
+                quarantines_max=self.health.choice((0, 1, 3)) if self.on("given up") else NEVER,
+            ),
         )
 
     def _plan(self) -> WorldPlan:
@@ -180,6 +197,7 @@ class _Draw:
             catch_up_failure=self._probability("failed catch-ups", 0.9),
             placement_failure=self._probability("failed placements", 0.7),
             publication_loss=self._probability("lost publications", 0.5),
+            merge_failure=0.3 * self.health.random() if self.on("failed merges") else 0.0,
             capacity=self._capacity() if self.on("capacity") else (),
             step_samples=samples,
             pause_s=pauses,
@@ -208,6 +226,9 @@ class _Draw:
         if self.on(FaultKind.CANCEL.value) and uniform(0, 1) < 0.3:
             faults.append(Fault(uniform(0.0, 2 * self.calm_at), FaultKind.CANCEL, self.islands[0]))
         faults += self._membership(until)
+        for kind in (FaultKind.DIVERGE, FaultKind.EXPLODE):
+            for _ in range(self.health.randint(1, 3) if self.on(kind) else 0):
+                faults.append(Fault(self.health.uniform(0.0, until), kind, self.health.choice(self.islands)))
         return tuple(sorted(faults, key=lambda fault: (fault.at, fault.island, fault.kind)))
 
     def _membership(self, until: Instant) -> Iterator[Fault]:

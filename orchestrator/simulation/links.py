@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.simulation.world import World
 
 OVERTAKEN_S = (0.05, 0.5)
+EXPLOSION = 1e6
+"""How many times further away than usual an exploded island is."""
 
 
 class Links:
@@ -65,10 +67,11 @@ class Links:
                 self._load(host, CaughtUp(None, versions, max(step for _, step in outer), seconds))
                 return
             giver = world.hosts[effect.donor]
-            if fails or not giver.alive or giver.silent(world.now) or not giver.process.stepping:
-                self._post(host, CatchUpFailure(effect.donor[0], "the donor went away"))
-                return
             process = giver.process
+            if fails or not giver.alive or giver.silent(world.now) or not process.stepping or process.diverged:
+                self._post(host, CatchUpFailure(effect.donor[0], "the donor went away, or its state is no use"))
+                return
+            host.process.exploded = process.exploded
             self._load(host, CaughtUp(effect.donor[0], process.versions, process.step, seconds))
 
         world.later(seconds, moved)
@@ -96,20 +99,29 @@ class Links:
         if not isinstance(letter, Offer):
             self._tell(host, letter)
         elif host.process.holds(letter):
-            if world.chance(world.plan.corrupt):
-                found = (RefusalReason.CORRUPT, "the checksum does not fit")
+            found = self._found(host)
+            if found is not None:
                 offered = contribution_of(letter, host.process.island, host.process.incarnation)
                 world.tell(e.ContributionUnusable(world.now, offered, *found))
             else:
                 self._tell(host, letter)
         self.carry(host)
 
+    def _found(self, host: Host) -> tuple[RefusalReason, str] | None:
+        """What is wrong with the bytes of an offer."""
+        if host.process.diverged:
+            return RefusalReason.NON_FINITE, "a value is not finite"
+        if self._world.chance(self._world.plan.corrupt):
+            return RefusalReason.CORRUPT, "the checksum does not fit"
+        return None
+
     def _tell(self, host: Host, letter: Letter) -> None:
         world = self._world
         island, incarnation = host.process.island, host.process.incarnation
         event: e.Event
         if isinstance(letter, Offer):
-            event = e.ContributionArrived(world.now, contribution_of(letter, island, incarnation))
+            far = letter.step_count * (EXPLOSION if host.process.exploded else 1.0)
+            event = e.ContributionArrived(world.now, contribution_of(letter, island, incarnation), far)
         else:
             event = event_of(letter, world.now, island, incarnation)
         if world.chance(world.plan.duplicate):

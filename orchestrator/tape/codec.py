@@ -48,10 +48,15 @@ def decode_tagged(data: Mapping[str, Any]) -> Any:
 
 
 def decode(kind: type[Any], data: Mapping[str, Any]) -> Any:
-    """An instance of the dataclass ``kind``. Raises DataError naming the field that is missing or wrong."""
+    """An instance of the dataclass ``kind``. Raises DataError naming the field that is missing or wrong.
+
+    A field with a default may be absent: an earlier build, which did not know it, wrote the tape.
+    """
     values = {}
     for name, convert in _fields_of(kind):
         if name not in data:
+            if name in _defaulted(kind):
+                continue
             raise DataError(detail=f"{kind.__name__} needs the field {name!r}; the record has {sorted(data)}.")
         value = data[name]
         try:
@@ -84,6 +89,12 @@ def _fields_of(kind: type[Any]) -> tuple[tuple[str, _Decode | None], ...]:
         known = tuple((field.name, _decoder(hints[field.name])) for field in dataclasses.fields(kind))
         _FIELDS[kind] = known
     return known
+
+
+def _defaulted(kind: type[Any]) -> set[str]:
+    fields = dataclasses.fields(kind)
+    absent = dataclasses.MISSING
+    return {field.name for field in fields if field.default is not absent or field.default_factory is not absent}
 
 
 def _decoder(hint: Any) -> _Decode | None:
