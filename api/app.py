@@ -23,7 +23,21 @@ from api.merges.history import Histories
 from api.metrics.exposition import Metrics
 from api.metrics.requests import Measured
 from api.openapi import document
-from api.routes import chaos, commands, events, fleet, health, islands, jobs, merges, metrics, page, tokens
+from api.parameters import Parameters
+from api.routes import (
+    chaos,
+    commands,
+    events,
+    fleet,
+    health,
+    islands,
+    jobs,
+    merges,
+    metrics,
+    page,
+    parameters,
+    tokens,
+)
 from api.service import Service
 from api.shelf import Shelf
 from api.store import Store
@@ -60,10 +74,11 @@ def create_app(
     app.state.tokens = Tokens(access)
     app.state.metrics = Metrics(service, store)
     app.state.shelf = Shelf(service, store)
+    app.state.parameters = Parameters(service, control)
     app.state.seats = events.Seats()
     app.state.histories = Histories()
     problems.install(app)
-    for routes in (jobs, islands, commands, events, merges, fleet, health, metrics, tokens, page, chaos):
+    for routes in (jobs, islands, commands, events, merges, fleet, health, metrics, tokens, page, chaos, parameters):
         app.include_router(routes.router)
     document.install(app)
     app.add_middleware(Gate, tokens=app.state.tokens, store=access)

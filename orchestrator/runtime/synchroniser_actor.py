@@ -153,6 +153,10 @@ class SynchroniserActor:
         self._resolve(f.ResolveCommand(name, not why, why or f"{island} is told to {kind}"))
         return False
 
+    def save_parameters(self) -> str:
+        """Write Θ as it stands into the run folder, for the caller to read and remove; returns the file's name."""
+        return self._workshop.save_parameters(self._run_dir)
+
     def set_cordon(self, command: str, caller: str, node_group: str, cordoned: bool) -> None:
         """Put the cordoning of a node group, or its end, into the queue; its outcome appears as a command's."""
         make = events.CordonRequested if cordoned else events.UncordonRequested
@@ -219,7 +223,7 @@ class SynchroniserActor:
         """Write the job's files, then let everything go, this actor included."""
         self._interpreter.close()
         self._tape.close()
-        facts = {"job": self._job, "outcome": effect.outcome.value}
+        facts = {"job": self._job, "outcome": effect.outcome.value, "spec": self._spec.model_dump_json()}
         if self._workshop.seeded:
             records.write_parameters(self._run_dir, self._workshop.parameters(), facts)
         with self._state:

@@ -7,9 +7,11 @@ reported, evaluation. Refuses to know why a merge is made, and what islands are.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +22,10 @@ from ray.exceptions import RayError
 from orchestrator.config import JobSpec
 from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import FragmentId, Version
-from orchestrator.errors import first_line
+from orchestrator.errors import Conflict, first_line
 from orchestrator.merge import fragment_map, outer_optimizer, wire
 from orchestrator.merge.outer_state import NotFinite, OuterState
-from orchestrator.runtime import cluster
+from orchestrator.runtime import cluster, records
 from orchestrator.runtime.links import Post
 from orchestrator.runtime.names import evaluator_name
 from orchestrator.runtime.payloads import PayloadTable
@@ -103,6 +105,18 @@ class Workshop:
 
     def parameters(self) -> dict[str, Array]:
         return self._state().parameters()
+
+    def save_parameters(self, run_dir: Path) -> str:
+        """Write Θ as it stands into a new file of ``run_dir``; returns its name. Raises Conflict before there is Θ."""
+        if self._outer is None:
+            raise Conflict(detail=f"Job {self._job} has no parameters yet.", remedy="Ask again once it trains.")
+        states = [self._outer.state(FragmentId(n)) for n in range(self._spec.synchroniser.fragments)]
+        parameters = {name: array for state in states for name, array in state.parameters.items()}
+        versions = ",".join(str(state.version) for state in states)
+        facts = {"job": self._job, "versions": versions, "spec": self._spec.model_dump_json()}
+        name = f"parameters-{uuid.uuid4().hex}.safetensors"
+        records.write_parameters(run_dir, parameters, facts, name)
+        return name
 
     @property
     def seeded(self) -> bool:
