@@ -56,6 +56,7 @@ class Island:
     says why the process is to be killed, once an operator asked for it. ``failures`` counts lives in a row that ended
     without a contribution. ``last_offer``, ``merged_into`` and ``merged_offer`` are per fragment and of this incarnation;
     so is ``behind``: a version that it lacked when an offer was first refused for that, and that offer's step.
+    ``donor`` is whom it takes a state from, or took the last one; ``failed_donors`` those who did not give one.
     ``strikes`` counts bad contributions in a row by fragment, ``struck_offer`` is the latest of them; ``flag`` says what was
     wrong with the last, until work of the island is merged again. ``quarantines`` are counted until it is re-added.
     """
@@ -78,6 +79,7 @@ class Island:
     failures: int = 0
     restarts: int = 0
     timer_serial: int = 0
+    donor: IslandId | None = None
     failed_donors: frozenset[IslandId] = frozenset()
     last_offer: dict[FragmentId, int] = field(default_factory=dict)
     merged_into: dict[FragmentId, Version] = field(default_factory=dict)
@@ -107,8 +109,12 @@ def placed(before: Island, event: IslandPlaced) -> Island:
     return replace(before, state=IslandState.STARTING, reason="building the model", node=event.node, pid=event.pid)
 
 
-def catching_up(before: Island, reason: str) -> Island:
-    return replace(before, state=IslandState.CATCHING_UP, reason=reason)
+def catching_up(before: Island, donor: IslandId | None, reason: str) -> Island:
+    return replace(before, state=IslandState.CATCHING_UP, donor=donor, reason=reason)
+
+
+def failed_by(before: Island, donor: IslandId) -> Island:
+    return replace(before, failed_donors=before.failed_donors | {donor})
 
 
 def caught_up(before: Island, event: IslandCaughtUp) -> Island:
@@ -211,8 +217,10 @@ def pardoned(before: Island) -> Island:
 def choose_donor(steps: Mapping[Island, int], receiver: Island) -> Island | None:
     """The healthiest peer to take a state from: furthest in its logical clock, ties by name.
 
-    None that failed us, and none whose own work was unusable of late.
+    None that failed us, and none whose own work was unusable of late. One that gives a state already is asked only when all
+    do: islands that come back together do not load the same donor.
     """
     unfit = receiver.failed_donors | {receiver.id}
     candidates = [i for i in steps if i.live and not i.flag and i.id not in unfit]
-    return min(candidates, key=lambda i: (-steps[i], i.id), default=None)
+    giving = {i.donor for i in steps if i.state is IslandState.CATCHING_UP and i.id != receiver.id}
+    return min(candidates, key=lambda i: (i.id in giving, -steps[i], i.id), default=None)
