@@ -111,6 +111,7 @@ class ChancesPart(Section):
     catch_up_failure: Chance = 0.0
     placement_failure: Chance = 0.0
     publication_loss: Chance = 0.0
+    merge_failure: Chance = 0.0
 
 
 class WorldPart(Section):
