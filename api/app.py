@@ -25,6 +25,7 @@ from api.merges.history import Histories
 from api.metrics.exposition import Metrics
 from api.metrics.requests import Measured
 from api.openapi import document
+from api.parameters import Parameters
 from api.routes import (
     chaos,
     chaos_runs,
@@ -38,6 +39,7 @@ from api.routes import (
     merges,
     metrics,
     page,
+    parameters,
     tokens,
 )
 from api.second_life import SecondLife, no_second_life
@@ -90,11 +92,12 @@ def create_app(
     app.state.tokens = Tokens(access)
     app.state.metrics = Metrics(service, store)
     app.state.shelf = Shelf(service, store)
+    app.state.parameters = Parameters(service, control)
     app.state.seats = events.Seats()
     app.state.histories = Histories()
     problems.install(app)
-    shown = (jobs, islands, commands, events, logs, merges, fleet, health, metrics, tokens, page, chaos, chaos_runs)
-    for routes in shown:
+    everybody = (jobs, islands, commands, events, logs, merges, parameters, fleet, health, metrics, tokens, page)
+    for routes in (*everybody, chaos, chaos_runs):
         app.include_router(routes.router)
     document.install(app)
     app.add_middleware(Gate, tokens=app.state.tokens, store=access)

@@ -19,7 +19,21 @@ from typing import Annotated
 
 import typer
 
-from api.commands import chaos, doctor, fleet, islands, jobs, logs, records, science, service, simulate, tapes, tokens
+from api.commands import (
+    chaos,
+    doctor,
+    export,
+    fleet,
+    islands,
+    jobs,
+    logs,
+    records,
+    science,
+    service,
+    simulate,
+    tapes,
+    tokens,
+)
 from api.home import TOKEN_VARIABLE
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable
 
@@ -44,7 +58,7 @@ def options(
         os.environ[TOKEN_VARIABLE] = token
 
 
-for module in (service, jobs, logs, islands, fleet, records, simulate, tapes, science, tokens, chaos, doctor):
+for module in (service, jobs, logs, export, islands, fleet, records, simulate, tapes, science, tokens, chaos, doctor):
     module.register(app)
 
 

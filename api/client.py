@@ -226,6 +226,19 @@ class Client(ChaosRequests):
             raise InternalError(detail=f"The report of {job} is not JSON: {error}.") from error
         return report
 
+    def download_parameters(self, job: str, to: Path) -> None:
+        """Write the job's merged parameters, as they stand, to the file ``to``. Raises Conflict while there are none."""
+        try:
+            with self._http.stream("GET", f"/v1/jobs/{quote(job, safe='')}/parameters") as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise error_of(answer)
+                with to.open("wb") as file:
+                    for chunk in answer.iter_bytes():
+                        file.write(chunk)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
     # ── access ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tokens(self) -> list[Token]:

@@ -120,6 +120,13 @@ class ControlPort(Protocol):
         """
         ...
 
+    def save_parameters(self, job_id: str) -> str:
+        """Have the running job write Θ as it stands into its run folder; returns the file's name, for the caller to remove.
+
+        Raises Conflict while there is no Θ yet. May take as long as the disk does.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of the cluster. Jobs go on."""
         ...

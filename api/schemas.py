@@ -63,6 +63,8 @@ class Island(Answer):
     loss: float | None = Field(default=None, description="training loss of the last step, nats per token")
     last_merge_after_s: float | None = None
     restarts: int = 0
+    flag: str = Field(default="", description="what is wrong with what it contributes; empty once good work is merged")
+    quarantines: int = Field(default=0, description="times it was replaced for that, since an operator re-added it")
 
 
 class Fragment(Answer):

@@ -31,7 +31,9 @@ EVENTS = {
     "IslandDrained": "{island} is drained: versions hold all its work",
     "ContributionArrived": "contribution of {contribution[island]} to fragment {contribution[fragment]}: "
     "{contribution[step_count]} steps, {contribution[token_count]:,} tokens on version {contribution[base_version]}",
-    "ContributionUnusable": "contribution of {contribution[island]} to fragment {contribution[fragment]} is unusable",
+    "ContributionUnusable": "contribution of {contribution[island]} to fragment {contribution[fragment]} is unusable, "
+    "{reason}: {detail}",
+    "MergeFailed": "fragment {fragment} stays where it is, version {version} cannot be used: {reason}",
     "MergeCompleted": "fragment {fragment} is at version {version}, merged in {merge_seconds:.3f} s",
     "FragmentAdopted": "{island} adopted fragment {fragment} at version {version}",
     "TimerFired": "timer {timer} fired",
@@ -59,6 +61,7 @@ EFFECTS = {
     "FlushIsland": "let {island} offer all it has",
     "DrainIsland": "let {island} see all its work merged, and step no more",
     "KillIsland": "kill {island}: {reason}",
+    "QuarantineIsland": "{island} is quarantined, {reason}: {detail}",
     "StopIsland": "end {island}: {reason}",
     "Evaluate": "measure the held-out loss",
     "ResolveCommand": "{accepted}: {detail}",

@@ -100,6 +100,8 @@ def island_of(view: Mapping[str, Any]) -> Island:
         loss=finite(view["loss"]),
         last_merge_after_s=view["last_merge_at"],
         restarts=view["restarts"],
+        flag=view.get("flag", ""),
+        quarantines=view.get("quarantines", 0),
     )
 
 

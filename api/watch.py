@@ -150,7 +150,7 @@ def island_table(islands: list[Island], now_s: float | None) -> Table:
             f"{island.tokens_total:,}",
             _number(island.loss, ".3f"),
             "–" if merged is None else f"{max(0.0, merged):.0f} s ago",
-            Text("" if island.state == "training" else island.reason, style="dim"),
+            Text(island.flag, style="bold red") if island.flag else Text(_why(island), style="dim"),
         )
     return table
 
@@ -158,6 +158,10 @@ def island_table(islands: list[Island], now_s: float | None) -> Table:
 def queue_place(job: JobSummary) -> str:
     """Where a queued job stands, and why it waits."""
     return f"queued as number {job.queue_position}: {job.reason}"
+
+
+def _why(island: Island) -> str:
+    return "" if island.state == "training" else island.reason
 
 
 def line(job: Job) -> str:

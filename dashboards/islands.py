@@ -138,6 +138,19 @@ def _contributions() -> list[Panel]:
             Query(f'rate(atoll_contributions_total{{{JOB}, outcome="refused"}}[{RATE}])', "{{island}}"),
             width=8,
         ),
+        curves(
+            "Sick islands",
+            "Islands whose latest contributions were unreadable, no numbers or far off, and how often each was replaced.",
+            "none",
+            Query(f"atoll_island_flagged{{{JOB}}}", "{{island}} flagged"),
+            Query(f"atoll_island_quarantines_total{{{JOB}}}", "{{island}} quarantines"),
+        ),
+        curves(
+            "Outer steps thrown away",
+            "Merges whose result was not finite. They were not published.",
+            "none",
+            Query(f"sum by (job) (atoll_merge_failures_total{{{JOB}}})", "{{job}}"),
+        ),
     ]
 
 

@@ -1,17 +1,19 @@
 """Peers that ask a training island for its state, from any thread, and the boundary at which they all get the same one.
 
 Responsible for who waits, for how long, and for nobody waiting in vain: an island that does not train has no state to give.
-Refuses to know what a state is made of.
+Refuses to know what a state is made of, but for its being numbers: a donor may have diverged without knowing it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from orchestrator.errors import InfrastructureError
+import numpy as np
+
+from orchestrator.errors import DataError, InfrastructureError
 
 State = TypeVar("State")
 
@@ -55,3 +57,9 @@ class Exports(Generic[State]):
             self._is_open = False
             for future in self._asked:
                 future.set_exception(InfrastructureError(detail="this island has just ended its training."))
+
+
+def require_numbers(state: Mapping[str, np.ndarray]) -> None:
+    """Raises DataError, naming tensors, when a peer's state holds anything that is not finite."""
+    if sick := sorted(name for name, array in state.items() if not np.isfinite(array).all()):
+        raise DataError(detail=f"the state that a peer gave holds no numbers in {', '.join(sick[:3])}.")

@@ -27,7 +27,7 @@ import numpy as np
 
 from learners.adoption import FragmentWork, Rule, Sent, combine
 from learners.contract import Arrays, Snapshot, Trainer
-from learners.exports import Exports
+from learners.exports import Exports, require_numbers
 from learners.mailbox import Mail, Mailbox
 from learners.outbox import Outbox
 from orchestrator.core import schedule
@@ -57,7 +57,7 @@ class IslandLoop:
     def __init__(self, trainer: Trainer, plan: LoopPlan, outbox: Outbox) -> None:
         self._trainer, self._plan, self._outbox = trainer, plan, outbox
         self._mailbox = Mailbox()
-        self._lock = threading.Lock()
+        self._lock, self._loading = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping, self._flushing, self._draining, self._gave_all = (threading.Event() for _ in range(4))
         self._standing: dict[FragmentId, tuple[Offer, Snapshot]] = {}  # under the lock: other threads take from it
@@ -76,17 +76,20 @@ class IslandLoop:
 
     def load(self, arrays: Mapping[str, np.ndarray], versions: Sequence[int], step: int, cursor: int) -> None:
         """Begin from the synchroniser's parameters, with a fresh inner optimizer."""
-        self._refuse_unless_idle(versions)
-        self._trainer.load(arrays)
-        self._begin_from(versions, step, cursor)
-        for fragment, names in zip(self._fragments, self._plan.fragments, strict=True):
-            fragment.base = {name: arrays[name] for name in names}
+        with self._loading:
+            self._refuse_unless_idle(versions)
+            self._trainer.load(arrays)
+            self._begin_from(versions, step, cursor, [{name: arrays[name] for name in p} for p in self._plan.fragments])
 
     def load_peer(self, state: Mapping[str, Any], cursor: int) -> None:
-        """Begin from what a peer's ``export_state`` returned. Its uncontributed work is not counted as ours."""
-        self._refuse_unless_idle(state["versions"])
-        self._trainer.import_state(state["trainer"])
-        self._begin_from(state["versions"], state["step"], cursor)
+        """Begin from what a peer's ``export_state`` returned. Its uncontributed work is not ours to count, or to keep."""
+        with self._loading:
+            self._refuse_unless_idle(state["versions"])
+            require_numbers(state["trainer"])
+            self._trainer.import_state(state["trainer"])
+            keeps = self._plan.adoption == "rebase"
+            bases = [self._trainer.snapshot(names).arrays() if keeps else None for names in self._plan.fragments]
+            self._begin_from(state["versions"], state["step"], cursor, bases)
 
     def start(self) -> None:
         """Train until flushed, drained or stopped. Asked again, it calls a drain off, or changes nothing."""
@@ -287,12 +290,13 @@ class IslandLoop:
 
     def _refuse_unless_idle(self, versions: Sequence[int]) -> None:
         """Before anything is changed: a catch-up may be asked twice, and the second must not touch who trains already."""
-        if self._thread is not None:
-            raise InternalError(detail="an island was given a state while it trains.")
+        if self._fragments:
+            why = "it trains" if self._thread is not None else "it has one: it begins from the first that came"
+            raise InternalError(detail=f"an island was given a state while {why}.")
         if len(versions) != len(self._plan.fragments):
             raise InternalError(detail=f"{len(versions)} versions came for {len(self._plan.fragments)} fragments.")
 
-    def _begin_from(self, versions: Sequence[int], step: int, cursor: int) -> None:
+    def _begin_from(self, versions: Sequence[int], step: int, cursor: int, bases: Sequence[Arrays | None]) -> None:
         self._trainer.seek(cursor)
-        self._fragments = [FragmentWork(Version(version)) for version in versions]
+        self._fragments = [FragmentWork(Version(v), base) for v, base in zip(versions, bases, strict=True)]
         self._step = self._asked_step = step

@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import HealthPolicy, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.sections import (
     BudgetSection,
     DataSection,
     EvaluationSection,
+    HealthSection,
     IslandsSection,
     ModelSection,
     Name,
@@ -44,6 +45,7 @@ class JobSpec(Section):
     budget: BudgetSection
     evaluation: EvaluationSection = EvaluationSection()
     recovery: RecoverySection = RecoverySection()
+    health: HealthSection = HealthSection()
     synthetic: SyntheticSection = SyntheticSection()
     trainer: Literal["learners.jax_trainer:create", "learners.synthetic:create"] = "learners.jax_trainer:create"
     seed: int = 0
@@ -105,6 +107,7 @@ class JobSpec(Section):
             restarts_max=recovery.restarts_max,
             flush_timeout_s=recovery.flush_timeout_s,
             moving_average_decay=0.9,
+            health=HealthPolicy(**self.health.model_dump()),
         )
 
 

@@ -14,7 +14,8 @@
     ├── InfrastructureError     nodes, Ray, disks, the network
     │   └── ServiceUnreachable
     ├── DataError               a tape or payload that is not what it claims to be
-    │   └── WireError           … a payload (merge/wire.py); becomes a refusal
+    │   ├── WireError           … a payload (merge/wire.py); becomes a refusal
+    │   └── NotFinite           … parameters (merge/outer_state.py); what they would have become is not published
     └── InternalError           us: an invariant does not hold
         ├── Violation           … as a checker outside the core found (simulation/checkers)
         └── SwarmFailure        … under a seed of the swarm, with the command to see it again (simulation/swarm.py)

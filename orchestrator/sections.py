@@ -144,6 +144,18 @@ class RecoverySection(Section):
     flush_timeout_s: Positive = 30.0
 
 
+class HealthSection(Section):
+    """What contributions must be like (``core.health``). What holds no numbers is always refused, and its island replaced.
+
+    ``displacement_ratio_max`` refuses what is so many times further from the merged parameters than is usual; null: nothing.
+    100 lets pass all that warm-up, missed rounds and a new inner optimizer do, and stops what a flipped exponent bit does.
+    """
+
+    displacement_ratio_max: Annotated[float, Field(gt=1)] | None = 100.0
+    strikes_max: Count = 3
+    quarantines_max: Annotated[int, Field(ge=0)] = 3
+
+
 class SyntheticSection(Section):
     """For ``trainer: learners.synthetic:create``: an island without JAX, of this size and speed."""
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from orchestrator.config import parse_job, read_job_document
+from orchestrator.core.vocabulary import HealthPolicy
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.simulation import spec as simulation
 
@@ -93,3 +94,12 @@ def test_a_count_max_that_makes_no_sense_is_refused() -> None:
     unclear = [{"node_group": "a", "count_max": 2}, {"node_group": "a", "name": "x"}]
     for islands in (below, unclear):
         assert set(problems({**SMALLEST, "islands": islands})) == {"islands.0.count_max"}
+
+
+def test_what_contributions_must_be_like_reaches_the_core() -> None:
+    document = {"islands": [{"node_group": "a"}], "budget": {"steps": 1}}
+    assert parse_job(document).policy().health == HealthPolicy(100.0, 3, 3)
+    health = {"displacement_ratio_max": None, "strikes_max": 1, "quarantines_max": 0}
+    assert parse_job({**document, "health": health}).policy().health == HealthPolicy(None, 1, 0)
+    with pytest.raises(InvalidJobSpec, match="displacement_ratio_max"):
+        parse_job({**document, "health": {"displacement_ratio_max": 1.0}})

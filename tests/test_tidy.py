@@ -103,6 +103,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "jax",
             "numpy",
             "optax",
+            "orbax",
+            "safetensors",
             "grain",
             "pyarrow",
             "ml_dtypes",

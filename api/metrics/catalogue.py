@@ -89,6 +89,15 @@ _FAMILIES = (
     # ── islands ───────────────────────────────────────────────────────────────────────────────────────────────────
     Family("gauge", "atoll_island_state", (*ISLAND, "state"), "1 for the state the island is in, 0 for the others."),
     Family("counter", "atoll_island_restarts", ISLAND, "Times the island was placed again. A steady rise: it flaps."),
+    Family(
+        "gauge", "atoll_island_flagged", ISLAND, "1 from an unusable or exploding contribution until a good one merges."
+    ),
+    Family(
+        "counter",
+        "atoll_island_quarantines",
+        ISLAND,
+        "Times it was replaced for what it computed: look at its machine.",
+    ),
     Family("counter", "atoll_island_steps", ISLAND, "Inner steps over all incarnations."),
     Family("gauge", "atoll_island_step_seconds", ISLAND, "Time of an inner step of late."),
     Family("gauge", "atoll_island_gap_max_seconds", ISLAND, "Longest time between two steps so far: was it held up?"),
@@ -104,6 +113,7 @@ _FAMILIES = (
     Family("histogram", "atoll_recovery_part_seconds", ("job", "part"), "The parts of those recoveries; they add up."),
     # ── rounds and merges ─────────────────────────────────────────────────────────────────────────────────────────
     Family("counter", "atoll_merges", _FRAGMENT, "Outer steps taken. No rise for minutes: merging has stalled."),
+    Family("counter", "atoll_merge_failures", ("job",), "Outer steps thrown away because their result was not finite."),
     Family("gauge", "atoll_fragment_version", _FRAGMENT, "Version the fragment stands at."),
     Family("gauge", "atoll_round_offered_islands", _FRAGMENT, "Islands in the fragment's open round."),
     Family("histogram", "atoll_merge_contributors", ("job",), "Islands whose work one merge holds."),

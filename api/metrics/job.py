@@ -86,6 +86,8 @@ def _of_islands(job: str, record: StatusRecord) -> Iterator[Sample]:
             yield Sample("atoll_island_state", (*labels, state.value), island["state"] == state)
         yield Sample("atoll_island_accelerators", labels, island["accelerator_count"])
         yield Sample("atoll_island_restarts", labels, island["restarts"])
+        yield Sample("atoll_island_flagged", labels, bool(island.get("flag")))
+        yield Sample("atoll_island_quarantines", labels, island.get("quarantines", 0))
         yield Sample("atoll_island_steps", labels, island["steps_total"])
         yield Sample("atoll_island_merges", labels, told["merges_per_island"].get(name, 0))
         known = {
@@ -139,6 +141,7 @@ def _of_traffic(job: str, traffic: Mapping[str, Any], regions: Mapping[str, str]
         yield Sample("atoll_catch_ups", (job, source), count)
     yield Sample("atoll_catch_up_failures", (job,), traffic["catch_up_failures"])
     yield Sample("atoll_placement_failures", (job,), traffic["placement_failures"])
+    yield Sample("atoll_merge_failures", (job,), traffic.get("merge_failures", 0))
 
 
 def _of_payloads(

@@ -40,7 +40,6 @@ ShelfHere = Annotated[Shelf, Depends(shelf_of)]
 
 REPORT_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
 REPORT_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
-PARAMETERS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 SPEC_BYTES_MAX = 1 << 20
 PRIORITY_MAX = 100
 """And no lower than its negative."""
@@ -167,13 +166,6 @@ def get_report(job: str, service: ServiceHere) -> FileResponse:
 def get_report_page(job: str, service: ServiceHere) -> FileResponse:
     """The page of a finished job, complete in itself; 409 while it is not finished."""
     return FileResponse(service.result_path(job, "report.html"), media_type="text/html")
-
-
-@router.get("/{job}/parameters", response_class=FileResponse, responses=PARAMETERS)
-def download_parameters(job: str, service: ServiceHere) -> FileResponse:
-    """The merged parameters that a finished job left, as safetensors; 409 while it is not finished."""
-    path = service.result_path(job, "merged.safetensors")
-    return FileResponse(path, media_type="application/octet-stream", filename=f"{service.run(job).job}.safetensors")
 
 
 async def read_body(request: Request) -> bytes:

@@ -101,6 +101,7 @@ function card(island, job, mayChange) {
     { class: `panel card ${tone}`, "data-key": island.island, "data-state": island.state },
     h("div", { class: "card-title" }, h("h4", {}, island.island), badge(tone, icon, word)),
     h("p", { class: "reason" }, island.reason || "as it should be"),
+    island.flag && h("p", { class: "notice flag" }, `Not used: ${island.flag}`),
     h(
       "dl",
       { class: "facts" },

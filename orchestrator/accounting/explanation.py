@@ -122,6 +122,7 @@ class Explanations:
         self._keep = keep
         self._lifecycle = Lifecycle(tuple(plan.island for plan in policy.islands))
         self._rounds = {p: self._next_round(p, Version(0), 0) for p in map(FragmentId, range(policy.fragment_count))}
+        self._closing: dict[FragmentId, _Round] = {}
         self._graces = {grace_timer(fragment): fragment for fragment in self._rounds}
 
     def version(self, fragment: FragmentId) -> Version | None:
@@ -134,6 +135,8 @@ class Explanations:
             self._completed(event)
         elif isinstance(event, e.SynchroniserRestarted):
             self._begin_rounds_anew()
+        elif isinstance(event, e.MergeFailed) and effects:
+            self._failed(event)
         self._lifecycle.apply(event, effects)
         for effect in effects:
             match effect:
@@ -209,6 +212,7 @@ class Explanations:
             refusals=tuple(current.refusals),
             refusal_count=current.refusal_count,
         )
+        self._closing[effect.fragment] = current
         self._rounds[effect.fragment] = self._next_round(effect.fragment, effect.version, effect.step)
         if len(self.merges) > self._keep:
             del self.merges[next(iter(self.merges))]
@@ -219,6 +223,12 @@ class Explanations:
             self.merges[event.fragment, event.version] = replace(
                 merged, merged_at=event.at, merge_seconds=event.merge_seconds, digest=event.digest
             )
+
+    def _failed(self, event: e.MergeFailed) -> None:
+        """There is no such merge, and its round is open again."""
+        self.merges.pop((event.fragment, event.version), None)
+        closed = self._closing[event.fragment]
+        self._rounds[event.fragment] = _Round(closed.version, closed.due_step)
 
 
 def _contributor(current: _Round, island: IslandId, weight: float) -> Contributor:

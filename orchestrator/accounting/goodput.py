@@ -18,7 +18,7 @@ from math import fsum
 from typing import Any
 
 from orchestrator.accounting.island_time import IslandTime
-from orchestrator.accounting.ledger import Ledger
+from orchestrator.accounting.ledger import QUARANTINED, Ledger
 from orchestrator.accounting.lifecycle import GONE, Change, Lifecycle
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -56,6 +56,9 @@ class Goodput:
             self.started_at = event.at
             self._uptime.start(event.at)
         self._hear(event)
+        for effect in effects:
+            if isinstance(effect, f.QuarantineIsland):
+                self.ledger.lost(effect.island, QUARANTINED)
         for change in self._lifecycle.apply(event, effects):
             self._changed(change)
         for effect in effects:

@@ -30,6 +30,7 @@ from orchestrator.core.vocabulary import (
 )
 
 LOST_WITH_ISLAND = "lost with the island"
+QUARANTINED = "quarantined"
 OVERWRITTEN = "overwritten"
 SUPERSEDED = "released unmerged"
 UNFINISHED = "unmerged when the job ended"
@@ -118,7 +119,7 @@ class Ledger:
 
     def caught_up(self, event: e.IslandCaughtUp) -> None:
         for account, version in zip(self.accounts[event.island], event.versions, strict=True):
-            account.version = version
+            account.version, account.refusal = version, None
 
     def adopted(self, event: e.FragmentAdopted) -> None:
         """The island's own work on the fragment is overwritten, but for what it kept.
@@ -141,10 +142,10 @@ class Ledger:
                 held.detached = held.tokens > spare
                 spare -= 0 if held.detached else held.tokens
 
-    def lost(self, island: IslandId) -> None:
+    def lost(self, island: IslandId, cause: str = LOST_WITH_ISLAND) -> None:
         """What the island had not contributed is gone; what it had may still merge, but cannot come back."""
         for account in self.accounts[island]:
-            account.discard(account.local, LOST_WITH_ISLAND)
+            account.discard(account.local, cause)
             account.local, account.refusal = 0, None
             for held in account.held.values():
                 held.detached = True

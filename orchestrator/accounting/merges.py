@@ -50,6 +50,7 @@ class _Merging:
     islands: tuple[IslandId, ...]
     step: int
     closed_at: Instant
+    due_step: int
 
 
 class Merges:
@@ -75,6 +76,8 @@ class Merges:
         elif isinstance(event, e.SynchroniserRestarted):
             self._merging.clear()
             self._rounds = [self._next_round(FragmentId(p), step) for p, step in enumerate(self._steps)]
+        elif isinstance(event, e.MergeFailed) and effects:
+            self._rounds[event.fragment] = _Round(self._merging.pop((event.fragment, event.version)).due_step)
         for effect in effects:
             if isinstance(effect, f.AdmitContribution):
                 c = effect.contribution
@@ -128,9 +131,8 @@ class Merges:
         self._round_seconds[COLLECTING].observe(closable_at - (at if current.began_at is None else current.began_at))
         self._round_seconds[GRACE].observe(waited)
         self._rounds[effect.fragment] = self._next_round(effect.fragment, effect.step)
-        self._merging[effect.fragment, effect.version] = _Merging(
-            tuple(item.island for item in effect.inputs), effect.step, at
-        )
+        islands = tuple(item.island for item in effect.inputs)
+        self._merging[effect.fragment, effect.version] = _Merging(islands, effect.step, at, current.due_step)
         reason = self._reasons.setdefault(effect.reason.value, _Reason())
         reason.count += 1
         reason.contributors += len(effect.inputs)

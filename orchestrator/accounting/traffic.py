@@ -34,6 +34,8 @@ class Traffic:
         self._catch_ups: Counter[str] = Counter({PEER: 0, SYNCHRONISER: 0})
         self._catch_up_failures = 0
         self._placement_failures = 0
+        self._merge_failures = 0
+        self._quarantines: Counter[IslandId] = Counter()
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):
@@ -47,12 +49,16 @@ class Traffic:
             self._catch_up_failures += 1
         elif isinstance(event, e.PlacementFailed):
             self._placement_failures += 1
+        elif isinstance(event, e.MergeFailed):
+            self._merge_failures += 1
         for effect in effects:
             if isinstance(effect, f.AdmitContribution):
                 self._admitted[effect.contribution.island] += 1
                 self._staleness.observe(effect.version - 1 - effect.contribution.base_version)
             elif isinstance(effect, f.RefuseContribution):
                 self._refused[effect.contribution.island] += 1
+            elif isinstance(effect, f.QuarantineIsland):
+                self._quarantines[effect.island] += 1
             elif isinstance(effect, f.PublishFragment):
                 self._down[effect.fragment] += len(effect.recipients)
 
@@ -67,4 +73,6 @@ class Traffic:
             "catch_ups": dict(sorted(self._catch_ups.items())),
             "catch_up_failures": self._catch_up_failures,
             "placement_failures": self._placement_failures,
+            "merge_failures": self._merge_failures,
+            "quarantines": dict(sorted(self._quarantines.items())),
         }

@@ -11,6 +11,7 @@ The rules, in the order in which they are asked:
     already_merged    its base is older than the version that its island's previous work went into: counted once, not twice
     late              its round is merging or has merged
     stale_base        its base is more than ``staleness_max`` versions behind
+    exploding         it is much further from the fragment than contributions usually are (``health``)
 
 A version behind is `late` when one more round would have caught it, `stale_base` when not; both are accepted when the
 policy's ``staleness_max`` allows it. Source: ours, where arXiv:2604.21428 is silent.
@@ -19,14 +20,21 @@ policy's ``staleness_max`` allows it. Source: ours, where arXiv:2604.21428 is si
 from __future__ import annotations
 
 from orchestrator.core.fragment_round import FragmentRound
+from orchestrator.core.health import Usual, explosion
 from orchestrator.core.membership import Island
-from orchestrator.core.vocabulary import Contribution, IslandState, JobPhase, RefusalReason, RoundPhase
+from orchestrator.core.vocabulary import Contribution, IslandState, JobPhase, JobPolicy, RefusalReason, RoundPhase
 
 Refusal = tuple[RefusalReason, str]
 
 
 def refusal_of(
-    contribution: Contribution, island: Island | None, current: FragmentRound, phase: JobPhase, staleness_max: int
+    contribution: Contribution,
+    island: Island | None,
+    current: FragmentRound,
+    phase: JobPhase,
+    policy: JobPolicy,
+    displacement: float | None,
+    usual: Usual,
 ) -> Refusal | None:
     """The first rule the contribution breaks, or ``None`` when it may enter."""
     c = contribution
@@ -48,7 +56,9 @@ def refusal_of(
     if current.phase is RoundPhase.MERGING:
         return RefusalReason.LATE, f"version {current.version + 1} is being merged without it"
     behind = current.version - c.base_version
-    if behind > staleness_max:
+    if behind > policy.staleness_max:
         reason = RefusalReason.LATE if behind == 1 else RefusalReason.STALE_BASE
-        return reason, f"base {c.base_version} is {behind} behind; at most {staleness_max} is allowed"
+        return reason, f"base {c.base_version} is {behind} behind; at most {policy.staleness_max} is allowed"
+    if far := explosion(c, displacement, usual, current.version, policy):
+        return RefusalReason.EXPLODING, far
     return None

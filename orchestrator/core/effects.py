@@ -183,6 +183,16 @@ class KillIsland:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantineIsland:
+    """What this incarnation computes cannot be used. For records: ``StopIsland`` follows, and what else becomes of it."""
+
+    island: IslandId
+    incarnation: Incarnation
+    reason: RefusalReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopIsland:
     """End the process: the job is over, or this incarnation was replaced. No answer is expected."""
 
@@ -233,6 +243,7 @@ Effect = (
     | FlushIsland
     | DrainIsland
     | KillIsland
+    | QuarantineIsland
     | StopIsland
     | Evaluate
     | ResolveCommand

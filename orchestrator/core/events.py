@@ -3,7 +3,8 @@
 Every event carries ``at``, the instant it was stamped on entry. The core has no other clock. Events from an island carry
 its incarnation, so that a process which was replaced cannot speak for its successor.
 
-Three groups: the life of the job, the life of an island, the life of a fragment; what operators ask for is in ``commands``.
+Three groups: the life of the job, the life of an island, the life of a fragment; what operators ask for is in ``commands``,
+what islands give in ``contributions``.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from orchestrator.core.commands import NodeGroupCommand as NodeGroupCommand
 from orchestrator.core.commands import ReaddRequested as ReaddRequested
 from orchestrator.core.commands import ScaleRequested as ScaleRequested
 from orchestrator.core.commands import UncordonRequested as UncordonRequested
+from orchestrator.core.contributions import ContributionArrived as ContributionArrived
+from orchestrator.core.contributions import ContributionUnusable as ContributionUnusable
 from orchestrator.core.restart import SynchroniserRestarted as SynchroniserRestarted
 from orchestrator.core.vocabulary import (
     CommandId,
-    Contribution,
     Duration,
     FragmentId,
     Incarnation,
     Instant,
     IslandId,
-    RefusalReason,
+    PayloadId,
     Version,
 )
 
@@ -186,24 +188,6 @@ class IslandDrained:
 
 
 @dataclass(frozen=True, slots=True)
-class ContributionArrived:
-    """The payload's bytes are held on the synchroniser's side and their checksum is good."""
-
-    at: Instant
-    contribution: Contribution
-
-
-@dataclass(frozen=True, slots=True)
-class ContributionUnusable:
-    """The bytes came but cannot be merged: corrupt, of the wrong shape, or not finite. They are not held."""
-
-    at: Instant
-    contribution: Contribution
-    reason: RefusalReason
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
 class MergeCompleted:
     """Fragment ``fragment`` now stands at ``version``; ``digest`` names its bytes, ``base_digest`` those it was made from.
 
@@ -216,6 +200,20 @@ class MergeCompleted:
     digest: str
     merge_seconds: Duration
     base_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFailed:
+    """The outer step gave something that is not finite, which was thrown away: the fragment stands where it stood.
+
+    ``inputs`` tell this attempt from a later one to make the same version.
+    """
+
+    at: Instant
+    fragment: FragmentId
+    version: Version
+    inputs: tuple[PayloadId, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +288,7 @@ Event = (
     | ContributionArrived
     | ContributionUnusable
     | MergeCompleted
+    | MergeFailed
     | TimerFired
     | FaultInjected
     | SynchroniserRestarted

@@ -3,6 +3,9 @@
 A lost island is placed again after a back-off that doubles with each life that ended without a contribution, with a jitter
 that is a function of island and incarnation (so that islands lost together do not come back together, and a replay
 decides the same). After ``restarts_max`` such lives it is given up, and says why; an operator may re-add it.
+
+An island in quarantine is lost in the same way, whatever it contributed before: a new process with a peer's state heals what
+has diverged. It does not heal bad hardware, under which it would come and go for ever: so only ``quarantines_max`` times.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ def place(before: Island, last_report: ProgressReported | None, reason: str) -> 
         last_merge_at=before.last_merge_at,
         failures=before.failures,
         restarts=before.restarts + (1 if before.incarnation else 0),
+        flag=before.flag,
+        quarantines=before.quarantines,
     )
     return after, (PlaceIsland(after.id, after.incarnation, after.plan.node_group, reason),)
 
@@ -59,6 +64,17 @@ def lose(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_ser
         timer_serial=timer_serial,
     )
     return after, (*stop, SetTimer(backoff_timer(before), timer_serial, now + wait))
+
+
+def quarantine(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_serial: int) -> Step:
+    """The incarnation's work cannot be used: end it, and place the next one, or give up."""
+    count = before.quarantines + 1
+    flagged = replace(before, quarantines=count, flag=f"quarantined: {reason}")
+    after, effects = lose(flagged, policy, flagged.flag, now, timer_serial, dead=False)
+    if after.state is not IslandState.LOST or count <= policy.health.quarantines_max:
+        return after, effects
+    why = f"given up after {count} quarantines; last: {reason}; look at its machine before it is re-added"
+    return replace(after, state=IslandState.FAILED, reason=why), tuple(e for e in effects if isinstance(e, StopIsland))
 
 
 def backoff(island: Island, failures: int, policy: JobPolicy) -> Duration:

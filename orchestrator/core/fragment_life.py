@@ -8,22 +8,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import fragment_round, membership
+from orchestrator.core import fleet, fragment_round, health, membership
 from orchestrator.core.admission import refusal_of
 from orchestrator.core.effects import (
     AdmitContribution,
     Effect,
     Evaluate,
-    KillIsland,
     MergeFragment,
     PublishFragment,
+    QuarantineIsland,
     Recipient,
     RefuseContribution,
     ReleasePayload,
     SetTimer,
     StopIsland,
 )
-from orchestrator.core.events import ContributionArrived, ContributionUnusable, FragmentAdopted, MergeCompleted
+from orchestrator.core.events import (
+    ContributionArrived,
+    ContributionUnusable,
+    FragmentAdopted,
+    MergeCompleted,
+    MergeFailed,
+)
 from orchestrator.core.fragment_round import Close, FragmentRound, Wait
 from orchestrator.core.grace import grace_window
 from orchestrator.core.membership import WITH_PROCESS, Island
@@ -51,7 +57,8 @@ def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Ef
     current = state.rounds[c.fragment]
     island = state.islands.get(c.island)
     phase = JobPhase.FINISHED if state.complete else state.phase
-    refusal = refusal_of(c, island, current, phase, state.policy.staleness_max)
+    usual = state.usual[c.fragment]
+    refusal = refusal_of(c, island, current, phase, state.policy, event.displacement, usual)
     if refusal is not None:
         effects: list[Effect] = [RefuseContribution(c, *refusal)]
         if all(held.payload != c.payload for held in current.offered.values()):
@@ -60,27 +67,42 @@ def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Ef
             effects.append(StopIsland(c.island, c.incarnation, refusal[1]))
         if island is not None and _misses_a_publication(state, island, current, c, refusal[0]):
             effects.append(_publication(state, current, (island,), event.at))
-        return effects
+        return effects + (_strike(state, event, *refusal) if refusal[0] is RefusalReason.EXPLODING else [])
     assert island is not None
     superseded = current.offered.get(c.island)
     effects = [ReleasePayload(superseded.payload, ReleaseReason.SUPERSEDED)] if superseded else []
     effects.append(AdmitContribution(c, Version(current.version + 1)))
-    state.islands[c.island] = replace(island, last_offer={**island.last_offer, c.fragment: c.offer})
+    state.islands[c.island] = membership.admitted(island, c)
+    state.usual[c.fragment] = health.admitted(usual, c, event.displacement, state.policy)
     state.rounds[c.fragment] = fragment_round.admit(current, c, _due_step(state, current), event.at)
     return effects + advance(state, c.fragment, event.at)
 
 
 def contribution_unusable(state: JobState, event: ContributionUnusable) -> list[Effect]:
+    refused = RefuseContribution(event.contribution, event.reason, event.detail)
+    return [refused, *_strike(state, event, event.reason, event.detail)]
+
+
+def _strike(
+    state: JobState, event: ContributionArrived | ContributionUnusable, reason: RefusalReason, detail: str
+) -> list[Effect]:
+    """What came is bad: flag its island, and have it begin anew if that goes on. Once for each offer, however often told.
+
+    What holds values that are no numbers has diverged, and adopting does not heal it: once is enough.
+    """
     c = event.contribution
     island = state.islands.get(c.island)
-    if island is not None and island.incarnation == c.incarnation and island.state in WITH_PROCESS:
-        flag = f"sent an unusable contribution to fragment {c.fragment}: {event.detail}"
-        state.islands[c.island] = replace(island, reason=flag)
-        if (
-            event.reason is RefusalReason.NON_FINITE
-        ):  # it has diverged, and adopting does not heal it: a peer's state does
-            return [RefuseContribution(c, event.reason, event.detail), KillIsland(c.island, c.incarnation, flag)]
-    return [RefuseContribution(c, event.reason, event.detail)]
+    if island is None or island.incarnation != c.incarnation or island.state not in WITH_PROCESS:
+        return []
+    if c.offer <= island.struck_offer.get(c.fragment, 0):
+        return []
+    told = f"{reason.replace('_', ' ')} contribution to fragment {c.fragment}: {detail}"
+    island = state.islands[c.island] = membership.struck(island, c, told)
+    if reason is not RefusalReason.NON_FINITE and island.strikes[c.fragment] < state.policy.health.strikes_max:
+        return []
+    after, effects = fleet.quarantine(island, state.policy, told, event.at, state.next_serial())
+    state.islands[c.island] = after
+    return [QuarantineIsland(c.island, c.incarnation, reason, detail), *effects, *advance_all(state, event.at)]
 
 
 def advance_all(state: JobState, now: Instant) -> list[Effect]:
@@ -141,6 +163,16 @@ def merge_completed(state: JobState, event: MergeCompleted) -> list[Effect]:
     return effects + _evaluate_if_due(state)
 
 
+def merge_failed(state: JobState, event: MergeFailed) -> list[Effect]:
+    """Nothing that is not finite is ever published. The islands have the work still, and offer it again."""
+    before = state.rounds[event.fragment]
+    inputs = [c.payload for _, c in sorted(before.offered.items())]
+    if before.phase is not RoundPhase.MERGING or sorted(event.inputs) != sorted(inputs):
+        return []  # told twice, or after the job was cancelled
+    state.rounds[event.fragment] = fragment_round.abandon(before)
+    return [ReleasePayload(payload, ReleaseReason.ABANDONED) for payload in inputs]
+
+
 def fragment_adopted(state: JobState, event: FragmentAdopted) -> list[Effect]:
     """The first adoption of a version tells how long synchronising takes."""
     current = state.rounds[event.fragment]
@@ -176,9 +208,7 @@ def lose_payloads(state: JobState) -> list[Effect]:
             if island.incarnation == c.incarnation:
                 unseen = {**island.last_offer, c.fragment: c.offer - 1}
                 state.islands[c.island] = replace(island, last_offer=unseen)
-        state.rounds[current.fragment] = FragmentRound(
-            current.fragment, current.version, current.step, current.reached_at
-        )
+        state.rounds[current.fragment] = fragment_round.abandon(current)
     return effects
 
 

@@ -133,3 +133,8 @@ def finish_merge(before: FragmentRound) -> FragmentRound:
         reached_at=before.merge_step_at,
         closed_at=before.closed_at,
     )
+
+
+def abandon(before: FragmentRound) -> FragmentRound:
+    """What was collected came to nothing: open the same round again, empty."""
+    return FragmentRound(before.fragment, before.version, before.step, before.reached_at)

@@ -97,9 +97,11 @@ def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Ef
 def catch_up_failed(state: JobState, island: Island, event: CatchUpFailed) -> list[Effect]:
     if not _was(island, IslandState.CATCHING_UP):
         return []
+    if event.donor != island.donor:
+        return []  # it is taking one from another by now
     if event.donor is None:
         return _lose(state, island, f"no state from the synchroniser: {event.reason}", event.at, dead=False)
-    state.islands[island.id] = replace(island, failed_donors=island.failed_donors | {event.donor})
+    state.islands[island.id] = membership.failed_by(island, event.donor)
     return catch_up(state, island.id)
 
 
@@ -132,13 +134,13 @@ def drained(state: JobState, island: Island, event: IslandDrained) -> list[Effec
 
 def connection_lost(state: JobState, island: Island, event: ConnectionLost) -> list[Effect]:
     if event.dead:
-        return _lose(state, island, event.reason, event.at, dead=True)
+        return [*_lose(state, island, event.reason, event.at, dead=True), *_leave_donor(state, island.id)]
     if island.state is IslandState.SUSPECT:
         return []
     serial = state.next_serial()
     state.islands[island.id] = membership.suspected(island, event.reason, serial)
     timer = SetTimer(fleet.suspect_timer(island), serial, event.at + state.policy.suspect_timeout_s)
-    return [timer, *advance_all(state, event.at)]
+    return [timer, *advance_all(state, event.at), *_leave_donor(state, island.id)]
 
 
 def connection_restored(state: JobState, island: Island, event: ConnectionRestored) -> list[Effect]:
@@ -207,6 +209,18 @@ def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
     donor = membership.choose_donor(steps, island) if state.global_version else None
     source = f"{donor.id} (step {steps[donor]})" if donor else "the synchroniser"
     why = f"taking a state from {source}"
-    state.islands[island_id] = membership.catching_up(island, why)
+    state.islands[island_id] = membership.catching_up(island, donor.id if donor else None, why)
     chosen = (donor.id, donor.incarnation) if donor else None
     return [BeginCatchUp(island.id, island.incarnation, chosen, island.steps_before, why)]
+
+
+def _leave_donor(state: JobState, donor: IslandId) -> list[Effect]:
+    """Who takes a state from an island that does not answer takes it from another: a stopped one would let it wait long."""
+    if state.phase is not JobPhase.RUNNING:
+        return []
+    effects: list[Effect] = []
+    for island in list(state.islands.values()):
+        if island.state is IslandState.CATCHING_UP and island.donor == donor:
+            state.islands[island.id] = membership.failed_by(island, donor)
+            effects += catch_up(state, island.id)
+    return effects

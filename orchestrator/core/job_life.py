@@ -26,6 +26,8 @@ from orchestrator.core.events import (
     CancelRequested,
     CatchUpFailed,
     ConnectionLost,
+    ContributionArrived,
+    ContributionUnusable,
     CordonRequested,
     DrainRequested,
     EvaluationCompleted,
@@ -44,7 +46,7 @@ from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutcome, JobPhase, RoundPhase
 
-MAY_GIVE_UP = (PlacementFailed, ConnectionLost, CatchUpFailed, TimerFired)
+MAY_GIVE_UP = (PlacementFailed, ConnectionLost, CatchUpFailed, TimerFired, ContributionArrived, ContributionUnusable)
 """Events after which an island may have been given up."""
 
 
@@ -150,8 +152,7 @@ def readd_requested(state: JobState, event: ReaddRequested) -> list[Effect]:
         then = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
         start = [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
         return [ResolveCommand(event.command, True, f"{island.id} {then}"), *start]
-    again = replace(island, wanted=True, failures=0)
-    placing = island_life.place(state, again, f"re-added by {event.caller}")
+    placing = island_life.place(state, membership.pardoned(island), f"re-added by {event.caller}")
     after = state.islands[island.id]
     then = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"
     return [ResolveCommand(event.command, True, f"{island.id} {then}"), *placing]

@@ -56,6 +56,9 @@ class Island:
     says why the process is to be killed, once an operator asked for it. ``failures`` counts lives in a row that ended
     without a contribution. ``last_offer``, ``merged_into`` and ``merged_offer`` are per fragment and of this incarnation;
     so is ``behind``: a version that it lacked when an offer was first refused for that, and that offer's step.
+    ``donor`` is whom it takes a state from, or took the last one; ``failed_donors`` those who did not give one.
+    ``strikes`` counts bad contributions in a row by fragment, ``struck_offer`` is the latest of them; ``flag`` says what was
+    wrong with the last, until work of the island is merged again. ``quarantines`` are counted until it is re-added.
     """
 
     plan: IslandPlan
@@ -76,11 +79,16 @@ class Island:
     failures: int = 0
     restarts: int = 0
     timer_serial: int = 0
+    donor: IslandId | None = None
     failed_donors: frozenset[IslandId] = frozenset()
     last_offer: dict[FragmentId, int] = field(default_factory=dict)
     merged_into: dict[FragmentId, Version] = field(default_factory=dict)
     merged_offer: dict[FragmentId, int] = field(default_factory=dict)
     behind: dict[FragmentId, tuple[Version, int]] = field(default_factory=dict)
+    strikes: dict[FragmentId, int] = field(default_factory=dict)
+    struck_offer: dict[FragmentId, int] = field(default_factory=dict)
+    flag: str = ""
+    quarantines: int = 0
 
     @property
     def id(self) -> IslandId:
@@ -101,8 +109,12 @@ def placed(before: Island, event: IslandPlaced) -> Island:
     return replace(before, state=IslandState.STARTING, reason="building the model", node=event.node, pid=event.pid)
 
 
-def catching_up(before: Island, reason: str) -> Island:
-    return replace(before, state=IslandState.CATCHING_UP, reason=reason)
+def catching_up(before: Island, donor: IslandId | None, reason: str) -> Island:
+    return replace(before, state=IslandState.CATCHING_UP, donor=donor, reason=reason)
+
+
+def failed_by(before: Island, donor: IslandId) -> Island:
+    return replace(before, failed_donors=before.failed_donors | {donor})
 
 
 def caught_up(before: Island, event: IslandCaughtUp) -> Island:
@@ -177,10 +189,38 @@ def contributed(before: Island, merged: Contribution, version: Version, at: Inst
         merged_offer={**before.merged_offer, merged.fragment: merged.offer},
         last_merge_at=at,
         failures=0,
+        flag=before.flag if before.strikes else "",
     )
 
 
+def admitted(before: Island, c: Contribution) -> Island:
+    """What it sent last to this fragment is good."""
+    strikes = {fragment: count for fragment, count in before.strikes.items() if fragment != c.fragment}
+    return replace(before, last_offer={**before.last_offer, c.fragment: c.offer}, strikes=strikes)
+
+
+def struck(before: Island, c: Contribution, flag: str) -> Island:
+    """What it sent last to this fragment is bad."""
+    return replace(
+        before,
+        flag=flag,
+        strikes={**before.strikes, c.fragment: before.strikes.get(c.fragment, 0) + 1},
+        struck_offer={**before.struck_offer, c.fragment: c.offer},
+    )
+
+
+def pardoned(before: Island) -> Island:
+    """An operator wants it, whatever it did before."""
+    return replace(before, wanted=True, failures=0, quarantines=0)
+
+
 def choose_donor(steps: Mapping[Island, int], receiver: Island) -> Island | None:
-    """The healthiest peer to take a state from: furthest in its logical clock, ties by name; none that failed us."""
-    candidates = [i for i in steps if i.live and i.id != receiver.id and i.id not in receiver.failed_donors]
-    return min(candidates, key=lambda i: (-steps[i], i.id), default=None)
+    """The healthiest peer to take a state from: furthest in its logical clock, ties by name.
+
+    None that failed us, and none whose own work was unusable of late. One that gives a state already is asked only when all
+    do: islands that come back together do not load the same donor.
+    """
+    unfit = receiver.failed_donors | {receiver.id}
+    candidates = [i for i in steps if i.live and not i.flag and i.id not in unfit]
+    giving = {i.donor for i in steps if i.state is IslandState.CATCHING_UP and i.id != receiver.id}
+    return min(candidates, key=lambda i: (i.id in giving, -steps[i], i.id), default=None)

@@ -54,7 +54,7 @@ def _refusal(state: JobState, event: ScaleRequested, there: list[Island], leavin
 
 def _want(state: JobState, island: Island, why: str) -> list[Effect]:
     if island.state not in WITH_PROCESS:
-        return island_life.place(state, replace(island, wanted=True, failures=0), why)
+        return island_life.place(state, membership.pardoned(island), why)
     state.islands[island.id] = after = membership.wanted_again(island, why)
     return [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from orchestrator.core.events import ProgressReported
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.grace import Pace
+from orchestrator.core.health import Usual
 from orchestrator.core.membership import Island
 from orchestrator.core.view import FragmentView, IslandView, JobView
 from orchestrator.core.vocabulary import (
@@ -38,6 +39,7 @@ class JobState:
         self.pace = Pace()
         self.islands: dict[IslandId, Island] = {plan.island: Island(plan) for plan in policy.islands}
         self.rounds = [FragmentRound(FragmentId(p)) for p in range(policy.fragment_count)]
+        self.usual = [Usual()] * policy.fragment_count
         self.reports: dict[IslandId, ProgressReported] = {}
         self.commands: set[CommandId] = set()
         self.cordoned: set[NodeGroupId] = set()
@@ -127,4 +129,6 @@ def _view_of(island: Island, report: ProgressReported | None) -> IslandView:
         loss=report.loss if report else None,
         last_merge_at=island.last_merge_at,
         restarts=island.restarts,
+        flag=island.flag,
+        quarantines=island.quarantines,
     )

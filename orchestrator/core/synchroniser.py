@@ -77,6 +77,8 @@ class Synchroniser:
                 return fragment_life.fragment_adopted(state, event)
             case events.MergeCompleted():
                 return fragment_life.merge_completed(state, event)
+            case events.MergeFailed():
+                return fragment_life.merge_failed(state, event)
             case events.ContributionUnusable():
                 return fragment_life.contribution_unusable(state, event)
             case events.TimerFired():

@@ -25,7 +25,10 @@ from orchestrator.core.vocabulary import (
 
 @dataclass(frozen=True, slots=True)
 class IslandView:
-    """One island. ``steps_total`` and ``tokens_total`` are over all its incarnations; ``reason`` says why this state."""
+    """One island. ``steps_total`` and ``tokens_total`` are over all its incarnations; ``reason`` says why this state.
+
+    ``flag`` says what was wrong with its last contribution, until work of it is merged again; empty while it is well.
+    """
 
     island: IslandId
     node_group: NodeGroupId
@@ -43,6 +46,8 @@ class IslandView:
     loss: float | None
     last_merge_at: Instant | None
     restarts: int
+    flag: str
+    quarantines: int
 
 
 @dataclass(frozen=True, slots=True)

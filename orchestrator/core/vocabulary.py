@@ -105,6 +105,7 @@ class RefusalReason(StrEnum):
     CORRUPT = "corrupt"
     WRONG_SHAPE = "wrong_shape"
     NON_FINITE = "non_finite"
+    EXPLODING = "exploding"
 
 
 class ReleaseReason(StrEnum):
@@ -163,6 +164,20 @@ class IslandPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthPolicy:
+    """What contributions must be like, and what becomes of an island whose are not.
+
+    displacement_ratio_max  how many times the fragment's usual displacement a contribution may be from Θ; ``None``: any
+    strikes_max             unusable or exploding contributions to one fragment in a row until the island is quarantined
+    quarantines_max         an island quarantined more often than that is given up, until an operator re-adds it
+    """
+
+    displacement_ratio_max: float | None = 100.0
+    strikes_max: int = 3
+    quarantines_max: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class JobPolicy:
     """Everything the core may know of the job: frozen, stored in the tape's header.
 
@@ -180,6 +195,7 @@ class JobPolicy:
     restarts_max            an island that fails this often in a row without contributing is given up
     flush_timeout_s         longest wait for the islands' last contributions when the job ends
     moving_average_decay    weight of the past in ξ_step, ξ_quorum and ξ_sync
+    health                  what contributions must be like; absent from tapes written before there was one
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
@@ -200,3 +216,4 @@ class JobPolicy:
     restarts_max: int
     flush_timeout_s: Duration
     moving_average_decay: float
+    health: HealthPolicy = HealthPolicy()

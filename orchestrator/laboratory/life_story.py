@@ -73,11 +73,10 @@ class Story:
 class _Work:
     """On one fragment since ``version`` was adopted, in tokens: ``carried`` over then, ``began_at`` of the life's total.
 
-    ``sent`` are the offers since, with what each covers. ``base_known`` is false for what came from a peer.
+    ``sent`` are the offers since, with what each covers.
     """
 
     version: Version
-    base_known: bool
     began_at: int = 0
     carried: int = 0
     sent: dict[int, tuple[PayloadId, int]] = field(default_factory=dict)
@@ -102,9 +101,9 @@ def tell(
 ) -> Story:
     """The life's story up to the last offer in ``wanted`` and the last of ``receivers``."""
     assert diary.begun is not None
-    began, asked = diary.begun
+    began, _ = diary.begun
     story = Story()
-    work = [_Work(version, base_known=asked.donor is None) for version in began.versions]
+    work = [_Work(version) for version in began.versions]
     name, moments = f"{life[0]} (incarnation {life[1]})", list[Moment]()
     needed_count = 0
     for tokens, _, entry in _in_order(life, diary, receivers, tokens_per_step, story):
@@ -143,17 +142,17 @@ def _adopt(
     uncontributed = had - covered
     kept = uncontributed if event.kept_tokens == _UNTOLD and rule == "rebase" else max(0, event.kept_tokens)
     if rule == "rebase":
-        keeps = kept == uncontributed and (kept > 0 or payload is not None or before.base_known)
+        keeps = kept == uncontributed
         if kept not in (0, uncontributed):
             story.contradictions.append(
                 f"{name} kept {kept} of {uncontributed} tokens in no version when it adopted version {event.version} of "
                 f"fragment {event.fragment}"
             )
-        story.could_keep |= uncontributed > 0 and before.base_known
+        story.could_keep |= uncontributed > 0
     else:
         keeps = rule == "mix" and bool(before.sent)
     story.kept |= kept > 0
-    work[event.fragment] = _Work(event.version, True, event.tokens_total, kept)
+    work[event.fragment] = _Work(event.version, event.tokens_total, kept)
     since = payload if keeps and rule == "rebase" else None
     return Adopted(steps, event.fragment, event.version, event.step, keeps, since)
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.vocabulary import FragmentId, Version
-from orchestrator.errors import InternalError
+from orchestrator.errors import DataError, InternalError
 from orchestrator.merge import wire
 from orchestrator.merge.fragment_map import FragmentMap
 from orchestrator.merge.outer_gradient import Averaging, averaging_for, coefficients, displacements, gram
@@ -33,6 +33,11 @@ Array = NDArray[np.float32]
 
 WEIGHT_SUM_TOLERANCE = 1e-9
 """The core normalises in float64; M additions are off by far less than this, a forgotten normalisation by far more."""
+
+
+@dataclass(eq=False, kw_only=True)
+class NotFinite(DataError):
+    """Parameters that are no numbers, or too large to be merged again. They were thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,14 @@ class OuterState:
         averaging: Averaging | str,
         optimizer: OuterOptimizer,
     ) -> None:
-        """Start every fragment at version 0 with a copy of ``parameters``, which ``fragment_map`` covers exactly once."""
+        """Start every fragment at version 0 with a copy of ``parameters``, which ``fragment_map`` covers exactly once.
+
+        Raises NotFinite where they are no numbers.
+        """
         mapped = [name for members in fragment_map for name in members]
         if sorted(mapped) != sorted(parameters):
             raise InternalError(detail="The fragment map and the parameters do not name the same tensors.")
+        _require_finite(parameters, "The initial parameters")
         self._averaging = Averaging(averaging)
         self._optimizer = optimizer
         self._fragments = [_seeded({name: parameters[name] for name in members}, optimizer) for members in fragment_map]
@@ -98,7 +107,8 @@ class OuterState:
                     passed ``wire.check``; they are read, not kept
 
         Asked again for the version it stands at, it does nothing and returns the same digest. The order of ``inputs``
-        shows in the last bits: who wants the same bits gives the same order.
+        shows in the last bits: who wants the same bits gives the same order. Raises NotFinite when that is what comes out;
+        the fragment, its momentum included, then stays as it was.
         """
         before = self._fragments[fragment]
         if version == before.version:
@@ -115,6 +125,7 @@ class OuterState:
             parameters[name], momentum[name] = outer_step(
                 anchor, before.momentum[name], replicas, weights, averaging, self._optimizer
             )
+        _require_finite(parameters, f"Version {version} of fragment {fragment}")
         after = FragmentState(version, parameters, momentum, wire.digest(parameters))
         self._fragments[fragment] = after
         return after.digest
@@ -168,6 +179,13 @@ def _validate(
     for arrays in inputs:
         if {name: array.shape for name, array in arrays.items()} != shapes:
             raise InternalError(detail=f"An input to a merge of fragment {fragment} does not have its tensors.")
+
+
+def _require_finite(parameters: Mapping[str, Array], what: str) -> None:
+    """By the rule that contributions are held to: what a merge makes must be able to enter the next one."""
+    problem = wire.check(parameters, {name: array.shape for name, array in parameters.items()})
+    if problem is not None:
+        raise NotFinite(detail=f"{what} cannot be used: {problem[1]}")
 
 
 def _read_only(array: Array) -> Array:

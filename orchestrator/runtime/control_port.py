@@ -21,6 +21,7 @@ from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
+SAVE_TIMEOUT_S = 120.0
 ACCELERATORS = ("GPU", "TPU")
 
 
@@ -103,17 +104,22 @@ class RayControlPort:
         """Let chaos strike an island, or the synchroniser. Raises as ``submit_command``."""
         self._ask(job_id, "command", kind, command_id, caller, island, True, dose)
 
+    def save_parameters(self, job_id: str) -> str:
+        """Θ as it stands is in a new file of the job's run folder, of this name. Raises Conflict before there is Θ."""
+        name: str = self._ask(job_id, "save_parameters", timeout_s=SAVE_TIMEOUT_S)
+        return name
+
     def close(self) -> None:
         cluster.leave()
 
-    def _ask(self, job_id: str, what: str, *arguments: Any) -> Any:
+    def _ask(self, job_id: str, what: str, *arguments: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         import ray
 
         actor = cluster.actor_named(synchroniser_name(job_id))
         if actor is None:
             raise _not_here(job_id)
         try:
-            return ray.get(getattr(actor, what).remote(*arguments), timeout=ANSWER_TIMEOUT_S)
+            return ray.get(getattr(actor, what).remote(*arguments), timeout=timeout_s)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error  # our own errors, as they were raised over there
         except ray.exceptions.ActorDiedError as error:

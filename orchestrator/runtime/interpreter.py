@@ -97,7 +97,9 @@ class Interpreter:
                 self._resolve(effect)
             case f.FinishJob():
                 self._finish(effect)
-            case f.AdmitContribution() | f.RefuseContribution() | f.HoldIsland() | f.WantIsland():
+            case (
+                f.AdmitContribution() | f.RefuseContribution() | f.HoldIsland() | f.WantIsland() | f.QuarantineIsland()
+            ):
                 pass  # for the record
             case _:
                 raise InternalError(detail=f"No way is known to carry out {effect}.")
@@ -172,7 +174,7 @@ class Interpreter:
             self._payloads,
             self._post,
             self._kept_count,
-            self._workshop.shapes,
+            self._workshop.fragment,
             self._failed,
             lost=lost,
         )

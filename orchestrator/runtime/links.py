@@ -1,7 +1,7 @@
 """The synchroniser's link to one incarnation of an island: letters and payloads in, published fragments out.
 
     poll      one long poll after another; an answer that fails is how a death is known, within milliseconds
-    relay     letters in their order → events; an offer's bytes are pulled and checked before its event exists; a letter
+    relay     letters in their order → events; an offer's bytes are pulled and examined before its event exists; a letter
               is acknowledged, so that the island need not keep it, once its event is kept on the tape
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
@@ -15,7 +15,6 @@ to a stopped or cut-off one hang, so every get has a timeout and keeps waiting o
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 from collections import deque
@@ -27,11 +26,12 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.core import events, messages
 from orchestrator.core.hearing import contribution_of, event_of
-from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, Instant, IslandId, RefusalReason, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, Instant, IslandId, Version
 from orchestrator.errors import Fenced, first_line
-from orchestrator.merge import wire
+from orchestrator.merge.examination import examine
+from orchestrator.merge.wire import WireError
 from orchestrator.runtime.passage import Passage
-from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.runtime.payloads import Arrays, PayloadTable
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +48,15 @@ Post = Callable[[Callable[[Instant], events.Event]], int]
 Outgoing = tuple[Version, int, int, Any]
 """Version, step, merged offer, and the bytes or a reference to them."""
 Failed = Callable[[BaseException], None]
-Shapes = Callable[[FragmentId], dict[str, tuple[int, ...]]]
+Anchor = Callable[[FragmentId], Arrays]
 
 
 class Link:
     """Open from its making to ``close``.
 
-    ``shapes`` are those of a fragment, ``kept_count`` is the number of the last record that is kept, ``failed`` hears of our
-    own bugs, and of Fenced when the island listens to a newer synchroniser. ``lost``: it did not answer the one before.
+    ``post`` stamps and queues an event, ``anchor`` is Θ of a fragment, ``kept_count`` is the number of the last record that
+    is kept, ``failed`` hears of our own bugs, and of Fenced when the island listens to a newer synchroniser. ``lost``: it
+    did not answer the one before.
     """
 
     def __init__(
@@ -67,13 +68,13 @@ class Link:
         payloads: PayloadTable,
         post: Post,
         kept_count: Callable[[], int],
-        shapes: Shapes,
+        anchor: Anchor,
         failed: Failed,
         *,
         lost: bool = False,
     ) -> None:
         self._island, self._incarnation, self.actor, self._epoch = island, incarnation, actor, epoch
-        self._payloads, self._post, self._kept_count, self._shapes = payloads, post, kept_count, shapes
+        self._payloads, self._post, self._kept_count, self._anchor = payloads, post, kept_count, anchor
         self._failed, self._lost = failed, lost
         self._closed = threading.Event()
         self.passage = Passage(self._closed)
@@ -175,15 +176,12 @@ class Link:
             return 0
         contribution = contribution_of(offer, self._island, self._incarnation)
         try:
-            arrays = wire.decode(payload)
-            problem = wire.check(arrays, self._shapes(offer.fragment))
-        except wire.WireError as error:
-            arrays, problem = {}, (RefusalReason(error.reason), error.detail)
-        if problem is not None:
-            reason, detail = problem
+            arrays, displacement = examine(payload, self._anchor(offer.fragment))
+        except WireError as error:
+            reason, detail = error.reason, error.detail
             return self._post(lambda at: events.ContributionUnusable(at, contribution, reason, detail))
         self._payloads.hold(contribution.payload, arrays)
-        return self._post(lambda at: events.ContributionArrived(at, contribution))
+        return self._post(lambda at: events.ContributionArrived(at, contribution, displacement))
 
     def _pull(self, offer: messages.Offer, pulled: Any) -> bytes | None:
         while not self._closed.is_set():
@@ -209,8 +207,9 @@ class Link:
             with self._outgoing_changed:
                 self._outgoing_changed.wait_for(lambda: self._outgoing or self._closed.is_set())
                 batch, self._outgoing = self._outgoing, {}
-            sizes = [math.prod(shape) for fragment in batch for shape in self._shapes(fragment).values()]
-            self.passage.carry(PARAMETER_BYTES * sum(sizes))
+            self.passage.carry(
+                PARAMETER_BYTES * sum(a.size for fragment in batch for a in self._anchor(fragment).values())
+            )
             if not self.passage.open():
                 return
             calls = {

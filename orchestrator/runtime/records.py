@@ -28,12 +28,14 @@ Array = NDArray[np.float32]
 RENDERER = "orchestrator.report.html"
 
 
-def write_parameters(run_dir: Path, parameters: Mapping[str, Array], facts: Mapping[str, str]) -> None:
+def write_parameters(
+    run_dir: Path, parameters: Mapping[str, Array], facts: Mapping[str, str], name: str = "merged.safetensors"
+) -> None:
     """Θ as it stands, float32, with ``facts`` in the file's metadata."""
-    draft = run_dir / "merged.safetensors.draft"
+    draft = run_dir / f"{name}.draft"
     contiguous = {name: np.ascontiguousarray(array) for name, array in parameters.items()}
     save_file(contiguous, draft, metadata=dict(facts))
-    os.replace(draft, run_dir / "merged.safetensors")
+    os.replace(draft, run_dir / name)
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:

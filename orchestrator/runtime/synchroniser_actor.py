@@ -163,6 +163,10 @@ class SynchroniserActor:
         }
         self._post(makers[kind])
 
+    def save_parameters(self) -> str:
+        """Write Θ as it stands into the run folder, for the caller to read and remove; returns the file's name."""
+        return self._workshop.save_parameters(self._run_dir)
+
     def set_cordon(self, command: str, caller: str, node_group: str, cordoned: bool) -> None:
         """Put the cordoning of a node group, or its end, into the queue; its outcome appears as a command's."""
         make = events.CordonRequested if cordoned else events.UncordonRequested
@@ -249,7 +253,7 @@ class SynchroniserActor:
             return
         outcome = self._core.state.outcome
         assert outcome is not None
-        facts = {"job": self._job, "outcome": outcome.value}
+        facts = {"job": self._job, "outcome": outcome.value, "spec": self._spec.model_dump_json()}
         if self._files.outer is not None:  # it ended in an earlier life
             records.write_parameters(self._run_dir, self._files.outer.parameters(), facts)
         elif self._workshop.seeded:

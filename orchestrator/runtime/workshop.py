@@ -7,6 +7,7 @@ it is reported, evaluation. Refuses to know why a merge is made, and what island
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,14 +22,14 @@ from ray.exceptions import RayError
 from orchestrator.config import JobSpec
 from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
-from orchestrator.errors import first_line
+from orchestrator.errors import Conflict, first_line
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import Insist, Keeper
 from orchestrator.journal.storage import Journal
 from orchestrator.logbook import service_logbook
 from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import OuterState
-from orchestrator.runtime import cluster
+from orchestrator.merge.outer_state import NotFinite, OuterState
+from orchestrator.runtime import cluster, records
 from orchestrator.runtime.links import Post
 from orchestrator.runtime.names import evaluator_name
 from orchestrator.runtime.payloads import PayloadTable
@@ -94,7 +95,7 @@ class Workshop:
         self._measuring.submit(self._guarded, self._measure_unigram)
 
     def merge(self, order: effects.MergeFragment) -> None:
-        """``MergeCompleted`` follows."""
+        """``MergeCompleted`` follows, or ``MergeFailed`` when nothing that may be published came of it."""
         self._merging.submit(self._guarded, lambda: self._merge(order))
 
     def evaluate(self, global_version: int) -> None:
@@ -110,8 +111,9 @@ class Workshop:
         published = [self._published[fragment] for fragment in sorted(self._published)]
         return tuple(p.version for p in published), self._highest_step, [p.payload for p in published]
 
-    def shapes(self, fragment: FragmentId) -> dict[str, tuple[int, ...]]:
-        return {name: array.shape for name, array in self._state().fragment(fragment).items()}
+    def fragment(self, fragment: FragmentId) -> dict[str, Array]:
+        """Θ_p as it stands: what contributions are measured against."""
+        return self._state().fragment(fragment)
 
     def fragment_parameters(self) -> list[int]:
         """How many parameters each fragment has; empty while there is no Θ."""
@@ -122,6 +124,18 @@ class Workshop:
 
     def parameters(self) -> dict[str, Array]:
         return self._state().parameters()
+
+    def save_parameters(self, run_dir: Path) -> str:
+        """Write Θ as it stands into a new file of ``run_dir``; returns its name. Raises Conflict before there is Θ."""
+        if self._keeper is None:
+            raise Conflict(detail=f"Job {self._job} has no parameters yet.", remedy="Ask again once it trains.")
+        states = [self._keeper.outer.state(FragmentId(n)) for n in range(self._spec.synchroniser.fragments)]
+        parameters = {name: array for state in states for name, array in state.parameters.items()}
+        versions = ",".join(str(state.version) for state in states)
+        facts = {"job": self._job, "versions": versions, "spec": self._spec.model_dump_json()}
+        name = f"parameters-{uuid.uuid4().hex}.safetensors"
+        records.write_parameters(run_dir, parameters, facts, name)
+        return name
 
     @property
     def seeded(self) -> bool:
@@ -169,7 +183,12 @@ class Workshop:
         began = time.monotonic()
         inputs = [(self._payloads.get(item.payload), item.weight) for item in order.inputs]
         assert self._keeper is not None, "a merge was asked for before Θ was seeded"
-        made = self._keeper.merge(order, inputs)
+        try:
+            made = self._keeper.merge(order, inputs)
+        except NotFinite as error:
+            why, merged = error.detail, tuple(item.payload for item in order.inputs)
+            self._post(lambda at: events.MergeFailed(at, order.fragment, order.version, merged, why))
+            return
         self._highest_step = max(self._highest_step, order.step)
         self._publish(order.fragment, order.version, made.payload)
         seconds, digests = time.monotonic() - began, (made.facts.digest, made.facts.base_digest)

@@ -16,7 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import (
+    Duration,
+    HealthPolicy,
+    Instant,
+    IslandId,
+    IslandPlan,
+    JobPolicy,
+    NodeGroupId,
+)
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
 from orchestrator.simulation.weather import Weather
 
@@ -35,13 +43,11 @@ MEMBERSHIP = {
 }
 """Features, with what takes them back, by a chance of their own: seeds name the worlds that they named before these came."""
 SPOILT_LINKS = (FaultKind.SLOW, FaultKind.CORRUPT, FaultKind.DELAY, FaultKind.DROP)
+HEALTH = (FaultKind.DIVERGE.value, FaultKind.EXPLODE.value, "failed merges")
 """Features that came later still, likewise."""
+LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH} - {FaultKind.READD}
 FEATURES = (
-    *(
-        kind.value
-        for kind in FaultKind
-        if kind not in {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS} - {FaultKind.READD}
-    ),
+    *(kind.value for kind in FaultKind if kind not in LATER),
     "corrupt payloads",
     "doubled letters",
     "reordered letters",
@@ -92,9 +98,11 @@ class _Draw:
         self.random = Random(f"atoll swarm {seed}")
         self.operators = Random(f"atoll swarm {seed} operators")
         self.links = Random(f"atoll swarm {seed} links")
+        self.health = Random(f"atoll swarm {seed} health")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
+        features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
-        self.features = frozenset(features | {kind for kind in MEMBERSHIP if self.operators.random() < 0.5})
+        self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
         self.fragments, self.interval = randint(1, 6), randint(3, 12)
@@ -152,6 +160,10 @@ class _Draw:
             restarts_max=choice((0, 1, 3)) if self.on("given up") else NEVER,
             flush_timeout_s=uniform(0.3, 5.0),
             moving_average_decay=choice((0.0, 0.9, 0.99)),
+            health=HealthPolicy(
+                strikes_max=self.health.randint(1, 2),
+                quarantines_max=self.health.choice((0, 1, 3)) if self.on("given up") else NEVER,
+            ),
         )
 
     def _plan(self) -> WorldPlan:
@@ -188,6 +200,7 @@ class _Draw:
             catch_up_failure=self._probability("failed catch-ups", 0.9),
             placement_failure=self._probability("failed placements", 0.7),
             publication_loss=self._probability("lost publications", 0.5),
+            merge_failure=0.3 * self.health.random() if self.on("failed merges") else 0.0,
             capacity=self._capacity() if self.on("capacity") else (),
             step_samples=samples,
             pause_s=pauses,
@@ -217,6 +230,9 @@ class _Draw:
             faults.append(Fault(uniform(0.0, 2 * self.calm_at), FaultKind.CANCEL, self.islands[0]))
         faults += self._membership(until)
         faults += self._spoilt_links(until)
+        for kind in (FaultKind.DIVERGE, FaultKind.EXPLODE):
+            for _ in range(self.health.randint(1, 3) if self.on(kind) else 0):
+                faults.append(Fault(self.health.uniform(0.0, until), kind, self.health.choice(self.islands)))
         return tuple(sorted(faults, key=lambda fault: (fault.at, fault.island, fault.kind)))
 
     def _membership(self, until: Instant) -> Iterator[Fault]:

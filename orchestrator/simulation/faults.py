@@ -43,6 +43,10 @@ def strike(world: World, fault: Fault) -> None:
         case FaultKind.CRASH:
             if host is not None and host.placed:
                 world.die(host, "the process crashed", said=True)
+        case FaultKind.DIVERGE | FaultKind.EXPLODE:
+            if host is not None and host.alive:
+                host.process.diverged |= fault.kind is FaultKind.DIVERGE
+                host.process.exploded |= fault.kind is FaultKind.EXPLODE
         case FaultKind.FREEZE | FaultKind.CUT:
             if host is not None and host.alive and host.placed:
                 _silence(world, host, fault)

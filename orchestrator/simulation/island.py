@@ -33,7 +33,7 @@ class Work:
 
 
 class SimulatedIsland:
-    """The process of one incarnation."""
+    """The process of one incarnation. ``diverged``: its parameters are no numbers; ``exploded``: far from everybody's."""
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class SimulatedIsland:
         self.stepping = False
         self.flushing = False
         self.draining = self.drained = False
+        self.diverged = self.exploded = False
         self.step = 0
         self.steps_total = 0
         self.tokens_total = 0

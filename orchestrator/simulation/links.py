@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from orchestrator.simulation.world import World
 
 OVERTAKEN_S = (0.05, 0.5)
+EXPLOSION = 1e6
+"""How many times further away than usual an exploded island is."""
 
 
 class Links:
@@ -70,10 +72,11 @@ class Links:
                 self._load(host, CaughtUp(None, versions, max(step for _, step in outer), seconds))
                 return
             giver = world.hosts[effect.donor]
-            if fails or not giver.alive or giver.silent(world.now) or not giver.process.stepping:
-                self._post(host, CatchUpFailure(effect.donor[0], "the donor went away"))
-                return
             process = giver.process
+            if fails or not giver.alive or giver.silent(world.now) or not process.stepping or process.diverged:
+                self._post(host, CatchUpFailure(effect.donor[0], "the donor went away, or its state is no use"))
+                return
+            host.process.exploded = process.exploded
             self._load(host, CaughtUp(effect.donor[0], process.versions, process.step, seconds))
 
         world.later(seconds, moved)
@@ -107,31 +110,39 @@ class Links:
                 world.later(fate.late, lambda: self._come_late(host, letter))
                 return
             if fate is None or fate.kind is not LinkFault.DROP:
-                self._take(host, letter, corrupt=fate is not None or world.chance(world.plan.corrupt))
+                self._take(host, letter, self._found(host, spoilt=fate is not None))
         self.carry(host)
 
     def _come_late(self, host: Host, offer: Offer) -> None:
         """Its bytes were pulled before; what became of the island meanwhile changes nothing about them."""
         host.carrying = False
         if host.alive:
-            self._take(host, offer, corrupt=False)
+            self._take(host, offer, None)
             self.carry(host)
 
-    def _take(self, host: Host, offer: Offer, *, corrupt: bool) -> None:
+    def _found(self, host: Host, *, spoilt: bool) -> tuple[RefusalReason, str] | None:
+        """What is wrong with the bytes of an offer."""
+        if not spoilt and host.process.diverged:
+            return RefusalReason.NON_FINITE, "a value is not finite"
+        if spoilt or self._world.chance(self._world.plan.corrupt):
+            return RefusalReason.CORRUPT, "the checksum does not fit"
+        return None
+
+    def _take(self, host: Host, offer: Offer, wrong: tuple[RefusalReason, str] | None) -> None:
         world = self._world
-        if not corrupt:
+        if wrong is None:
             self._tell(host, offer)
             return
         offered = contribution_of(offer, host.process.island, host.process.incarnation)
-        found = (RefusalReason.CORRUPT, "the checksum does not fit")
-        world.tell(e.ContributionUnusable(world.now, offered, *found))
+        world.tell(e.ContributionUnusable(world.now, offered, *wrong))
 
     def _tell(self, host: Host, letter: Letter) -> None:
         world = self._world
         island, incarnation = host.process.island, host.process.incarnation
         event: e.Event
         if isinstance(letter, Offer):
-            event = e.ContributionArrived(world.now, contribution_of(letter, island, incarnation))
+            far = letter.step_count * (EXPLOSION if host.process.exploded else 1.0)
+            event = e.ContributionArrived(world.now, contribution_of(letter, island, incarnation), far)
         else:
             event = event_of(letter, world.now, island, incarnation)
         if world.chance(world.plan.duplicate):

@@ -53,6 +53,10 @@ class FaultKind(StrEnum):
     UNCORDON = "uncordon"
     SCALE = "scale"
     """Its node group shall have ``count`` islands of the job."""
+    DIVERGE = "diverge"
+    """What its present process computes is no numbers from now on."""
+    EXPLODE = "explode"
+    """The same, but numbers, far from everybody else's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,7 @@ class WorldPlan:
     catch_up_failure: float = 0.0
     placement_failure: float = 0.0
     publication_loss: float = 0.0
+    merge_failure: float = 0.0
     capacity: tuple[Capacity, ...] = ()
     step_samples: tuple[tuple[Duration, ...], ...] = ()
     paces: tuple[tuple[Pace, ...], ...] = ()

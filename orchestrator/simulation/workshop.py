@@ -36,7 +36,14 @@ class Workshop:
         digest = blake2b(repr((effect.fragment, effect.version, inputs)).encode(), digest_size=8).hexdigest()
         took = world.draw(world.plan.merge_s)
 
+        fails = world.chance(world.plan.merge_failure)
+
         def completed() -> None:
+            if fails:
+                merged = tuple(item.payload for item in effect.inputs)
+                why = "a value is not finite"
+                world.unless_over(e.MergeFailed(world.now, effect.fragment, effect.version, merged, why))
+                return
             self.outer[effect.fragment] = (effect.version, effect.step)
             world.unless_over(e.MergeCompleted(world.now, effect.fragment, effect.version, digest, took))
 

@@ -11,7 +11,7 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.sections import Count, Positive, Ratio, Section
+from orchestrator.sections import Count, HealthSection, Positive, Ratio, Section
 from orchestrator.simulation import distributions
 from orchestrator.simulation.distributions import Constant, Distribution
 from orchestrator.simulation.plan import FaultKind
@@ -47,6 +47,7 @@ class PolicyPart(Section):
     restarts_max: Annotated[int, Field(ge=0)]
     flush_timeout_s: Positive
     moving_average_decay: Annotated[float, Field(ge=0, lt=1)]
+    health: HealthSection = HealthSection()
 
 
 class LifePart(Section):
@@ -111,6 +112,7 @@ class ChancesPart(Section):
     catch_up_failure: Chance = 0.0
     placement_failure: Chance = 0.0
     publication_loss: Chance = 0.0
+    merge_failure: Chance = 0.0
 
 
 class WorldPart(Section):

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import HealthPolicy, Incarnation, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.simulation.fit import FittedWorld
 from orchestrator.simulation.plan import Capacity, Fault, Latency, Life, Pace, WorldPlan
@@ -41,6 +41,7 @@ def dump(world: FittedWorld) -> str:
     """The file's text: what it assumes as comments, then the world."""
     plan, policy = world.plan, world.policy
     settings = {name: getattr(policy, name) for name in PolicyPart.model_fields}
+    settings["health"] = asdict(policy.health)
     ends = [pace[-1].until for pace in plan.paces if pace]
     length = max([*ends, *(fault.at for fault in plan.faults), 0.0]) if world.until == inf else world.until
     latencies = {name: getattr(plan, name) for name in LatenciesPart.model_fields}
@@ -161,7 +162,7 @@ def _world(part: WorldPart) -> FittedWorld:
         islands=tuple(
             IslandPlan(IslandId(i.island), NodeGroupId(i.node_group), i.region, i.accelerator_count) for i in parts
         ),
-        **part.policy.model_dump(),
+        **{**part.policy.model_dump(), "health": HealthPolicy(**part.policy.health.model_dump())},
     )
     lives = [
         Life(IslandId(i.island), Incarnation(life.incarnation), **life.model_dump(exclude={"incarnation"}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core import effects as f
+from orchestrator.core import events as e
 from orchestrator.core.vocabulary import RefusalReason, ReleaseReason
 from orchestrator.errors import InternalError
 
@@ -121,6 +122,38 @@ def test_an_offer_that_turns_up_after_its_island_was_lost_is_reclaimed(story):
     assert story.tokens()["discarded"] == 100
     story.admit(1.2, c).close(1.3, c).merged(1.4, c)
     assert story.tokens() == {"trained": 100, "merged": 50, "discarded": 50, "in_flight": 0}
+
+
+def test_what_an_island_in_quarantine_had_not_contributed_is_discarded_under_that_name(story):
+    held = story.contribution(60, total=60, fragment=1)
+    story.admit(1.0, held)
+    bad = story.contribution(100, total=100)
+    story.tell(
+        e.ContributionUnusable(2.0, bad, RefusalReason.NON_FINITE, "why"),
+        f.RefuseContribution(bad, RefusalReason.NON_FINITE, "why"),
+        f.QuarantineIsland("east", 1, RefusalReason.NON_FINITE, "why"),
+        f.StopIsland("east", 1, "why"),
+        f.SetTimer("backoff:east", 1, 3.0),
+    )
+    assert story.goodput.summary()["discarded_tokens"] == {"quarantined": 70.0}
+    assert story.tokens()["in_flight"] == 30
+    assert story.statistics.summary()["traffic"]["quarantines"] == {"east": 1}
+    story.train_from(4.0, incarnation=2).progress(5.0, tokens=30, stepping=0.3, incarnation=2)
+    story.adopted(5.1, total=30, incarnation=2)
+    assert story.goodput.summary()["discarded_tokens"] == {"quarantined": 70.0, "overwritten": 15.0}
+
+
+def test_work_of_a_merge_that_failed_goes_back_to_its_islands(story):
+    c = story.contribution(100, total=100)
+    story.admit(1.0, c).close(1.1, c)
+    failed = e.MergeFailed(1.2, 0, 1, (c.payload,), "why")
+    story.tell(failed, f.ReleasePayload(c.payload, ReleaseReason.ABANDONED))
+    assert story.tokens() == {"trained": 100, "merged": 0, "discarded": 0, "in_flight": 100}
+    again = story.contribution(120, total=120, offer=2)
+    story.admit(2.0, again).close(2.1, again).merged(2.2, again)
+    assert story.tokens() == {"trained": 120, "merged": 60, "discarded": 0, "in_flight": 60}
+    told = story.statistics.summary()
+    assert (told["merges"], told["traffic"]["merge_failures"]) == (1, 1)
 
 
 def test_a_replaced_process_that_trains_on_trains_in_vain(story):

@@ -74,11 +74,9 @@ def test_nothing_is_left_of_a_removed_job(service: Installation, client: Client)
     assert Path(client.job(kept).run_dir, "tape.jsonl").is_file()
 
 
-def test_merged_parameters_are_downloaded_once_the_job_has_ended(
+def test_merged_parameters_that_a_job_left_are_downloaded(
     service: Installation, client: Client, http: httpx.Client
 ) -> None:
-    running = client.submit(service.spec()).job
-    assert http.get(f"/v1/jobs/{running}/parameters").status_code == 409
     ended = ended_job(service, client)
     assert http.get(f"/v1/jobs/{ended}/parameters").status_code == 404
     Path(client.job(ended).run_dir, "merged.safetensors").write_bytes(b"weights")

@@ -65,6 +65,31 @@ def grace_over() -> Told:
     return story
 
 
+def test_of_a_merge_that_failed_only_the_second_attempt_is_told() -> None:
+    story = Told("ab")
+    order = the(f.MergeFragment, [*story.offers_fragment("a"), *story.offers_fragment("b")])
+    story.happen(e.MergeFailed, 0, 1, tuple(item.payload for item in order.inputs), "not finite")
+    assert not story.fold.merges
+    story.wait(3.0)
+    story.offers_fragment("a", steps=7)
+    story.offers_fragment("b")
+    story.merges(0, 1)
+    told = story.explanation(0, 1)
+    assert [(c.island, c.step_count, c.staleness) for c in told.contributors] == [("a", 7, 0), ("b", 1, 0)]
+    assert (told.opened_at, told.merged_at) == (3.0, 3.0)
+
+
+def test_what_could_not_be_used_stands_with_the_round_it_was_for() -> None:
+    story = Told("ab")
+    bad = story.contribution("b")
+    story.happen(e.ContributionUnusable, bad, RefusalReason.NON_FINITE, "embed holds values from nan to nan")
+    story.offers_fragment("a")
+    story.merges(0, 1)
+    (refusal,) = story.explanation(0, 1).refusals
+    assert (refusal.island, refusal.reason) == ("b", RefusalReason.NON_FINITE)
+    assert story.explanation(0, 1).absent == (("b", "lost"),)
+
+
 def test_a_round_that_waited_is_told_with_its_times_and_contributors(grace_over: Told) -> None:
     told = grace_over.explanation(0, 1)
     assert (told.opened_at, told.quorum_at, told.grace_until, told.closed_at) == (10.0, 10.0, 11.0, 11.0)

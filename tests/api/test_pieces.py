@@ -114,6 +114,19 @@ def test_the_live_picture_shows_every_island_and_the_job(tmp_path: Path) -> None
     assert "us-east training 20.0/s" in line(job)
 
 
+def test_a_flagged_island_says_in_the_picture_what_is_wrong_though_it_trains(tmp_path: Path) -> None:
+    record = World(parse_job(Installation(tmp_path).spec(steps=100)), [], 2.0).status("trial-x", 1000.0, 2.0)
+    flagged = record["view"]["islands"][3]
+    flagged |= {"flag": "corrupt contribution to fragment 2: bytes changed on the way", "quarantines": 1}
+    job = job_of(job_row("trial-x"), record, [], 1000, report=False)
+    assert (job.islands[3].flag, job.islands[3].quarantines) == (flagged["flag"], 1)
+    console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
+    console.print(render(job))
+    assert "bytes changed on the way" in console.export_text()
+    del flagged["flag"], flagged["quarantines"]  # as an earlier build left it
+    assert job_of(job_row("trial-x"), record, [], 1000, report=False).islands[3].flag == ""
+
+
 def test_a_job_before_its_first_event_and_without_losses_can_be_drawn(tmp_path: Path) -> None:
     job = picture(tmp_path, -1.0)
     console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))

@@ -6,7 +6,6 @@ import pytest
 
 from orchestrator.core.effects import (
     AdmitContribution,
-    KillIsland,
     MergeFragment,
     PublishFragment,
     Recipient,
@@ -261,16 +260,6 @@ def test_a_contribution_of_a_replaced_process_is_fenced_and_the_process_ended() 
     effects = story.happen(ContributionArrived, late)
     assert the(RefuseContribution, effects).reason is RefusalReason.FENCED
     assert the(StopIsland, effects).incarnation == 1
-
-
-def test_an_unusable_contribution_is_refused_and_flags_its_island() -> None:
-    story = Story("ab")
-    story.starts("a", "b")
-    bad = story.contribution("b")
-    effects = story.happen(ContributionUnusable, bad, RefusalReason.NON_FINITE, "embed holds a NaN")
-    assert the(RefuseContribution, effects).reason is RefusalReason.NON_FINITE
-    assert "NaN" in story.island("b").reason
-    assert the(KillIsland, effects).island == "b"  # what has diverged is healed by a peer's state only
 
 
 def test_what_a_lost_island_sent_is_refused_and_changes_nothing_about_it() -> None:

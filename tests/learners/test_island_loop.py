@@ -13,7 +13,7 @@ from learners import jax_trainer, synthetic
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer, Progress
-from orchestrator.errors import InfrastructureError, InternalError
+from orchestrator.errors import DataError, InfrastructureError, InternalError
 
 TOKENS = 4 * 32
 
@@ -195,15 +195,50 @@ def test_rebasing_on_a_version_that_left_out_ones_offer_keeps_all_work_since_the
     assert Adopted(1, 2, 5, 5 * TOKENS, kept_tokens=5 * TOKENS) in island.steps(1)
 
 
-def test_rebasing_when_the_base_is_a_peers_and_unknown_takes_the_published_value(new_island):
+def test_after_a_peers_state_the_first_adoption_keeps_what_was_trained_here_and_not_the_peers_work(
+    new_island, make_job
+):
     donor = synthetic.create(new_island().trainer_spec, 1, 2)
+    for step in range(5):
+        donor.step(step)
+    given = donor.export_state().arrays()
     island = new_island(adoption="rebase")
-    island.loop.load_peer({"trainer": donor.export_state().arrays(), "versions": (0, 0), "step": 0}, cursor=0)
+    island.loop.load_peer({"trainer": given, "versions": (0, 0), "step": 5}, cursor=0)
     island.loop.start()
     assert island.trainer.at_gate.acquire(timeout=10)
+    island.steps(1)
+    trained = island.own(0)
     island.loop.deliver(0, 1, 1, island.published(0, 0.5))
-    assert Adopted(0, 1, 1, TOKENS, 0) in island.steps(1)
-    assert all((array == 0.5).all() for array in island.own(0).values())
+    assert Adopted(0, 1, 7, 2 * TOKENS, 2 * TOKENS) in island.steps(1)
+    twin = SteppedTrainer(make_job())  # the same two steps, without a break
+    twin.import_state(given)
+    twin.permits.release(2)
+    twin.step(5)
+    assert all(np.array_equal(array, trained[name]) for name, array in twin.snapshot(trained).arrays().items())
+    twin.step(6)
+    for name, array in island.own(0).items():
+        own = twin.snapshot([name]).arrays()[name] - given[name]
+        np.testing.assert_allclose(array, 0.5 + own, rtol=1e-5, atol=1e-6)
+
+
+def test_a_peers_state_that_holds_no_numbers_is_refused_and_another_is_taken(new_island):
+    island = new_island()
+    good = synthetic.create(island.trainer_spec, 1, 2).export_state().arrays()
+    bad = {**good, "embed": np.full_like(good["embed"], np.nan)}
+    with pytest.raises(DataError, match="holds no numbers in embed"):
+        island.loop.load_peer({"trainer": bad, "versions": (0, 0), "step": 0}, cursor=0)
+    island.loop.load_peer({"trainer": good, "versions": (0, 0), "step": 0}, cursor=0)
+
+
+def test_of_two_states_the_first_that_comes_is_the_islands(new_island):
+    island = new_island()
+    states = [synthetic.create(island.trainer_spec, shard, 2) for shard in (0, 1)]
+    states[1].step(0)
+    first, second = (trainer.export_state().arrays() for trainer in states)
+    island.loop.load_peer({"trainer": first, "versions": (1, 1), "step": 3}, cursor=0)
+    with pytest.raises(InternalError, match="it has one"):
+        island.loop.load_peer({"trainer": second, "versions": (2, 2), "step": 5}, cursor=0)
+    assert all(np.array_equal(array, first[name]) for name, array in island.own(0).items())
 
 
 def test_a_state_that_comes_twice_does_not_touch_an_island_that_trains(new_island):

@@ -12,7 +12,7 @@ from orchestrator.merge import wire
 from orchestrator.merge.benchmark import cases
 from orchestrator.merge.outer_gradient import SCRATCH_BYTES, Averaging, average
 from orchestrator.merge.outer_optimizer import Nesterov, Sgd
-from orchestrator.merge.outer_state import OuterState, outer_step
+from orchestrator.merge.outer_state import NotFinite, OuterState, outer_step
 
 NESTEROV = Nesterov(lr=0.7, decay=0.9)
 SHAPES = {"embed": (5, 4), "layer/kernel": (4, 6), "layer/scale": (), "norm": (3,)}
@@ -210,3 +210,24 @@ def test_a_reader_sees_version_and_parameters_that_belong_together_while_fragmen
 def test_the_benchmarks_cases_run_and_each_does_something():
     names = [case.name for case in cases(island_count=2, parameter_count=1000) if case.run() or case.name == "check"]
     assert len(names) == 8
+
+
+def test_a_step_whose_result_is_not_finite_is_thrown_away_with_its_momentum():
+    outer = merged_often(state(optimizer=Nesterov(lr=1e30, decay=0.9)), [])
+    far = [({name: array * np.float32(1e12) for name, array in tensors(1, FRAGMENTS[0]).items()}, 1.0)]
+    before = outer.state(FragmentId(0))
+    said = "Version 1 of fragment 0 cannot be used: embed holds values from"
+    with np.errstate(over="ignore"), pytest.raises(NotFinite, match=said):
+        outer.merge(FragmentId(0), Version(1), far)
+    assert outer.state(FragmentId(0)) is before
+    same = [(dict(before.parameters), 1.0)]
+    outer.merge(FragmentId(0), Version(1), same)  # the round is made again, of other contributions
+    assert outer.version(FragmentId(0)) == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e20])
+def test_parameters_that_are_no_numbers_are_no_beginning(value):
+    parameters = tensors(0)
+    parameters["norm"][1] = value
+    with pytest.raises(NotFinite, match="The initial parameters cannot be used: norm holds"):
+        OuterState(parameters, FRAGMENTS, "radial", NESTEROV)

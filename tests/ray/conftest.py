@@ -37,9 +37,11 @@ def start(port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Starts jobs; those still running at the test's end are cancelled, so that the next test finds the fleet free."""
     started: list[Job] = []
 
-    def start_one(document: dict[str, Any], **cordoned: str) -> Job:
+    def start_one(document: dict[str, Any], trainer: str | None = None, **cordoned: str) -> Job:
         job_id = f"job-{uuid.uuid4().hex[:8]}"
-        port.start_job(job_id, parse_job(document), tmp_path / job_id, cordoned)
+        spec = parse_job(document)
+        spec = spec.model_copy(update={"trainer": trainer}) if trainer else spec
+        port.start_job(job_id, spec, tmp_path / job_id, cordoned)
         started.append(Job(port, job_id, tmp_path / job_id))
         return started[-1]
 

@@ -16,6 +16,9 @@ A checker that never bites is worth nothing, so bugs are planted into the core, 
     publishes a false step   an old version goes out at the step of the merge in flight (a bug we had)
     is not repeatable        a decision depends on something that is on no tape
     loses count              the ledger forgets a merged payload
+    admits what exploded     whatever is how far away
+    never quarantines        an island goes on sending what cannot be used
+    gives up too late        an island in quarantine is placed once too often
 """
 
 from __future__ import annotations
@@ -30,12 +33,12 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.accounting.ledger import Ledger
+from orchestrator.core import admission, fleet, fragment_life, fragment_round
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core import fleet, fragment_life, fragment_round
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
 from orchestrator.simulation import swarm
-from orchestrator.simulation.configurations import FEATURES, MEMBERSHIP, SPOILT_LINKS, draw
+from orchestrator.simulation.configurations import FEATURES, HEALTH, MEMBERSHIP, SPOILT_LINKS, draw
 from tests.api.installation import interruptible
 
 SEEDS, CHUNK = 200, 25
@@ -65,7 +68,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in set(range(SEEDS)) - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = swarm.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS}
+    assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH}
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)} - {e.FaultInjected.__name__}
     reasons = {str(reason) for reason in (*RefusalReason, *ReleaseReason, *CloseReason) if reason not in NEVER_HAPPENS}
     came = survivors.values()
@@ -154,9 +157,9 @@ def _waits_for_ever(monkeypatch):
 
 
 def _publishes_a_false_step(monkeypatch):
-    real = fragment_round.begin_merge
-    early = lambda before, now: replace(real(before, now), step=before.merge_step)  # noqa: E731
-    monkeypatch.setattr(fragment_round, "begin_merge", early)
+    real = fragment_life._publication
+    early = lambda current, islands: real(replace(current, step=current.merge_step), islands)  # noqa: E731
+    monkeypatch.setattr(fragment_life, "_publication", early)
 
 
 def _is_not_repeatable(monkeypatch):
@@ -175,6 +178,24 @@ def _loses_count(monkeypatch):
     monkeypatch.setattr(Ledger, "merge_completed", lossy)
 
 
+def _admits_what_exploded(monkeypatch):
+    monkeypatch.setattr(admission, "explosion", lambda *facts: None)
+
+
+def _never_quarantines(monkeypatch):
+    monkeypatch.setattr(fragment_life, "_strike", lambda *facts: [])
+
+
+def _gives_up_too_late(monkeypatch):
+    real = fleet.quarantine
+
+    def lenient(before, policy, *rest):
+        more = replace(policy.health, quarantines_max=policy.health.quarantines_max + 1)
+        return real(before, replace(policy, health=more), *rest)
+
+    monkeypatch.setattr(fleet, "quarantine", lenient)
+
+
 @pytest.mark.parametrize(
     ("plant", "sentence"),
     [
@@ -190,13 +211,16 @@ def _loses_count(monkeypatch):
         (_publishes_a_false_step, "what is published is the present version"),
         (_is_not_repeatable, "a tape replays exactly"),
         (_loses_count, "the ledger counts as merged what was merged"),
+        (_admits_what_exploded, "nothing that exploded is admitted"),
+        (_never_quarantines, "an island is quarantined for bad work, and at once"),
+        (_gives_up_too_late, "a lost island waits out its back-off, or was given up after restarts_max"),
     ],
 )
 def test_a_planted_bug_is_found_and_named(monkeypatch, plant, sentence):
     plant(monkeypatch)
-    failure = next(filter(None, map(_failure_of, range(FOUND_WITHIN))), None)
+    failures = filter(None, map(_failure_of, range(FOUND_WITHIN)))
+    failure = next((failure for failure in failures if sentence in failure.detail), None)  # it may show otherwise first
     assert failure is not None, f"not found within {FOUND_WITHIN} seeds"
-    assert sentence in failure.detail
     assert str(failure).endswith(f"python -m orchestrator.simulation.swarm --seed {failure.seed}")
     assert "at=" in failure.story
 

@@ -104,6 +104,30 @@ def test_corrupt_payloads_are_refused_and_never_merged():
     assert not merged & {event.contribution.payload for event in _told(world, e.ContributionUnusable)}
 
 
+@pytest.mark.parametrize("kind", [FaultKind.DIVERGE, FaultKind.EXPLODE])
+def test_an_island_that_goes_mad_is_never_merged_and_comes_back_with_a_peers_state(kind):
+    world = _run(Fault(5.0, kind, ASIA))
+    quarantined = _asked(world, f.QuarantineIsland)
+    assert {(x.island, x.incarnation) for x in quarantined} == {(ASIA, 1)}
+    refused = {refusal.contribution.payload for refusal in _asked(world, f.RefuseContribution)}
+    merged = {item.payload for merge in _asked(world, f.MergeFragment) for item in merge.inputs}
+    assert refused
+    assert not refused & merged
+    assert _told(world, e.IslandCaughtUp, ASIA)[-1].donor is not None
+    assert any(payload.startswith(f"{ASIA}.2.") for payload in merged)
+    assert world.goodput.summary()["discarded_tokens"]["quarantined"] > 0
+    assert world.statistics.summary()["survivor_gap_max_s"] <= 0.05 * 1.05 + 1e-9
+
+
+def test_merges_that_fail_cost_work_but_not_the_job():
+    world = _run(merge_failure=0.3, calm_at=6.0)
+    failed = _told(world, e.MergeFailed)
+    assert len(failed) > 5
+    completed = {(event.fragment, event.version) for event in _told(world, e.MergeCompleted)}
+    assert {(event.fragment, event.version) for event in failed} <= completed  # each was made in the end
+    assert world.finished.outcome is JobOutcome.COMPLETED
+
+
 def test_a_donor_that_goes_away_is_replaced_by_another_source():
     world = _run(Fault(4.0, FaultKind.KILL, ASIA), catch_up_failure=0.9, calm_at=8.0)
     assert _told(world, e.CatchUpFailed, ASIA)

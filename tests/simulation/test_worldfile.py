@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from orchestrator.core.vocabulary import IslandId
+from orchestrator.core.vocabulary import HealthPolicy, IslandId
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.simulation import worldfile
 from orchestrator.simulation.distributions import Empirical, Uniform
@@ -39,8 +39,10 @@ def test_a_world_with_everything_comes_back_equal(fitted):
         evaluate_alone_s=Empirical((1.0, 2.0)),
         begin_s=Uniform(0.1, 0.2),
         publication_loss=0.25,
+        merge_failure=0.125,
     )
-    world = replace(fitted, plan=plan, until=12.5, notes=("one", "two: é"))
+    policy = replace(fitted.policy, health=HealthPolicy(None, 5, 0))
+    world = replace(fitted, policy=policy, plan=plan, until=12.5, notes=("one", "two: é"))
     assert worldfile.load(worldfile.dump(world)) == world
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from orchestrator.core import effects as f
 from orchestrator.core.effects import Effect
-from orchestrator.core.events import Event, FaultInjected, ProgressReported
-from orchestrator.core.vocabulary import JobPolicy
+from orchestrator.core.events import ContributionArrived, Event, FaultInjected, ProgressReported
+from orchestrator.core.vocabulary import Contribution, JobPolicy
 from orchestrator.errors import DataError
 from orchestrator.simulation.plan import sample_policy
 from orchestrator.tape.codec import decode, decode_tagged, to_json
@@ -98,11 +98,19 @@ def test_a_policy_of_another_build_is_refused_by_name():
         decode(JobPolicy, plain)
 
 
-def test_a_fault_on_a_tape_of_an_earlier_build_reads_as_one_without_a_rate_or_payloads():
-    event = FaultInjected(1.0, "c", "somebody", "stop", "asia", 1, 6.0)
-    plain = json.loads(to_json(event))
+def test_what_an_earlier_build_did_not_write_takes_its_default():
+    fault = FaultInjected(1.0, "c", "somebody", "stop", "asia", 1, 6.0)
+    plain = json.loads(to_json(fault))
     assert (plain.pop("bytes_per_second"), plain.pop("payloads")) == (0.0, 0)
-    assert decode_tagged(plain) == event
+    assert decode_tagged(plain) == fault
     del plain["duration"]
     with pytest.raises(DataError, match="FaultInjected needs the field 'duration'"):
         decode_tagged(plain)
+
+    plain = json.loads(to_json(sample_policy()))
+    del plain["health"]
+    assert decode(JobPolicy, plain) == sample_policy()
+    c = Contribution("a.1.0.1", "a", 1, 0, 1, 4, 0, 4, 100, 100)
+    event = json.loads(to_json(ContributionArrived(1.0, c, 2.5)))
+    del event["displacement"]
+    assert decode_tagged(event) == ContributionArrived(1.0, c, None)

@@ -5,7 +5,7 @@
 They keep books of their own, share nothing with the core but its words, and raise ``Violation`` at the first step that
 breaks a sentence. The order of the parts matters: each may ask those before it about the state after the step.
 
-    timers ── lives ── rounds ── job
+    timers ── lives ── rounds ── job        and health, which asks lives and rounds about the state before the step
 
 Responsible here: liveness. Once faults are over and a quorum of islands trains, every fragment advances within
 ``patience``; how long that is, the one who knows the world's speeds says.
@@ -16,6 +16,7 @@ from __future__ import annotations
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Duration, Epoch, Instant, JobPolicy
+from orchestrator.simulation.checkers.health import Health
 from orchestrator.simulation.checkers.job import JobChecker
 from orchestrator.simulation.checkers.lives import Lives
 from orchestrator.simulation.checkers.rounds import Rounds
@@ -34,6 +35,7 @@ class Checkers:
         self.lives = Lives(policy, self.timers)
         self.rounds = Rounds(policy, epoch, self.lives, self.timers)
         self.job = JobChecker(policy, self.lives, self.rounds)
+        self.health = Health(policy, self.lives, self.rounds)
         self.waited_max: Duration = 0.0
         self.advancing = False
         self._quorum = policy.quorum
@@ -42,6 +44,7 @@ class Checkers:
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         self.job.before(event)
+        self.health.apply(event, effects)
         self.timers.apply(event, effects)
         self.lives.apply(event, effects)
         self.rounds.apply(event, effects)

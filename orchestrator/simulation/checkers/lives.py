@@ -29,7 +29,10 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class Life:
-    """``failures`` are lives in a row that ended without a contribution; ``given_up`` once there were too many."""
+    """``failures`` are lives in a row that ended without a contribution, ``quarantines`` those since an operator wanted it.
+
+    ``given_up`` once there were too many of either.
+    """
 
     stage: Stage = Stage.OVER
     incarnation: Incarnation = Incarnation(0)
@@ -38,6 +41,7 @@ class Life:
     draining: bool = False
     wanted: bool = True
     failures: int = 0
+    quarantines: int = 0
     given_up: bool = False
 
     @property
@@ -124,7 +128,8 @@ class Lives:
             require(kept, "an island is drained only where its work will merge", (event, self.live))
         life.draining = isinstance(event, e.DrainRequested) or (life.draining and isinstance(event, e.KillRequested))
         if life.stage is Stage.OVER:
-            life.failures, life.given_up = 0, False
+            life.failures = life.quarantines = 0
+            life.given_up = False
 
     def _asked(self, event: e.Event, effect: f.Effect, effects: tuple[f.Effect, ...]) -> None:
         match effect:
@@ -166,7 +171,8 @@ class Lives:
         life.wanted = effect.wanted
         life.draining = not effect.wanted and life.stage is Stage.TRAINING
         if life.stage is Stage.OVER:
-            life.failures, life.given_up = 0, False
+            life.failures = life.quarantines = 0
+            life.given_up = False
 
     def _place(self, effect: f.PlaceIsland) -> None:
         life = self.all[effect.island]
@@ -177,7 +183,9 @@ class Lives:
         require(effect.incarnation == life.incarnation + 1, "incarnations rise by one", (effect, life))
         wanted = life.wanted and not life.given_up and not self.ending and not self.finished
         require(wanted, "only an island that is wanted is placed", (effect, life))
-        self.all[effect.island] = Life(Stage.PLACING, effect.incarnation, failures=life.failures)
+        self.all[effect.island] = Life(
+            Stage.PLACING, effect.incarnation, failures=life.failures, quarantines=life.quarantines
+        )
 
     def _catch_up(self, effect: f.BeginCatchUp) -> None:
         life = self.all[effect.island]
@@ -199,7 +207,9 @@ class Lives:
         if not life.wanted or dismissed:
             return
         life.failures += 1
+        life.quarantines += any(isinstance(x, f.QuarantineIsland) for x in effects)
         life.given_up = life.failures > self._policy.restarts_max
+        life.given_up |= life.quarantines > self._policy.health.quarantines_max
         waits = [x.due_at - event.at for x in effects if isinstance(x, f.SetTimer) and x.timer == backoff(island)]
         least = min(self._policy.backoff_first_s * 2.0 ** (life.failures - 1), self._policy.backoff_max_s)
         fits = all(least - ROUNDING <= wait <= 1.25 * least + ROUNDING for wait in waits)

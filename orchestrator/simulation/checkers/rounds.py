@@ -32,7 +32,10 @@ from orchestrator.simulation.checkers.lives import Lives, Stage
 from orchestrator.simulation.checkers.timers import Timers, grace
 from orchestrator.simulation.checkers.violation import require
 
-_UNUSABLE = frozenset({RefusalReason.CORRUPT, RefusalReason.WRONG_SHAPE, RefusalReason.NON_FINITE})
+_SEEN_IN_THE_BYTES = frozenset(
+    {RefusalReason.CORRUPT, RefusalReason.WRONG_SHAPE, RefusalReason.NON_FINITE, RefusalReason.EXPLODING}
+)
+"""Whether the last is true, ``health`` says."""
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Line:
     merged_offer: int = 0
     merged_into: Version = Version(0)
     merged_up_to: int = 0
+    merged_before: int = 0
 
 
 @dataclass(slots=True)
@@ -75,6 +79,8 @@ class Rounds:
             self._arrived(event, effects)
         elif isinstance(event, e.MergeCompleted):
             self._completed(event, effects)
+        elif isinstance(event, e.MergeFailed):
+            self._failed(event, effects)
         for effect in effects:
             match effect:
                 case f.AdmitContribution():
@@ -138,7 +144,7 @@ class Rounds:
                 return bool(current.inputs) or (behind == 1 and self._policy.staleness_max < 1)
             case RefusalReason.STALE_BASE:
                 return behind > max(1, self._policy.staleness_max)
-        return refusal.reason in _UNUSABLE
+        return refusal.reason in _SEEN_IN_THE_BYTES
 
     def _admit(self, effect: f.AdmitContribution) -> None:
         c = effect.contribution
@@ -171,7 +177,7 @@ class Rounds:
             case ReleaseReason.SUPERSEDED:
                 right = any(isinstance(x, f.AdmitContribution) for x in effects)
             case ReleaseReason.ABANDONED:
-                right = self._lives.ending or self._lives.finished
+                right = self._lives.ending or self._lives.finished or isinstance(event, e.MergeFailed)
                 for current in self.all:
                     current.open = {i: c for i, c in current.open.items() if c.payload != effect.payload}
                     if self._lives.finished and effect.payload in {c.payload for c in current.inputs}:
@@ -203,7 +209,7 @@ class Rounds:
             line = self._line(c)
             fresh = c.tokens_total - c.token_count >= line.merged_up_to
             require(fresh, "no token is merged twice", (effect, c, line))
-            line.merged_up_to = c.tokens_total
+            line.merged_before, line.merged_up_to = line.merged_up_to, c.tokens_total
         current.inputs, current.open = inputs, {}
         self._timers.drop(grace(effect.fragment))
 
@@ -223,6 +229,16 @@ class Rounds:
         heard = {x.island for p in effects if isinstance(p, f.PublishFragment) for x in p.recipients}
         training = {island for island, life in self._lives.all.items() if life.stage is Stage.TRAINING}
         require(training <= heard, "everybody who trains hears of a new version", training - heard)
+
+    def _failed(self, event: e.MergeFailed, effects: tuple[f.Effect, ...]) -> None:
+        """Its work is in no version, and may come again."""
+        current = self.all[event.fragment]
+        if sorted(event.inputs) != sorted(c.payload for c in current.inputs):
+            require(not effects, "nothing comes of a merge that nobody waits for", (event, effects))
+            return
+        for c in current.inputs:
+            self._line(c).merged_up_to = self._line(c).merged_before
+        current.inputs = ()
 
     def _publish(self, effect: f.PublishFragment) -> None:
         current = self.all[effect.fragment]

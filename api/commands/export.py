@@ -1,0 +1,73 @@
+"""The command that takes a job's merged parameters out of it, for use elsewhere."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from api.commands.common import HomeOption, JobArgument, UrlOption, connect, say
+from api.home import DEFAULT_HOME
+from orchestrator.errors import ConfigurationError, DataError
+
+HEADER_BYTES_MAX = 100_000_000
+"""As safetensors itself allows."""
+WRITER = "learners.orbax_export"
+
+
+class Format(StrEnum):
+    SAFETENSORS = "safetensors"
+    ORBAX = "orbax"
+
+
+def export(
+    job: JobArgument,
+    form: Annotated[Format, typer.Option("--format", help="What to write the parameters as.")] = Format.SAFETENSORS,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to.", show_default="JOB-export")
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+) -> None:
+    """Write a job's merged parameters, also of one that runs, with the specification that says what they mean."""
+    with connect(home, url) as client:
+        name = client.job(job).job
+        folder = out or Path(f"{name}-export")
+        target = folder / ("checkpoint" if form is Format.ORBAX else "model.safetensors")
+        if target.exists():
+            raise ConfigurationError(detail=f"{target} is there already. Remove it, or give another --out.")
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / "model.safetensors.draft"
+        client.download_parameters(name, draft)
+    (folder / "config.json").write_text(json.dumps(described(draft), indent=1) + "\n")
+    if form is Format.ORBAX:
+        # A process of its own: Orbax imports JAX, which the command line must not.
+        written = subprocess.run([sys.executable, "-m", WRITER, str(draft), str(target)], check=False)
+        draft.unlink()
+        if written.returncode:
+            raise typer.Exit(1)
+    else:
+        draft.rename(target)
+    say(f"wrote {target} and {folder / 'config.json'}")
+
+
+def described(path: Path) -> dict[str, Any]:
+    """What the file's metadata says, with the specification as data. Raises DataError if it is no such file."""
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        try:
+            facts = json.loads(file.read(min(length, HEADER_BYTES_MAX)))["__metadata__"]
+            return {**facts, "spec": json.loads(facts["spec"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(detail=f"{path} does not say what job its parameters are of ({error!r}).") from error
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Jobs")(export)

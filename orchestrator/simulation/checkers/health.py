@@ -1,0 +1,75 @@
+"""What contributions are like, seen from outside: nothing that exploded gets in, and whose work is bad begins anew.
+
+Responsible for: every displacement that was admitted being near the median of those before it, by a median of its own; every
+refusal as exploding being true; an island in quarantine exactly when its contributions to one fragment were bad so often in
+a row, or held no numbers. Told of a step before ``lives`` and ``rounds``: it asks how things stood when it happened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from orchestrator.accounting.series import median
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import Contribution, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason
+from orchestrator.simulation.checkers.lives import Lives
+from orchestrator.simulation.checkers.rounds import Rounds
+from orchestrator.simulation.checkers.violation import require
+
+Line = tuple[IslandId, Incarnation, FragmentId]
+LATEST = 31
+FIRST_VERSIONS = 4
+
+
+class Health:
+    def __init__(self, policy: JobPolicy, lives: Lives, rounds: Rounds) -> None:
+        self._policy, self._lives, self._rounds = policy, lives, rounds
+        self._latest: list[deque[float]] = [deque(maxlen=LATEST) for _ in range(policy.fragment_count)]
+        self._bad: dict[Line, set[int]] = {}
+        self._in_a_row: dict[Line, int] = {}
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        due = False
+        if isinstance(event, e.ContributionUnusable):
+            due = self._is_bad(event.contribution, event.reason)
+        elif isinstance(event, e.ContributionArrived):
+            due = self._arrived(event, effects)
+        quarantined = [x for x in effects if isinstance(x, f.QuarantineIsland)]
+        require(len(quarantined) == due, "an island is quarantined for bad work, and at once", (event, quarantined))
+        ended = {(x.island, x.incarnation) for x in effects if isinstance(x, f.StopIsland)}
+        gone = all((x.island, x.incarnation) in ended for x in quarantined)
+        require(gone, "an island in quarantine is ended", effects)
+
+    def _arrived(self, event: e.ContributionArrived, effects: tuple[f.Effect, ...]) -> bool:
+        c = event.contribution
+        assert event.displacement is not None
+        far = event.displacement / max(1.0, c.step_count / self._policy.sync_interval_steps)
+        latest, ratio_max = self._latest[c.fragment], self._policy.health.displacement_ratio_max
+        judged = ratio_max is not None and self._rounds.all[c.fragment].version >= FIRST_VERSIONS
+        exploding = judged and ratio_max is not None and far > ratio_max * _usual(latest)
+        for effect in effects:
+            if isinstance(effect, f.AdmitContribution):
+                require(not exploding, "nothing that exploded is admitted", (effect, event.displacement))
+                latest.append(far)
+                self._in_a_row[c.island, c.incarnation, c.fragment] = 0
+            elif isinstance(effect, f.RefuseContribution) and effect.reason is RefusalReason.EXPLODING:
+                require(exploding, "only what is far off is refused as exploding", (effect, event.displacement))
+                return self._is_bad(c, effect.reason)
+        return False
+
+    def _is_bad(self, c: Contribution, reason: RefusalReason) -> bool:
+        """Whether this was once too often. What is told again counts once."""
+        line = (c.island, c.incarnation, c.fragment)
+        if not self._lives.all[c.island].speaks(c.incarnation) or c.offer <= max(self._bad.get(line, {0})):
+            return False
+        self._bad.setdefault(line, set()).add(c.offer)
+        self._in_a_row[line] = self._in_a_row.get(line, 0) + 1
+        return reason is RefusalReason.NON_FINITE or self._in_a_row[line] >= self._policy.health.strikes_max
+
+
+def _usual(latest: Iterable[float]) -> float:
+    """The median; of an even number of values the higher of the two in the middle."""
+    ordered = sorted(latest)
+    return median(ordered if len(ordered) % 2 else ordered[1:])

@@ -1,0 +1,50 @@
+"""Parameters are taken out of a job, running or ended, by REST and by the command."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import httpx
+import numpy as np
+from safetensors.numpy import load, load_file
+
+from api.client import Client
+from tests.api.installation import Installation
+
+
+def test_a_running_job_gives_its_parameters_and_keeps_no_copy(
+    service: Installation, client: Client, http: httpx.Client
+) -> None:
+    job = client.submit(service.spec()).job
+    answer = http.get(f"/v1/jobs/{job}/parameters")
+    assert answer.status_code == 200
+    assert list(load(answer.content)) == ["embed"]
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    assert not list(Path(client.job(job).run_dir).glob("*.safetensors"))
+
+
+def test_the_command_writes_the_parameters_and_what_they_are_of(service: Installation, tmp_path: Path) -> None:
+    with service.client() as client:
+        job = client.submit(service.spec()).job
+    out = tmp_path / "out"
+    assert "model.safetensors" in service.atoll("export", "latest", "--out", str(out))
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert np.all(load_file(out / "model.safetensors")["embed"] == 0.5)
+    described = json.loads((out / "config.json").read_text())
+    assert (described["job"], described["spec"]["trainer"]) == (job, "learners.synthetic:create")
+    assert "is there already" in service.atoll("export", "latest", "--out", str(out), code=2)
+    service.atoll("export", "latest", "--format", "orbax", "--out", str(out))
+    assert (out / "checkpoint").is_dir()
+    assert not list(out.glob("*.draft"))
+
+
+def test_a_file_that_does_not_say_what_it_is_of_is_refused(service: Installation, client: Client) -> None:
+    job = client.submit(service.spec(steps=1)).job
+    client.cancel(job)
+    folder = Path(client.job(job).run_dir)
+    nothing = json.dumps({}).encode()
+    (folder / "merged.safetensors").write_bytes(struct.pack("<Q", len(nothing)) + nothing)
+    assert "does not say what job" in service.atoll("export", job, "--out", str(service.folder / "x"), code=1)
+    assert "there is no job" in service.atoll("export", "nobody", code=2).lower()

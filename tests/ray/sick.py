@@ -1,0 +1,47 @@
+"""A synthetic island that falls ill three times, each time in another way, and is well again in a new process.
+
+Which illness: by how far its data had been read when the process began. The island of shard 1 is ill, the others are well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from learners.contract import StepResult
+from learners.synthetic import SyntheticTrainer
+from orchestrator.merge import wire
+
+SICK_SHARD = 1
+DIVERGES_AT, GARBLES_FROM, EXPLODES_AT = 40, 100, 170
+_encode = wire.encode
+
+
+def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
+    return SickTrainer(spec, shard_index) if shard_index == SICK_SHARD else SyntheticTrainer(spec, shard_index)
+
+
+class SickTrainer(SyntheticTrainer):
+    def seek(self, cursor: int) -> None:
+        super().seek(cursor)
+        self._began_at = cursor
+
+    def step(self, logical_step: int) -> StepResult:
+        result = super().step(logical_step)
+        read = self.cursor()
+        if self._began_at < DIVERGES_AT == read:
+            name = min(self._parameters)
+            self._parameters[name] = np.where(np.arange(8) == 3, np.float32(np.nan), self._parameters[name])
+        elif DIVERGES_AT <= self._began_at < GARBLES_FROM == read:
+            wire.encode = _garbled  # the bytes of its offers, on their way
+        elif GARBLES_FROM <= self._began_at < EXPLODES_AT == read:
+            self._parameters = {name: array * np.float32(1e6) for name, array in self._parameters.items()}
+        return result
+
+
+def _garbled(*arguments: Any) -> bytes:
+    payload = bytearray(_encode(*arguments))
+    payload[len(payload) // 2] ^= 0x10
+    return bytes(payload)

@@ -1,0 +1,87 @@
+"""States handed from process to process: a donor that goes away is replaced, and nobody gives work before it has a state."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.core import effects, events
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import GAP_MAX_S, Job, synthetic
+from tests.ray.slow_donor import HANDING_OVER_S
+
+pytestmark = pytest.mark.ray
+GROUPS = ("us-east", "asia", "europe")
+ENDLESS = 100_000
+
+
+def donor_of(job: Job, island: str, incarnation: int) -> str:
+    """Whom the island takes a state from at present."""
+    told = str(job.wait_for_state(island, "catching_up", incarnation=incarnation)["reason"])
+    assert told.startswith("taking a state from "), told
+    return told.split()[4]
+
+
+def assert_nobody_gave_before_it_had_a_state(job: Job) -> None:
+    holding: set[tuple[str, int]] = set()
+    for record in read_tape(job.run_dir / "tape.jsonl").records:
+        if isinstance(record.event, events.IslandCaughtUp):
+            holding.add((record.event.island, record.event.incarnation))
+        for effect in record.effects:
+            if isinstance(effect, effects.AdmitContribution):
+                assert (effect.contribution.island, effect.contribution.incarnation) in holding, record
+
+
+def test_a_donor_that_dies_or_stands_still_in_the_act_is_replaced_by_another(start: Callable[..., Job]) -> None:
+    job = start(synthetic(steps=ENDLESS, groups=GROUPS), trainer="tests.ray.slow_donor:create")
+    for group in GROUPS:
+        job.wait_for_merge(group, 1)
+    began_at = job.status()["at"]
+
+    job.command("kill", "asia")
+    dead = donor_of(job, "asia", 2)
+    os.kill(job.island(dead)["pid"], signal.SIGKILL)
+    assert job.wait_for_merge("asia", 2)["incarnation"] == 2
+    (other,) = set(GROUPS) - {"asia", dead}
+    assert job.events(events.IslandCaughtUp, "asia")[-1].donor == other
+    job.wait_for_merge(dead, 2)
+
+    job.command("kill", "asia")
+    still = donor_of(job, "asia", 3)
+    pid = job.island(still)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        stopped_at = job.status()["at"]
+        job.wait_for_merge("asia", 3)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    caught_up = job.events(events.IslandCaughtUp, "asia")[-1]
+    assert caught_up.donor not in (still, None)
+    assert caught_up.at - stopped_at < 20.0 + HANDING_OVER_S  # nobody waited for the call to time out, which takes 35 s
+
+    assert job.gap_max_s(other, began_at) <= GAP_MAX_S  # handing over costs it nothing
+    assert_nobody_gave_before_it_had_a_state(job)
+
+
+def test_when_all_islands_die_at_once_the_new_ones_go_on_from_what_was_merged(start: Callable[..., Job]) -> None:
+    """Fresh processes that agree among themselves must not win over state: in other systems they wiped whole runs."""
+    job = start(synthetic(steps=ENDLESS, groups=("us-east", "asia")))
+    for group in ("us-east", "asia"):
+        job.wait_for_merge(group, 1)
+    job.wait_until(lambda: min(f["version"] for f in job.status()["view"]["fragments"]) >= 3, "some merges")
+    before = [fragment["version"] for fragment in job.status()["view"]["fragments"]]
+    for group in ("us-east", "asia"):
+        os.kill(job.island(group)["pid"], signal.SIGKILL)
+    for group in ("us-east", "asia"):
+        job.wait_for_merge(group, 2)
+    first = min((job.events(events.IslandCaughtUp, group)[-1] for group in ("us-east", "asia")), key=lambda e: e.at)
+    assert first.donor is None
+    assert all(now >= then for now, then in zip(first.versions, before, strict=True))
+    told = [record.event for record in read_tape(job.run_dir / "tape.jsonl").records]
+    for fragment in range(len(before)):
+        merged = [e.version for e in told if isinstance(e, events.MergeCompleted) and e.fragment == fragment]
+        assert merged == list(range(1, len(merged) + 1))
+    assert_nobody_gave_before_it_had_a_state(job)

@@ -1,0 +1,32 @@
+"""A running job gives away its parameters: a picture in which every fragment is at a version that the tape names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from safetensors import safe_open
+
+from orchestrator.core import events
+from orchestrator.merge import fragment_map, wire
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import Job, synthetic
+
+pytestmark = pytest.mark.ray
+
+
+def test_what_a_running_job_gives_away_is_what_it_merged(start: Callable[..., Job]) -> None:
+    job = start(synthetic(steps=100_000, groups=("us-east", "asia")))
+    job.wait_until(
+        lambda: min(f["version"] for f in job.status()["view"]["fragments"]) >= 2, "merges of every fragment"
+    )
+    with safe_open(job.run_dir / job.port.save_parameters(job.id), "numpy") as file:
+        versions = [int(version) for version in file.metadata()["versions"].split(",")]
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    fragments = fragment_map.build({name: array.size for name, array in arrays.items()}, len(versions))
+    records = read_tape(job.run_dir / "tape.jsonl").records
+    merges = [record.event for record in records if isinstance(record.event, events.MergeCompleted)]
+    digests = {(merge.fragment, merge.version): merge.digest for merge in merges}
+    for fragment, version in enumerate(versions):
+        given = {name: arrays[name] for name in fragments[fragment]}
+        assert digests[fragment, version] == wire.digest(given)

@@ -1,0 +1,50 @@
+"""An island whose work cannot be used, in real processes: never merged, flagged, replaced, and the others do not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from orchestrator.core import effects
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import GAP_MAX_S, Job, synthetic
+
+pytestmark = pytest.mark.ray
+GROUPS = ("us-east", "asia", "europe")
+
+
+def test_an_island_that_sends_no_numbers_garbled_bytes_and_explosions_is_never_merged_and_comes_back(
+    start: Callable[..., Job],
+) -> None:
+    job = start(synthetic(steps=100_000, groups=GROUPS), trainer="tests.ray.sick:create")
+    for group in ("us-east", "europe"):
+        job.wait_for_merge(group, 1)
+    began_at = job.status()["at"]
+    back = job.wait_for_merge("asia", 4)
+    assert back["quarantines"] == 3
+    assert back["flag"] == ""
+    gaps = {group: job.gap_max_s(group, began_at) for group in ("us-east", "europe")}
+    assert max(gaps.values()) <= GAP_MAX_S, gaps
+    job.command("cancel")
+    status = job.wait_for_end()
+    decided = [effect for record in read_tape(job.run_dir / "tape.jsonl").records for effect in record.effects]
+    quarantined = [x for x in decided if isinstance(x, effects.QuarantineIsland)]
+    assert [(x.island, x.incarnation, x.reason.value) for x in quarantined] == [
+        ("asia", 1, "non_finite"),
+        ("asia", 2, "corrupt"),
+        ("asia", 3, "exploding"),
+    ]
+    bad = {"non_finite", "corrupt", "exploding"}
+    refused = {x.contribution.payload for x in decided if isinstance(x, effects.RefuseContribution) and x.reason in bad}
+    merged = {item.payload for x in decided if isinstance(x, effects.MergeFragment) for item in x.inputs}
+    assert len(refused) >= 1 + 3 + 3
+    assert not refused & merged
+    assert all(np.abs(array).max() < 100 for array in load_file(job.run_dir / "merged.safetensors").values())
+    assert status["goodput"]["discarded_tokens"]["quarantined"] > 0
+    assert {x.donor for x in decided if isinstance(x, effects.BeginCatchUp) and x.incarnation > 1} <= {
+        ("us-east", 1),
+        ("europe", 1),
+    }
