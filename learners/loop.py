@@ -5,10 +5,9 @@
 
 At a boundary published fragments are adopted first, then fragments that have come due are offered: an offer made on a
 base that is about to be replaced would only be refused. An offer starts a copy and leaves a letter; the bytes are
-fetched by other threads while steps go on. The loop waits for nobody.
-
-Knows the trainer by its contract only, and nothing of Ray or JAX: calls come in from any thread, letters go out through
-the outbox. What adoption does to a fragment is ``adoption``'s business.
+fetched by other threads while steps go on. The loop waits for nobody. It knows the trainer by its contract only, and
+nothing of Ray or JAX: calls come in from any thread, letters go out through the outbox. What adoption does to a fragment
+is ``adoption``'s business.
 """
 
 from __future__ import annotations
@@ -291,8 +290,9 @@ class IslandLoop:
     def _refuse_unless_idle(self, versions: Sequence[int]) -> None:
         """Before anything is changed: a catch-up may be asked twice, and the second must not touch who trains already."""
         if self._fragments:
-            why = "it trains" if self._thread is not None else "it has one: it begins from the first that came"
-            raise InternalError(detail=f"an island was given a state while {why}.")
+            raise InternalError(
+                detail="an island was given a state while it has one: it goes on from the first that came."
+            )
         if len(versions) != len(self._plan.fragments):
             raise InternalError(detail=f"{len(versions)} versions came for {len(self._plan.fragments)} fragments.")
 

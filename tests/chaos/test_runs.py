@@ -291,7 +291,7 @@ def test_islands_that_nobody_asked_for_yet_are_drawn_for_no_fault(tmp_path: Path
     runs = ChaosRuns(service, store, no_second_life)
     job = service.submit(Installation(tmp_path).spec(islands=islands), "me", None).job
     asked = document({"kind": "kill", "target": {"random": 1}, "every": 10})
-    runs.start(job, yaml.safe_dump(asked), asked, "me", None)
+    runs.start(job, yaml.safe_dump(asked), asked, None, "me", None)
     runs.conductor.close()
     row = ChaosStore(store.engine).run(job, "latest")
     assert [island for island, *_ in row.fleet] == ["us-east-0", "asia"]

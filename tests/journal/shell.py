@@ -73,11 +73,12 @@ class ScriptedIsland:
         self.loop = IslandLoop(self.trainer, plan, self.outbox)
         self.correspondence = Correspondence(self.outbox, self.loop.standing_offers)
         self.outbox.put(Ready(1, 0.1))
-        self.trains = False
+        self.holds = self.trains = False
 
     def load(self, arrays: dict[str, Any], versions: tuple[Version, ...], cursor: int) -> None:
-        if not self.trains:
+        if not self.holds:
             self.loop.load(arrays, versions, 0, cursor)
+            self.holds = True
         self.outbox.put(CaughtUp(None, versions, 0, 0.1))
 
 
