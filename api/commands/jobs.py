@@ -98,8 +98,6 @@ def jobs(
     table = Table(box=None, header_style="dim")
     for heading in ("job", "state", "islands", "tokens", "loss", "goodput", "submitted", *(WIDE if wide else ())):
         table.add_column(heading, no_wrap=True)
-    if not wide:
-        table.add_column("why it waits", ratio=1, overflow="ellipsis", no_wrap=True)
     for job in found:
         share = f"{job.tokens_trained:,} ({100 * job.tokens_trained / job.token_budget:.0f} %)"
         loss = "–" if job.loss is None else f"{job.loss:.3f}"
@@ -107,9 +105,11 @@ def jobs(
         submitted = time.strftime("%m-%d %H:%M", time.localtime(job.submitted_at))
         islands = f"{job.islands_training}/{job.island_count}"
         state = f"{job.state} #{job.queue_position}" if job.queue_position else job.state
-        more = _wide_cells(job) if wide else (job.reason if job.queue_position else "",)
-        table.add_row(job.job, state, islands, share, loss, goodput, submitted, *more)
+        table.add_row(job.job, state, islands, share, loss, goodput, submitted, *(_wide_cells(job) if wide else ()))
     print_table(table, wide)
+    for job in sorted(found, key=lambda job: job.queue_position or 0):
+        if job.queue_position:
+            say(f"{job.job} waits: {job.reason}")
 
 
 WIDE = ("by", "ran for", "version", "results in", "why")
