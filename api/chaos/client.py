@@ -23,12 +23,12 @@ class ChaosRequests:
         plans: ShownPlans = self._get("/v1/chaos/plans", ShownPlans)
         return plans.plans
 
-    def start_chaos(self, job: str, plan: str | Mapping[str, Any]) -> ChaosRun:
-        """Run a plan, as data or as its YAML text, against a job.
+    def start_chaos(self, job: str, plan: str | Mapping[str, Any], *, key: str | None = None) -> ChaosRun:
+        """Run a plan, as data or as its YAML text, against a job. With a ``key`` asked again, it is the run it made then.
 
         Raises InvalidJobSpec with every problem of it, Conflict while another plan runs against the job.
         """
-        run: ChaosRun = self._post(_runs(job), ChaosRun, {"plan": plan if isinstance(plan, str) else dict(plan)})
+        run: ChaosRun = self._post(_runs(job), ChaosRun, {"plan": plan}, key)
         return run
 
     def start_shipped_chaos(self, job: str, name: str) -> ChaosRun:
