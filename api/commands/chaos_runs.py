@@ -57,10 +57,8 @@ def run(
     from api.watch import watch
 
     with connect(home, url) as client:
-        job, key = (
-            client.job(job).job,
-            secrets.token_hex(16),
-        )  # `latest` may mean another one by the time it is said again
+        job = client.job(job).job  # `latest` may mean another one by the time it is said again
+        key = secrets.token_hex(16)
         try:
             started = _started(client, job, plan, key)
             ended = watch(client, job, Console(stderr=True), Teller(client, started))
