@@ -17,7 +17,7 @@ from api.chaos.runs import ChaosRuns
 from api.chaos.store import ChaosRunRow, ChaosStore
 from api.client import Client
 from api.service import Service
-from api.store import Store
+from api.store import CommandRow, Store
 from orchestrator.chaos.conduct import LATE_MAX_S
 from orchestrator.errors import Conflict, InvalidJobSpec, NotFound
 from tests.api.clockwork import Clockwork
@@ -206,19 +206,25 @@ class Mortal(Clockwork):
 
     dies = ""
 
-    def status(self, job_id: str) -> Any:
-        self._die("before anything is stored")
-        return super().status(job_id)
-
     def inject_fault(self, *asked: Any) -> None:
-        self._die("before the job has it")
+        self.die("before the job has it")
         super().inject_fault(*asked)
-        self._die("when the job has it")
+        self.die("when the job has it")
 
-    def _die(self, where: str) -> None:
+    def die(self, where: str) -> None:
         if self.dies == where:
             self.dies = ""
             raise Death
+
+
+class MortalStore(Store):
+    """Dies with its port before a command is stored."""
+
+    port: Mortal
+
+    def add_command(self, row: CommandRow) -> CommandRow:
+        self.port.die("before anything is stored")
+        return super().add_command(row)
 
 
 class Stage:
@@ -226,7 +232,8 @@ class Stage:
 
     def __init__(self, folder: Path, spec: dict[str, Any]) -> None:
         (folder / "clockwork").mkdir()
-        self.control, self.store = Mortal(folder / "clockwork"), Store(f"sqlite:///{folder}/store.sqlite")
+        self.control, self.store = Mortal(folder / "clockwork"), MortalStore(f"sqlite:///{folder}/store.sqlite")
+        self.store.port = self.control
         self.service, self.book = Service(self.control, self.store, folder / "runs"), ChaosStore(self.store.engine)
         self.job = self.service.submit(spec, "me", None).job
         wait_until(lambda: self.service.job(self.job).islands_training == 4)
