@@ -262,8 +262,8 @@ class Client(ChaosRequests):
         asked = {name: value for name, value in (query or {}).items() if value is not None}
         return self._read(self._request("GET", path, params=asked), shape)
 
-    def _post(self, path: str, shape: type[Shape], body: dict[str, Any] | None = None) -> Shape:
-        headers = {"Idempotency-Key": secrets.token_hex(16)}
+    def _post(self, path: str, shape: type[Shape], body: dict[str, Any] | None = None, key: str | None = None) -> Shape:
+        headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         try:
             answer = self._request("POST", path, json=body, headers=headers)
         except ServiceUnreachable as error:

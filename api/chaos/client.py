@@ -41,14 +41,19 @@ class ChaosRequests:
         return plans.plans
 
     def start_chaos(
-        self, job: str, plan: str | Mapping[str, Any], reference: str | Mapping[str, Any] | None = None
+        self,
+        job: str,
+        plan: str | Mapping[str, Any],
+        reference: str | Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
     ) -> ChaosRun:
         """Run a plan, as data or as its YAML text, against a job; ``reference`` is for objectives of ``loss_gap``.
 
-        Raises InvalidJobSpec with every problem of it, Conflict while another plan runs against the job.
+        With a ``key`` asked again, it is the run it made then. Raises InvalidJobSpec with every problem of the plan, Conflict
+        while another one runs against the job.
         """
-        asked = {"plan": plan if isinstance(plan, str) else dict(plan), "reference": reference}
-        run: ChaosRun = self._post(_runs(job), ChaosRun, asked)
+        run: ChaosRun = self._post(_runs(job), ChaosRun, {"plan": plan, "reference": reference}, key)
         return run
 
     def start_shipped_chaos(self, job: str, name: str) -> ChaosRun:

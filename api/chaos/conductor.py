@@ -86,6 +86,7 @@ class _UnderWay(threading.Thread):
         self._leaving = threading.Event()
         self._conducting: Conducting | None = None
         self._complaint = ""
+        self._over = False
 
     def run(self) -> None:
         while self._look() and not self._leaving.wait(LOOK_EVERY_S):
@@ -103,10 +104,12 @@ class _UnderWay(threading.Thread):
     def _look(self) -> bool:
         """Look once. Returns whether to look again."""
         with self._one_at_a_time:
+            if self._over:
+                return False  # whoever stopped it has looked for the last time
             try:
-                left = self._rebuilt().look(self._service.job(self._job))
+                self._over = not self._rebuilt().look(self._service.job(self._job))
                 self._complaint = ""
-                return left
+                return not self._over
             except InfrastructureError as error:
                 self._complain(str(error))
             except NotFound:

@@ -5,6 +5,7 @@ A plan's verdict is the exit code: 0 its objectives hold, 1 they do not, 2 the p
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,11 +67,16 @@ def run(
     from api.watch import watch
 
     with connect(home, url) as client:
-        started = _started(client, job, plan, reference)
+        job = client.job(job).job  # `latest` may mean another one by the time it is said again
+        key = secrets.token_hex(16)
         try:
-            ended = watch(client, started.job, Console(stderr=True), Teller(client, started))
+            started = _started(client, job, plan, reference, key)
+            ended = watch(client, job, Console(stderr=True), Teller(client, started))
         except KeyboardInterrupt:
-            say(_ended(client.stop_chaos(started.job, started.run)))
+            started = _started(
+                client, job, plan, reference, key
+            )  # it may have begun without its answer having been read
+            say(_ended(client.stop_chaos(job, started.run)))
             raise typer.Exit(INTERRUPTED) from None
         verdict = _awaited_verdict(client, started)
         page = report or _folder(ended) / f"chaos-{started.plan}.html"
@@ -222,14 +228,15 @@ def register(app: typer.Typer) -> None:
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _started(client: Client, job: str, plan: str, reference: str | None) -> ChaosRun:
+def _started(client: Client, job: str, plan: str, reference: str | None, key: str | None = None) -> ChaosRun:
+    """The run that this key began; it is begun once."""
     from api.chaos.plans import load, plan_file
     from orchestrator.config import read_document
 
     file = plan_file(plan)
     seed = load(file).seed
     undisturbed = read_document(Path(reference)) if reference and Path(reference).is_file() else reference
-    started = client.start_chaos(job, file.read_text(encoding="utf-8"), undisturbed)
+    started = client.start_chaos(job, file.read_text(encoding="utf-8"), undisturbed, key=key)
     say(f"{started.plan} against {started.job}: {started.fault_count} faults planned, seed {seed}; it is {started.run}")
     return started
 
