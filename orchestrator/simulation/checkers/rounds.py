@@ -43,6 +43,8 @@ class Line:
     merged_offer: int = 0
     merged_into: Version = Version(0)
     merged_up_to: int = 0
+    merged_before: int = 0
+    """What ``merged_up_to`` was before the merge under way, which may die with the synchroniser."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class Rounds:
             self._arrived(event, effects)
         elif isinstance(event, e.MergeCompleted):
             self._completed(event, effects)
+        elif isinstance(event, e.SynchroniserRestarted) and event.epoch > self._epoch:
+            self._died(event)
         for effect in effects:
             match effect:
                 case f.AdmitContribution():
@@ -98,6 +102,18 @@ class Rounds:
         """Of each fragment: how far this incarnation's tokens are in versions."""
         lines = (self._lines.get((island, incarnation, current.fragment), Line()) for current in self.all)
         return [line.merged_up_to for line in lines]
+
+    def _died(self, event: e.SynchroniserRestarted) -> None:
+        """What was admitted and not merged was never given: the same offers may come again, under the new epoch."""
+        self._epoch = event.epoch
+        for current in self.all:
+            for c in (*current.open.values(), *current.inputs):
+                line = self._line(c)
+                line.admitted_offer = c.offer - 1
+                line.merged_up_to = line.merged_before if c in current.inputs else line.merged_up_to
+                self._admitted.discard(c.payload)
+            current.open, current.inputs = {}, ()
+            self._timers.drop(grace(current.fragment))
 
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,6 +180,8 @@ class Rounds:
         require(effect.payload in self.held, "only held payloads are released, and once", effect)
         self.held.discard(effect.payload)
         match effect.reason:
+            case ReleaseReason.LOST:
+                right = isinstance(event, e.SynchroniserRestarted)
             case ReleaseReason.MERGED:
                 right = isinstance(event, e.MergeCompleted)
             case ReleaseReason.REFUSED:
@@ -203,7 +221,7 @@ class Rounds:
             line = self._line(c)
             fresh = c.tokens_total - c.token_count >= line.merged_up_to
             require(fresh, "no token is merged twice", (effect, c, line))
-            line.merged_up_to = c.tokens_total
+            line.merged_before, line.merged_up_to = line.merged_up_to, c.tokens_total
         current.inputs, current.open = inputs, {}
         self._timers.drop(grace(effect.fragment))
 
