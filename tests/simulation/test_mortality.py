@@ -82,5 +82,9 @@ def test_a_planted_bug_of_recovery_is_found(
 ) -> None:
     bug(monkeypatch)
     with pytest.raises(swarm.SwarmFailure, match=rf"swarm --seed \d+ --deaths {DEATHS}"):
-        for seed in range(SEEDS_TO_FIND):
-            swarm.run(seed, DEATHS)
+        _run_until_one_fails()
+
+
+def _run_until_one_fails() -> None:
+    for seed in range(SEEDS_TO_FIND):
+        swarm.run(seed, DEATHS)
