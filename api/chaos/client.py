@@ -50,8 +50,8 @@ class ChaosRequests:
     ) -> ChaosRun:
         """Run a plan, as data or as its YAML text, against a job; ``reference`` is for objectives of ``loss_gap``.
 
-        With a ``key`` asked again, it is the run it made then. Raises InvalidJobSpec with every problem of the plan, Conflict
-        while another one runs against the job.
+        With a ``key`` asked again, it is the run it made then. Raises InvalidJobSpec with every problem of the plan,
+        Conflict while another one runs against the job.
         """
         run: ChaosRun = self._post(_runs(job), ChaosRun, {"plan": plan, "reference": reference}, key)
         return run

@@ -132,6 +132,11 @@ class SimulatedIsland:
         """Whether the bytes of this offer can still be pulled: a newer offer of the fragment replaces it."""
         return self.work[offer.fragment].offer == offer.offer
 
+    def stands(self, offer: Offer) -> bool:
+        """Whether it is the latest of its fragment, and no adopted version contains it as far as is known here."""
+        work = self.work[offer.fragment]
+        return work.offer == offer.offer and work.offer in work.sent
+
     def _due(self, previous: int) -> tuple[FragmentId, ...]:
         return due(previous, self.step, self._policy.fragment_count, self._policy.sync_interval_steps)
 

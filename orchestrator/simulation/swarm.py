@@ -2,6 +2,7 @@
 
     python -m orchestrator.simulation.swarm --seed N                 one seed, and what came of it
     python -m orchestrator.simulation.swarm --first N --count N      many, with progress; Ctrl-C keeps what there is
+                                                      --deaths N     … and in each the synchroniser dies N times
 
 Responsible for: running what ``configurations`` draws in ``weather`` under ``checkers``, and asking at the end what no
 single event can answer: did the job end as it must, do the ledger's figures agree with the checkers', was nothing counted
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import fsum, isclose
+from random import Random
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -26,6 +28,7 @@ from orchestrator.errors import InternalError
 from orchestrator.simulation.checkers import Checkers
 from orchestrator.simulation.checkers.violation import require
 from orchestrator.simulation.configurations import draw
+from orchestrator.simulation.mortality import MortalWorld
 from orchestrator.simulation.weather import RoughWorld
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import STORY_LENGTH, tell
@@ -47,11 +50,17 @@ class SwarmFailure(InternalError):
     seed: int
     features: tuple[str, ...]
     story: str
+    deaths: int = 0
+
+    @property
+    def command(self) -> str:
+        """What shows it again."""
+        return f"{COMMAND} {self.seed}" + (f" --deaths {self.deaths}" if self.deaths else "")
 
     def __str__(self) -> str:
         return (
             f"Seed {self.seed} fails: {self.detail}\nSwitched on: {', '.join(self.features)}.\n"
-            f"The last steps:\n{self.story}\nTo see it again: {COMMAND} {self.seed}"
+            f"The last steps:\n{self.story}\nTo see it again: {self.command}"
         )
 
 
@@ -79,11 +88,18 @@ class Survived:
         )
 
 
-def run(seed: int) -> Survived:
-    """Run one seed's world to its end. Raises ``SwarmFailure`` if anything does not hold, then or on the way."""
+def run(seed: int, deaths: int = 0) -> Survived:
+    """Run one seed's world to its end; its synchroniser dies ``deaths`` times before it is calm.
+
+    Raises ``SwarmFailure`` if anything does not hold, then or on the way.
+    """
     drawn = draw(seed)
     checkers = Checkers(drawn.policy, drawn.plan.calm_at, drawn.patience)
-    world = RoughWorld(drawn.policy, drawn.plan, seed, drawn.weather, folds=(checkers,))
+    chance = Random(seed)  # its own, so that the world is drawn as it is without deaths
+    times = tuple(chance.uniform(0.0, drawn.plan.calm_at) for _ in range(deaths))
+    world: RoughWorld = RoughWorld(drawn.policy, drawn.plan, seed, drawn.weather, folds=(checkers,))
+    if deaths:
+        world = MortalWorld(drawn.policy, drawn.plan, seed, drawn.weather, times, folds=(checkers,))
     try:
         world.run(until=UNTIL_S)
         _check_end(world, checkers)
@@ -93,7 +109,8 @@ def run(seed: int) -> Survived:
         notes = "\n".join(getattr(error, "__notes__", ()))
         story = notes or tell(world.sink.records[-STORY_LENGTH:])
         detail = f"{type(error).__name__}: {error}"
-        raise SwarmFailure(detail=detail, seed=seed, features=tuple(sorted(drawn.features)), story=story) from error
+        features = (*sorted(drawn.features), *([f"{deaths} deaths"] if deaths else []))
+        raise SwarmFailure(detail=detail, seed=seed, features=features, story=story, deaths=deaths) from error
     return Survived(
         seed=seed,
         events=len(world.sink.records),
@@ -158,7 +175,7 @@ def _check_summary(world: World) -> None:
 # ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def soak(first: int, count: int) -> int:
+def soak(first: int, count: int, deaths: int = 0) -> int:
     """Run many seeds; returns how many failed. Says where it is now and then, and after Ctrl-C what there is."""
     outcomes: Counter[str] = Counter()
     failures: list[SwarmFailure] = []
@@ -167,7 +184,7 @@ def soak(first: int, count: int) -> int:
     try:
         for n, seed in enumerate(range(first, first + count), start=1):
             try:
-                survived = run(seed)
+                survived = run(seed, deaths)
             except SwarmFailure as failure:
                 print(failure, file=sys.stderr)
                 failures.append(failure)
@@ -187,7 +204,7 @@ def soak(first: int, count: int) -> int:
         f"{advancing} of them calm for long enough to see every fragment advance; longest wait {waited:.2f} of allowed"
     )
     for failed in failures:
-        print(f"failed: {COMMAND} {failed.seed}")
+        print(f"failed: {failed.command}")
     return len(failures)
 
 
@@ -196,11 +213,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="run this one alone")
     parser.add_argument("--first", type=int, default=0, help="the first of many (default 0)")
     parser.add_argument("--count", type=int, default=1000, help="how many (default 1000)")
+    parser.add_argument("--deaths", type=int, default=0, help="how often each job's synchroniser dies (default 0)")
     asked = parser.parse_args(arguments)
     if asked.seed is None:
-        return 1 if soak(asked.first, asked.count) else 0
+        return 1 if soak(asked.first, asked.count, asked.deaths) else 0
     try:
-        print(run(asked.seed))
+        print(run(asked.seed, asked.deaths))
     except SwarmFailure as failure:
         print(failure, file=sys.stderr)
         return 1

@@ -29,9 +29,7 @@ class Workshop:
 
     def merge(self, effect: f.MergeFragment) -> None:
         world = self._world
-        missing = [item.payload for item in effect.inputs if item.payload not in world.held]
-        if missing:
-            raise InternalError(detail=f"Fragment {effect.fragment} is to merge {missing}, which are not held.")
+        self.check_held(effect)
         inputs = sorted((item.payload, item.weight) for item in effect.inputs)
         digest = blake2b(repr((effect.fragment, effect.version, inputs)).encode(), digest_size=8).hexdigest()
         took = world.draw(world.plan.merge_s)
@@ -48,6 +46,12 @@ class Workshop:
             world.unless_over(e.MergeCompleted(world.now, effect.fragment, effect.version, digest, took))
 
         world.later(took, completed)
+
+    def check_held(self, effect: f.MergeFragment) -> None:
+        """Raise InternalError unless all that is to be merged is held."""
+        missing = [item.payload for item in effect.inputs if item.payload not in self._world.held]
+        if missing:
+            raise InternalError(detail=f"Fragment {effect.fragment} is to merge {missing}, which are not held.")
 
     def evaluate(self, global_version: int) -> None:
         world = self._world

@@ -49,12 +49,12 @@ class Checkers:
         self.lives.apply(event, effects)
         self.rounds.apply(event, effects)
         self.job.apply(event, effects)
-        self._advances(event.at)
+        self._advances(event.at, restarted=isinstance(event, e.SynchroniserRestarted))
 
-    def _advances(self, now: Instant) -> None:
+    def _advances(self, now: Instant, *, restarted: bool) -> None:
         if self.lives.ending or self.lives.finished:
             return
-        if self.lives.changed or len(self.lives.live) < self._quorum:
+        if restarted or self.lives.changed or len(self.lives.live) < self._quorum:
             self._able_since = max(self._able_since, now)
             return
         self.advancing = self.advancing or now - self._able_since > self._patience

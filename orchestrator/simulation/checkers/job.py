@@ -52,6 +52,8 @@ class JobChecker:
         if self.finished is not None:
             quiet = all(isinstance(effect, _AFTER_THE_END) for effect in effects)
             require(quiet, "nothing is begun after the job's end", (event, effects))
+        if isinstance(event, e.SynchroniserRestarted) and effects:
+            self._evaluating = None  # it died with the synchroniser
         self._answered(event, effects)
         begins = any(isinstance(x, f.SetTimer) and x.timer == FLUSH for x in effects) and not self._ending
         if isinstance(event, e.ProgressReported) and self.finished is None and not self._ending:

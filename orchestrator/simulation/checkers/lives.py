@@ -133,6 +133,10 @@ class Lives:
 
     def _asked(self, event: e.Event, effect: f.Effect, effects: tuple[f.Effect, ...]) -> None:
         match effect:
+            case f.PlaceIsland() if isinstance(event, e.SynchroniserRestarted):
+                life = self.all[effect.island]
+                pending = life.stage is Stage.PLACING and life.incarnation == effect.incarnation
+                require(pending, "only who is being placed is placed again after the synchroniser's death", effect)
             case f.PlaceIsland():
                 self._place(effect)
             case f.WantIsland():
@@ -156,6 +160,7 @@ class Lives:
                 begins = any(isinstance(x, f.SetTimer) and x.timer == FLUSH for x in effects)
                 require(flushes == (self.ending or begins), "islands flush when the job ends, else train", effect)
                 life.stage, life.silent = Stage.TRAINING, False
+                life.flushed = life.flushed and not isinstance(event, e.SynchroniserRestarted)
             case f.DrainIsland():
                 life = self.all[effect.island]
                 asked = life.draining and life.speaks(effect.incarnation)

@@ -32,9 +32,12 @@ from orchestrator.simulation.checkers.lives import Lives, Stage
 from orchestrator.simulation.checkers.timers import Timers, grace
 from orchestrator.simulation.checkers.violation import require
 
-_SEEN_IN_THE_BYTES = frozenset(
-    {RefusalReason.CORRUPT, RefusalReason.WRONG_SHAPE, RefusalReason.NON_FINITE, RefusalReason.EXPLODING}
-)
+_SEEN_IN_THE_BYTES = {
+    RefusalReason.CORRUPT,
+    RefusalReason.WRONG_SHAPE,
+    RefusalReason.NON_FINITE,
+    RefusalReason.EXPLODING,
+}
 """Whether the last is true, ``health`` says."""
 
 
@@ -47,6 +50,7 @@ class Line:
     merged_into: Version = Version(0)
     merged_up_to: int = 0
     merged_before: int = 0
+    """What ``merged_up_to`` was before the merge under way, which may fail, or die with the synchroniser."""
 
 
 @dataclass(slots=True)
@@ -81,6 +85,8 @@ class Rounds:
             self._completed(event, effects)
         elif isinstance(event, e.MergeFailed):
             self._failed(event, effects)
+        elif isinstance(event, e.SynchroniserRestarted) and event.epoch > self._epoch:
+            self._died(event)
         for effect in effects:
             match effect:
                 case f.AdmitContribution():
@@ -104,6 +110,17 @@ class Rounds:
         """Of each fragment: how far this incarnation's tokens are in versions."""
         lines = (self._lines.get((island, incarnation, current.fragment), Line()) for current in self.all)
         return [line.merged_up_to for line in lines]
+
+    def _died(self, event: e.SynchroniserRestarted) -> None:
+        """What was admitted and not merged was never given: the same offers may come again, under the new epoch."""
+        self._epoch = event.epoch
+        for current in self.all:
+            for c in (*current.open.values(), *current.inputs):
+                self._line(c).admitted_offer = c.offer - 1
+                self._admitted.discard(c.payload)
+            current.open = {}
+            self._unmerge(current)
+            self._timers.drop(grace(current.fragment))
 
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -170,6 +187,8 @@ class Rounds:
         require(effect.payload in self.held, "only held payloads are released, and once", effect)
         self.held.discard(effect.payload)
         match effect.reason:
+            case ReleaseReason.LOST:
+                right = isinstance(event, e.SynchroniserRestarted)
             case ReleaseReason.MERGED:
                 right = isinstance(event, e.MergeCompleted)
             case ReleaseReason.REFUSED:
@@ -236,6 +255,9 @@ class Rounds:
         if sorted(event.inputs) != sorted(c.payload for c in current.inputs):
             require(not effects, "nothing comes of a merge that nobody waits for", (event, effects))
             return
+        self._unmerge(current)
+
+    def _unmerge(self, current: Round) -> None:
         for c in current.inputs:
             self._line(c).merged_up_to = self._line(c).merged_before
         current.inputs = ()
