@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 
 from orchestrator.core import events
 from orchestrator.errors import AtollError
@@ -148,6 +147,8 @@ def test_islands_step_as_fast_while_their_synchroniser_is_silent_and_dead(start:
 
 def test_a_synchroniser_that_was_replaced_steps_aside_and_its_successor_goes_on(start: Start, home: Any) -> None:
     """One island hears of a second epoch, as it would behind a partition: the first one's process lives, and may not act."""
+    import ray  # not before the cluster's environment is set
+
     groups = ("us-east", "asia")
     job = start(synthetic(steps=ENDLESS, groups=groups))
     job.wait_for_merge("asia", 1)
