@@ -29,6 +29,8 @@ from orchestrator.errors import InfrastructureError, PreconditionFailed
 
 FRESH_S = 0.25
 """Well below what people notice, and well above what an answer takes."""
+STALE_MAX_S = 1.0
+"""While one asks a job that is slow to answer, all others are content with what it said so long ago."""
 JOBS_MAX = 64
 
 
@@ -71,8 +73,11 @@ class Looks:
         self._asking: defaultdict[str, Lock] = defaultdict(Lock)
 
     def recent(self, row: JobRow) -> Look:
-        """A look at most ``FRESH_S`` old. Raises what the job's silence raises."""
-        with self._asking[row.job]:
+        """A look at most ``FRESH_S`` old; ``STALE_MAX_S`` while the job is being asked. Raises what its silence raises."""
+        asking, kept = self._asking[row.job], self._kept.get(row.job)
+        if kept and not kept.silence and asking.locked() and time.monotonic() - kept.asked_at < STALE_MAX_S:
+            return kept
+        with asking:
             kept = self._kept.get(row.job)
             if kept is None or time.monotonic() - kept.asked_at > FRESH_S:
                 return self.fresh(row)

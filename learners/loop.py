@@ -15,10 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -28,13 +26,13 @@ from learners.adoption import FragmentWork, Rule, Sent, combine
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import Exports, require_numbers
 from learners.mailbox import Mail, Mailbox
+from learners.odometer import Odometer
 from learners.outbox import Outbox
 from orchestrator.core import schedule
-from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer, Progress
+from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InternalError
 
-STEP_TIMES_KEPT = 64
 DRAINING_POLL_S = 0.1
 """How soon an island that drains, and waits for mail, notices anything else."""
 
@@ -64,12 +62,7 @@ class IslandLoop:
         self._fragments: list[FragmentWork] = []
         self._offers_made = 0
         self._step = self._asked_step = 0
-        self._steps_total = self._tokens_total = self._steps_reported = 0
-        self._stepping_seconds = self._gap_max_seconds = 0.0
-        self._step_seconds: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
-        self._last_step_end: float | None = None
-        self._last_report = monotonic()
-        self._loss = float("nan")
+        self._odometer = Odometer(monotonic())
 
     # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
 
@@ -207,18 +200,11 @@ class IslandLoop:
         result = self._trainer.step(self._step)
         ended = monotonic()
         self._step += 1
-        self._steps_total += 1
-        self._tokens_total += result.token_count
-        self._loss = result.loss
         for fragment in self._fragments:
             fragment.step_count += 1
             fragment.token_count += result.token_count
-        self._stepping_seconds += ended - began
-        self._step_seconds.append(ended - began)
-        if self._last_step_end is not None:
-            self._gap_max_seconds = max(self._gap_max_seconds, ended - self._last_step_end)
-        self._last_step_end = ended
-        if ended - self._last_report >= self._plan.report_every_s:
+        self._odometer.count(began, ended, result.token_count, result.loss)
+        if ended - self._odometer.read_at >= self._plan.report_every_s:
             self._report()
 
     def _offer_all(self, fragments: Sequence[int]) -> None:
@@ -239,7 +225,7 @@ class IslandLoop:
                 base_version=fragment.version,
                 step_count=fragment.step_count,
                 token_count=fragment.token_count,
-                tokens_total=self._tokens_total,
+                tokens_total=self._odometer.tokens_total,
             )
             with self._lock:
                 self._standing[offer.fragment] = (offer, snapshot)
@@ -265,27 +251,17 @@ class IslandLoop:
                 del self._standing[mail.fragment]
         self._step = max(self._step, mail.step)
         self._report()
-        self._outbox.put(Adopted(mail.fragment, mail.version, self._step, self._tokens_total, after.token_count))
+        trained = self._odometer.tokens_total
+        self._outbox.put(Adopted(mail.fragment, mail.version, self._step, trained, after.token_count))
 
     def _state(self) -> tuple[Snapshot, tuple[Version, ...], int]:
         return self._trainer.export_state(), tuple(f.version for f in self._fragments), self._step
 
     def _report(self) -> None:
         """Say how far training is, unless that was said already."""
-        if self._steps_total == self._steps_reported:
-            return
-        self._outbox.put(
-            Progress(
-                step=self._step,
-                steps_total=self._steps_total,
-                tokens_total=self._tokens_total,
-                stepping_seconds=self._stepping_seconds,
-                step_seconds_median=median(self._step_seconds),
-                gap_max_seconds=self._gap_max_seconds,
-                loss=self._loss,
-            )
-        )
-        self._steps_reported, self._gap_max_seconds, self._last_report = self._steps_total, 0.0, monotonic()
+        progress = self._odometer.read(self._step, monotonic())
+        if progress is not None:
+            self._outbox.put(progress)
 
     def _refuse_unless_idle(self, versions: Sequence[int]) -> None:
         """Before anything is changed: a catch-up may be asked twice, and the second must not touch who trains already."""

@@ -55,7 +55,7 @@ class ChaosRuns:
         ConfigurationError where it needs a reference and has none; Conflict where the job has ended, or another plan runs.
         """
         run_of = self._service.run(job)
-        digest = digest_of([run_of.job, text, *([reference] if reference else ())])
+        digest = digest_of([run_of.job, text, *([] if reference is None else [reference])])
         if key and (earlier := self._book.by_key(key)):
             refuse_other_request(earlier, digest, key)
             return self._shown(earlier)
@@ -130,7 +130,7 @@ class ChaosRuns:
 
     def _undisturbed(self, plan: ChaosPlan, reference: Reference) -> dict[str, Any] | None:
         """What the verdict needs of the reference, which is known to be of use before anything strikes."""
-        if not reference:
+        if reference is None:
             if any(objective.root == LOSS_GAP for objective in plan.objectives):
                 detail = f"{plan.name} has an objective of {LOSS_GAP}, which takes a job that nothing was done to."
                 raise ConfigurationError(

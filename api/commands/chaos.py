@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from api.commands import chaos_runs
-from api.commands.chaos_runs import PageOption, PlanArgument, conclude_verdict
+from api.commands.chaos_runs import PageOption, PlanArgument
+from api.commands.chaos_telling import conclude_verdict
 from api.commands.common import (
     HomeOption,
     IslandArgument,

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.commands import completion
+from api.commands.chaos_telling import Teller, conclude_verdict, headline, lines
 from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
 from api.home import DEFAULT_HOME
-from orchestrator.errors import Conflict, InfrastructureError
+from orchestrator.errors import Conflict
 
 if TYPE_CHECKING:
     from api.chaos.schemas import ChaosRun, VerdictDocument
@@ -117,7 +117,7 @@ def status(
         elif as_json:
             print_json(found)
         else:
-            for line in (_headline(found), *_lines(found)):
+            for line in (headline(found), *lines(found)):
                 typer.echo(line)
     if watch and found.state in ("failed", "aborted"):
         raise typer.Exit(1)
@@ -181,45 +181,6 @@ def runs(
     console().print(table)
 
 
-class Teller:
-    """Asks how the run stands whenever the job is looked at (``watch.Observer``), and tells what is new."""
-
-    def __init__(self, client: Client, begun: ChaosRun) -> None:
-        self._client, self._shown = client, begun
-
-    def __call__(self, _job: Job) -> str | None:
-        before = self._shown
-        try:
-            self._shown = self._client.chaos_run(before.job, before.run)
-        except InfrastructureError:
-            return None  # the job is asked next, and says so
-        return "; ".join(self.news(before, self._shown)) or None
-
-    @staticmethod
-    def news(before: ChaosRun, now: ChaosRun) -> list[str]:
-        """What is in ``now`` and was not before."""
-        told = _lines(now)[len(before.decisions) : len(now.decisions)]
-        if now.state != before.state and now.state in ("aborted", "stopped"):
-            told.append(f"{now.state}: {now.reason}")
-        return told
-
-
-def conclude_verdict(verdict: Mapping[str, Any], page: Path | None, as_json: bool) -> None:
-    """Print the verdict. Exit code 1 if it is a fail."""
-    if as_json:
-        print_json(verdict)
-    else:
-        for one in verdict["objectives"]:
-            typer.echo(f"{'held  ' if one['passed'] else 'FAILED'}  {one['objective']}  ({one['detail']})")
-        for note in verdict["notes"]:
-            typer.echo(f"note    {note}")
-        typer.echo("passed" if verdict["passed"] else "failed")
-    if page is not None:
-        say(f"the verdict's page: {page}")
-    if not verdict["passed"]:
-        raise typer.Exit(1)
-
-
 def register(app: typer.Typer) -> None:
     for command in (run, start, status, end, verdict, runs):
         app.command()(command)
@@ -255,7 +216,7 @@ def _awaited_verdict(client: Client, run: ChaosRun) -> VerdictDocument:
 
 def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
     """Tell what is new until nothing is left to do; with ``as_json`` a picture a line. Ctrl-C leaves all as it is."""
-    told = [_headline(run), *_lines(run)]
+    told = [headline(run), *lines(run)]
     while True:
         for line in [run.model_dump_json()] if as_json else told:
             typer.echo(line)
@@ -265,27 +226,8 @@ def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
         before, run = run, client.chaos_run(run.job, run.run)
         told = Teller.news(before, run)
     if not as_json:
-        typer.echo(_headline(run))
+        typer.echo(headline(run))
     return run
-
-
-def _headline(run: ChaosRun) -> str:
-    reason = f" ({run.reason})" if run.reason else ""
-    if run.next is None:
-        coming = ""
-    elif run.next.after_s is None:
-        coming = "; it begins when enough islands train"
-    else:
-        coming = f"; next {run.next.told} at {run.next.after_s:.1f} s"
-    done = f"{run.struck_count} of {run.fault_count} faults struck, {run.spared_count} spared"
-    return f"{run.plan} against {run.job} is {run.state}{reason}: {done}{coming}"
-
-
-def _lines(run: ChaosRun) -> list[str]:
-    """What became of every fault, a line each."""
-    return [
-        f"{one.after_s:.1f} s: {one.told}" + (f" spared, {one.spared}" if one.spared else "") for one in run.decisions
-    ]
 
 
 def _ended(run: ChaosRun) -> str:

@@ -9,7 +9,7 @@ import httpx
 
 from api.client import Client
 from api.control import StatusRecord
-from api.looks import FRESH_S, Looks
+from api.looks import FRESH_S, STALE_MAX_S, Looks
 from api.store import JobRow
 from orchestrator.errors import InfrastructureError
 from tests.api.installation import Installation, wait_until
@@ -99,7 +99,22 @@ def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent() -> None:
         errors = [future.exception() for future in futures]
         assert asked.count == 1
         assert all(isinstance(error, InfrastructureError) is asked.silent for error in errors)
-        threading.Event().wait(FRESH_S * 1.2)
+        threading.Event().wait(STALE_MAX_S * 1.1)
+
+
+def test_nobody_but_one_waits_for_a_job_that_is_slow_to_answer() -> None:
+    asked, row = Asked(), JobRow(job="a-1")
+    asked.gate.set()
+    looks = Looks(asked, lambda _: 0)
+    first = looks.recent(row)
+    threading.Event().wait(FRESH_S * 1.2)
+    asked.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        patient = pool.submit(looks.recent, row)
+        wait_until(lambda: asked.count == 2)
+        assert looks.recent(row) is first
+        asked.gate.set()
+        assert patient.result() is looks.recent(row)
 
 
 def test_nobody_sees_an_older_state_than_another_has_seen() -> None:

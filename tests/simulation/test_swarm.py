@@ -160,7 +160,10 @@ def _waits_for_ever(monkeypatch):
 
 def _publishes_a_false_step(monkeypatch):
     real = fragment_life._publication
-    early = lambda current, islands: real(replace(current, step=current.merge_step), islands)  # noqa: E731
+
+    def early(state, current, islands, now):
+        return real(state, replace(current, step=current.step + state.policy.overlap_steps + 1), islands, now)
+
     monkeypatch.setattr(fragment_life, "_publication", early)
 
 

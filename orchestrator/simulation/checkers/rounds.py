@@ -10,7 +10,6 @@ Source: Decoupled DiLoCo, arXiv:2604.21428 (minimum quorum, token weighting w = 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, field
 from math import fsum, isclose
 
 from orchestrator.core import effects as f
@@ -26,8 +25,8 @@ from orchestrator.core.vocabulary import (
     PayloadId,
     RefusalReason,
     ReleaseReason,
-    Version,
 )
+from orchestrator.simulation.checkers.given import Line, Round
 from orchestrator.simulation.checkers.lives import Lives, Stage
 from orchestrator.simulation.checkers.timers import Timers, grace
 from orchestrator.simulation.checkers.violation import require
@@ -39,29 +38,6 @@ _SEEN_IN_THE_BYTES = {
     RefusalReason.EXPLODING,
 }
 """Whether the last is true, ``health`` says."""
-
-
-@dataclass(slots=True)
-class Line:
-    """What one incarnation of an island gave to one fragment."""
-
-    admitted_offer: int = 0
-    merged_offer: int = 0
-    merged_into: Version = Version(0)
-    merged_up_to: int = 0
-    merged_before: int = 0
-    """What ``merged_up_to`` was before the merge under way, which may fail, or die with the synchroniser."""
-
-
-@dataclass(slots=True)
-class Round:
-    """The fragment stands at ``version``; ``inputs`` are being merged, ``open`` waits."""
-
-    fragment: FragmentId
-    version: Version = Version(0)
-    step: int = 0
-    open: dict[IslandId, Contribution] = field(default_factory=dict)
-    inputs: tuple[Contribution, ...] = ()
 
 
 class Rounds:

@@ -1,0 +1,33 @@
+"""What a checker remembers of contributions: what each incarnation gave to a fragment, and what a fragment was given.
+
+Plain data; what must be true of it is ``rounds``' business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.core.vocabulary import Contribution, FragmentId, IslandId, Version
+
+
+@dataclass(slots=True)
+class Line:
+    """What one incarnation of an island gave to one fragment."""
+
+    admitted_offer: int = 0
+    merged_offer: int = 0
+    merged_into: Version = Version(0)
+    merged_up_to: int = 0
+    merged_before: int = 0
+    """What ``merged_up_to`` was before the merge under way, which may fail, or die with the synchroniser."""
+
+
+@dataclass(slots=True)
+class Round:
+    """The fragment stands at ``version``; ``inputs`` are being merged, ``open`` waits."""
+
+    fragment: FragmentId
+    version: Version = Version(0)
+    step: int = 0
+    open: dict[IslandId, Contribution] = field(default_factory=dict)
+    inputs: tuple[Contribution, ...] = ()
