@@ -15,6 +15,7 @@ Source: Richardson, Microservices Patterns (2018), "transactional outbox"; at-le
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from threading import Lock
@@ -30,7 +31,10 @@ logger = logging.getLogger(__name__)
 Look = Callable[[JobRow], StatusRecord | None]
 """What is known of a job: its final state if it left one, else the live one; None if there is neither."""
 
+STRIKE_WITHIN_S = 10.0
+"""What cannot be handed over for so long is a fault that nobody wants any more: it would strike out of its plan."""
 NEVER_REACHED = "the job ended before the command reached it."
+TOO_LATE = "the job did not answer when it was to strike."
 UNDECIDED = "the job ended before it was decided."
 
 
@@ -89,6 +93,8 @@ class Outbox:
         """The job has the command, or never will. False while it is not known which; raises while it does not answer."""
         if command.kind == "cancel" and self._store.cancel_queued(command):
             return True
+        if command.dose is not None and command.kind != "continue" and self._is_late(row, command):
+            return True
         try:
             hand_over(self._control, command)
         except (NotFound, Conflict) as error:
@@ -102,6 +108,17 @@ class Outbox:
                 self._store.update_command(command.command, accepted=False, detail=detail)
         else:
             self._store.update_command(command.command, delivered=True)
+        return True
+
+    def _is_late(self, row: JobRow, command: CommandRow) -> bool:
+        """Whether it is too late for a fault to strike, which then is settled; raises while the job does not answer."""
+        if time.time() - command.requested_at < STRIKE_WITHIN_S:
+            return False
+        record = self._look(row)
+        if record and command.command in record["commands"]:
+            self._store.update_command(command.command, delivered=True)  # it had struck, and that was not yet noted
+        else:
+            self._store.update_command(command.command, accepted=False, detail=TOO_LATE)
         return True
 
     def _undelivered(self, job: str) -> list[CommandRow]:

@@ -14,7 +14,7 @@ import pytest
 
 from api import tending
 from api.control import ControlPort
-from api.outbox import NEVER_REACHED, UNDECIDED
+from api.outbox import NEVER_REACHED, STRIKE_WITHIN_S, TOO_LATE, UNDECIDED
 from api.schemas import JobState, Scale
 from api.service import Service
 from api.store import CommandRow, Store
@@ -140,6 +140,21 @@ def test_what_can_never_be_handed_over_is_refused_with_the_reason(desk: Desk) ->
     assert found[late] == ("refused", NEVER_REACHED)
     assert found[undecided] == ("refused", UNDECIDED)
     assert desk.store.jobs_with_open_commands() == []
+
+
+def test_a_fault_that_could_not_be_handed_over_in_time_strikes_nobody_later(desk: Desk) -> None:
+    wait_until(lambda: desk.training("asia"))
+    old = {"requested_at": time.time() - STRIKE_WITHIN_S - 1, "dose": asdict(Dose())}
+    late = desk.store_only("kill", island="asia", **old)
+    soon = desk.store_only("kill", island="europe", dose=asdict(Dose()))
+    goes_on = desk.store_only("continue", island="asia", **old)
+    struck = desk.store_only("kill", island="us-west", **old)
+    desk.control.inject_fault(desk.job, "kill", struck, "me", "us-west", Dose())
+    desk.service.tend()
+    assert set(desk.taken()) == {soon, goes_on, struck}
+    found = {command.command: (command.state, command.detail) for command in desk.service.commands(desk.job)}
+    assert found[late] == ("refused", TOO_LATE)
+    assert found[struck][0] != "refused", "it was taken, and only that was not noted"
 
 
 def test_a_command_that_died_with_the_process_that_took_it_is_handed_over_again(desk: Desk) -> None:

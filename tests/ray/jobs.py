@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from orchestrator.core import events
-from orchestrator.errors import NotFound
+from orchestrator.errors import AtollError, NotFound
 from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.groups import DEFAULT_GROUPS
@@ -84,6 +84,17 @@ class Job:
     def gap_max_s(self, island: str, since: float) -> float:
         """The longest time between two steps of ``island``, by its own clock, in what it reported after ``since``."""
         return max(e.gap_max_seconds for e in self.events(events.ProgressReported, island) if e.at > since)
+
+    def answers(self) -> bool:
+        """Whether its synchroniser does."""
+        try:
+            return bool(self.status())
+        except AtollError:
+            return False
+
+    def restarts(self) -> list[events.SynchroniserRestarted]:
+        records = read_tape(self.run_dir / "tape.jsonl").records
+        return [record.event for record in records if isinstance(record.event, events.SynchroniserRestarted)]
 
     def pid_of_synchroniser(self) -> int:
         import ray

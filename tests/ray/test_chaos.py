@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from orchestrator.core import events
 from orchestrator.core.vocabulary import Dose, RefusalReason
-from orchestrator.errors import NotFound
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GAP_MAX_S, Job, gone, synthetic
 
@@ -107,7 +105,7 @@ def test_payloads_that_are_spoilt_are_refused_and_lost_ones_missed_while_nobody_
     assert job.island("asia")["incarnation"] == 1
 
 
-def test_the_synchroniser_is_killed_once_the_tape_says_so(start: Start) -> None:
+def test_the_synchroniser_is_killed_once_the_tape_says_so_and_comes_back(start: Start) -> None:
     job = start(synthetic(steps=200_000, groups=("us-east",)))
     job.wait_for_merge("us-east", 1)
     pid = job.pid_of_synchroniser()
@@ -115,10 +113,11 @@ def test_the_synchroniser_is_killed_once_the_tape_says_so(start: Start) -> None:
     job.wait_until(lambda: gone(pid), "the synchroniser's end", timeout_s=10.0)
     told = [r.event for r in read_tape(job.run_dir / "tape.jsonl").records if isinstance(r.event, events.FaultInjected)]
     assert [(one.kind, one.island, one.caller) for one in told] == [("kill_synchroniser", "", "tester")]
-    with suppress(NotFound):  # unless something brought it back, there is nobody to cancel anything
-        job.command("cancel")
-        return
-    (job.run_dir / "status.json").touch()
+    job.wait_until(job.restarts, "the next synchroniser")
+    job.wait_until(job.answers, "its answer")
+    assert job.status()["commands"]["last"]["accepted"], "remembered, and not done again"
+    job.wait_until(lambda: job.island("us-east")["last_merge_at"] > job.restarts()[0].at, "a merge after that")
+    assert len(job.restarts()) == 1
 
 
 def test_an_island_without_a_process_cannot_be_struck(start: Start) -> None:

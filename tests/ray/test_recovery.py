@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from orchestrator.core import events
-from orchestrator.errors import AtollError
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.names import island_name
@@ -51,24 +50,12 @@ def kill(job: Job, home: Any) -> None:
     os.kill(job.wait_until(lambda: synchroniser(home), "a synchroniser's process"), signal.SIGKILL)
 
 
-def answered(job: Job) -> bool:
-    try:
-        return bool(job.status())
-    except AtollError:
-        return False
-
-
 def contributors_since(job: Job, at: float) -> set[str]:
     return {
         record.event.contribution.island
         for record in read_tape(job.run_dir / "tape.jsonl").records
         if isinstance(record.event, events.ContributionArrived) and record.event.at > at
     }
-
-
-def restarts(job: Job) -> list[events.SynchroniserRestarted]:
-    records = read_tape(job.run_dir / "tape.jsonl").records
-    return [record.event for record in records if isinstance(record.event, events.SynchroniserRestarted)]
 
 
 def assert_sound(job: Job) -> None:
@@ -98,10 +85,10 @@ def test_a_killed_synchroniser_comes_back_and_all_contribute_again_while_none_wa
         time.sleep(chance.uniform(0.0, 1.0))  # at any moment of a round
         began = time.monotonic()
         kill(job, home)
-        job.wait_until(lambda number=number: len(restarts(job)) == number - 1, f"epoch {number}")
-        job.wait_until(lambda: contributors_since(job, restarts(job)[-1].at) == set(GROUPS), "everyone again")
+        job.wait_until(lambda number=number: len(job.restarts()) == number - 1, f"epoch {number}")
+        job.wait_until(lambda: contributors_since(job, job.restarts()[-1].at) == set(GROUPS), "everyone again")
         assert time.monotonic() - began < BACK_S
-        job.wait_until(lambda: answered(job), "an answer")
+        job.wait_until(job.answers, "an answer")
     assert job.status()["view"]["epoch"] == 4
     assert {group: job.island(group)["pid"] for group in GROUPS} == pids
     assert [job.island(group)["incarnation"] for group in GROUPS] == [1] * len(GROUPS)
@@ -132,12 +119,12 @@ def test_islands_step_as_fast_while_their_synchroniser_is_silent_and_dead(start:
     time.sleep(SILENT_S)
     os.kill(pid, signal.SIGKILL)
     killed = time.monotonic()
-    job.wait_until(lambda: restarts(job), "epoch 2")
-    back = restarts(job)[0].at
+    job.wait_until(job.restarts, "epoch 2")
+    back = job.restarts()[0].at
     assert back - before >= SILENT_S
     job.wait_until(lambda: contributors_since(job, back) == set(GROUPS), "everyone again")
     assert time.monotonic() - killed < BACK_S
-    job.wait_until(lambda: answered(job) and job.status()["at"] > back + 2.0, "two seconds of peace")
+    job.wait_until(lambda: job.answers() and job.status()["at"] > back + 2.0, "two seconds of peace")
     for group in GROUPS:
         ratio = stepping_share(job, group, before - 1.0, back + 2.0) / stepping_share(job, group, began, before)
         assert ratio >= 0.97, f"{group} kept {ratio:.3f} of its rate"
@@ -161,8 +148,8 @@ def test_a_synchroniser_that_was_replaced_steps_aside_and_its_successor_goes_on(
     assert tape.read_bytes() == written
     assert not (job.run_dir / "crash.txt").exists()
     kill(job, home)
-    job.wait_until(lambda: restarts(job), "epoch 2")
-    job.wait_until(lambda: contributors_since(job, restarts(job)[-1].at) == set(groups), "everyone again")
+    job.wait_until(job.restarts, "epoch 2")
+    job.wait_until(lambda: contributors_since(job, job.restarts()[-1].at) == set(groups), "everyone again")
 
 
 def unlocked(path: Path) -> bool:
