@@ -32,7 +32,7 @@ class Kind(StrEnum):
     KILL_SYNCHRONISER = "kill_synchroniser"
     """SIGKILL of the process that decides and merges."""
     KILL_API = "kill_api"
-    """SIGKILL of the service. Only from beside it: by ``atoll chaos run`` on the machine that it runs on."""
+    """SIGKILL of the service, which is started again as it was. Only in a plan: it strikes no job."""
 
 
 LINK = frozenset(Kind(kind.value) for kind in LinkFault)
