@@ -16,6 +16,7 @@ from api.schemas import TapeRecord
 
 EVENTS = {
     "JobStarted": "the job starts",
+    "SynchroniserRestarted": "the synchroniser died and goes on from tape and journal, as epoch {epoch}",
     "OuterStateSeeded": "the initial parameters are there, {parameter_count:,} of them",
     "EvaluationCompleted": "held-out loss {loss:.4f} at version {global_version}",
     "EvaluationFailed": "the evaluation at version {global_version} failed: {reason}",

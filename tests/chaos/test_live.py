@@ -165,15 +165,13 @@ def test_a_fault_that_makes_no_sense_is_refused(
 
 
 def test_a_plan_kills_the_service_and_starts_it_again_as_it_was(service: Installation) -> None:
-    job = submitted(service, steps=400)
+    job = submitted(service, steps=160)
     before = service.home.address()
     assert before is not None
     command = psutil.Process(before.pid).cmdline()
-    said = json.loads(
-        service.atoll("chaos", "run", job, plan_file(service, {"kind": "kill_api", "at": [0.5, 10.0]}), "--json")
-    )
+    said = json.loads(service.atoll("chaos", "run", job, plan_file(service, {"kind": "kill_api", "at": 0.5}), "--json"))
     assert said["passed"], said
-    assert [(fault["kind"], fault["spared"]) for fault in said["faults"]] == [("kill_api", "")] * 2
+    assert [(fault["kind"], fault["spared"]) for fault in said["faults"]] == [("kill_api", "")]
     after = service.home.address()
     assert after is not None
     assert (after.url, after.pid == before.pid) == (before.url, False)

@@ -87,32 +87,15 @@ def test_attrition_fails_where_survivors_wait_for_the_dead_and_says_which_object
     assert failed["objective"] == "bystander_gap_max_s < 2"
     assert failed["value"] == pytest.approx(PATIENCE_S + 0.5, abs=1.5)
     struck = [fault for fault in verdict["faults"] if not fault["spared"]]
-    (cause,) = [
+    cause = [  # the latest, if it was killed more than once
         f for f in struck if f["at"] < failed["at"] and f"s after the kill of {f['island']}" in failed["detail"]
-    ]
+    ][-1]
     assert failed["at"] - cause["at"] < 3 * PATIENCE_S
     survivor = failed["detail"].partition(" on ")[2].partition(",")[0]
     assert survivor in set(ISLANDS) - {cause["island"]}
     page = (hands.runs / job / "chaos-brief-attrition.html").read_text()
     assert 'class="badge bad">failed' in page
     assert failed["objective"].replace("<", "&lt;") in page
-
-
-def test_the_service_is_killed_by_the_plan_and_started_again_while_the_job_trains_on(
-    hands: Hands, submit: Callable[..., str]
-) -> None:
-    before = hands.home.address()
-    assert before is not None
-    plan = {
-        "name": "service-loss",
-        "faults": [{"kind": "kill_api", "at": "1s"}],
-        "objectives": ["bystander_gap_max_s < 2"],
-    }
-    verdict = run(hands, submit("quick", round(6 / STEP_S)), plan, code=0)
-    assert [(fault["kind"], fault["spared"]) for fault in verdict["faults"]] == [("kill_api", "")]
-    after = hands.home.address()
-    assert after is not None
-    assert (after.url, after.pid != before.pid) == (before.url, True)
 
 
 def test_an_island_whose_node_dies_lives_on_on_another_node_of_its_group(
