@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
-from api.chaos.store import ChaosRunRow
-from api.store import CommandRow, JobRow
 from orchestrator.errors import RequestError
 
 
@@ -15,7 +13,14 @@ def digest_of(request: Any) -> str:
     return blake2b(json.dumps(request, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
-def refuse_other_request(row: JobRow | CommandRow | ChaosRunRow, digest: str, key: str | None) -> None:
+class Keyed(Protocol):
+    """A row that a request left under its key."""
+
+    @property
+    def request_digest(self) -> Any: ...
+
+
+def refuse_other_request(row: Keyed, digest: str, key: str | None) -> None:
     """One idempotency key names one request."""
     if row.request_digest != digest:
         raise RequestError(

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere
+from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command
 from orchestrator.chaos.plan import PAYLOADS_MAX
 from orchestrator.core.vocabulary import Dose
@@ -120,8 +120,7 @@ def inject_fault(
     """Strike one island, or the synchroniser; the tape says so (``FaultInjected``). What lasts ends by itself in time."""
     island = None if isinstance(fault, KillSynchroniser) else fault.island
     command = service.submit_command(job, fault.kind, island, True, caller, idempotency_key, dose_of(fault))
-    response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
-    return command
+    return accepted(command, response)
 
 
 def dose_of(fault: BaseModel) -> Dose:

@@ -8,6 +8,7 @@ from fastapi import Depends, Header, Request, Response
 
 from api.auth.roles import Holder
 from api.looks import unchanged
+from api.schemas import Command
 from api.service import Service
 
 
@@ -40,6 +41,13 @@ IfNoneMatch = Annotated[
 ]
 ANONYMOUS = "anonymous"
 """The default that Python wants of a parameter behind others. No caller has it: the gate lets nobody in without a name."""
+
+
+def accepted(command: Command, response: Response) -> Command:
+    """The command, and in the answer's head where its outcome is read."""
+    response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
+    return command
+
 
 VERSIONED: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"description": "the answer's version", "schema": {"type": "string"}}}},

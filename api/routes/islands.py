@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
-from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere
+from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command, Island, Islands
 
 router = APIRouter(prefix="/v1/jobs/{job}/islands", tags=["islands"])
@@ -43,7 +43,7 @@ def kill_island(
 ) -> Command:
     """SIGKILL the island's process, no warning. It is placed again by itself unless ``restart`` is false."""
     restart = (options or KillOptions()).restart
-    return _accepted(service.submit_command(job, "kill", island, restart, caller, idempotency_key), response)
+    return accepted(service.submit_command(job, "kill", island, restart, caller, idempotency_key), response)
 
 
 @router.post("/{island}/drain", status_code=202)
@@ -59,7 +59,7 @@ def drain_island(
 
     Refused where that could not be kept: the island does not train, or no quorum would go on merging without it.
     """
-    return _accepted(service.submit_command(job, "drain", island, True, caller, idempotency_key), response)
+    return accepted(service.submit_command(job, "drain", island, True, caller, idempotency_key), response)
 
 
 @router.post("/{island}/readd", status_code=202)
@@ -72,9 +72,4 @@ def readd_island(
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
     """Place an island that is away, now. It catches up before it contributes. One that is draining trains on."""
-    return _accepted(service.submit_command(job, "readd", island, True, caller, idempotency_key), response)
-
-
-def _accepted(command: Command, response: Response) -> Command:
-    response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
-    return command
+    return accepted(service.submit_command(job, "readd", island, True, caller, idempotency_key), response)

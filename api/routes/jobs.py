@@ -21,6 +21,7 @@ from api.routes.dependencies import (
     IfMatch,
     IfNoneMatch,
     ServiceHere,
+    accepted,
     versioned,
 )
 from api.schemas import Command, Job, Jobs, JobState, Scale
@@ -132,8 +133,7 @@ def cancel_job(
 ) -> Command:
     """Stop a job without waiting for the work in flight. It still writes its report. A queued one is cancelled at once."""
     command = service.submit_command(job, "cancel", None, False, caller, idempotency_key, if_match=if_match)
-    response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
-    return command
+    return accepted(command, response)
 
 
 @router.post("/{job}/scale", status_code=202)
@@ -151,8 +151,7 @@ def scale_job(
     Refused beyond the ``count_max`` of the job's specification, or where too few for a merge would go on training.
     """
     command = service.submit_command(job, "scale", None, True, caller, idempotency_key, scale=scale, if_match=if_match)
-    response.headers["Location"] = f"/v1/jobs/{command.job}/commands/{command.command}"
-    return command
+    return accepted(command, response)
 
 
 @router.get("/{job}/report", response_class=FileResponse, responses=REPORT_JSON)
