@@ -25,6 +25,7 @@ from api.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, decide, wants_
 from api.runs import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.store import JobRow, Store
+from api.tending import Tending
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import AtollError, InfrastructureError
@@ -59,9 +60,8 @@ class Dispatcher:
         self._jobs_max = jobs_max
         self._pool = ThreadPoolExecutor(8, "queue")
         self._one_at_a_time = threading.Lock()
-        self._woken = threading.Event()
+        self._looking = Tending(self.dispatch, "queue", LOOK_EVERY_S)
         self._closing = False
-        self._thread: threading.Thread | None = None
         self._decided = NOTHING_QUEUED
         self._inherited: set[str] = set()
         """Jobs that an earlier process was starting when it ended, and that are not settled yet."""
@@ -73,20 +73,17 @@ class Dispatcher:
 
     def begin(self) -> None:
         """From here on it looks by itself."""
-        self._thread = threading.Thread(target=self._look_again_and_again, name="queue", daemon=True)
-        self._thread.start()
+        self._looking.start()
 
     def close(self) -> None:
         """Start nothing more. A start under way that does not end soon is left to the next process."""
         self._closing = True
-        self.wake()
-        if self._thread:
-            self._thread.join(CLOSE_TIMEOUT_S)
+        self._looking.stop(CLOSE_TIMEOUT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def wake(self) -> None:
         """Something changed: look soon."""
-        self._woken.set()
+        self._looking.wake()
 
     def why(self, job: str) -> str:
         """Why a queued job waits."""
@@ -114,15 +111,6 @@ class Dispatcher:
                 self._start(rows[job])
         finally:
             self._one_at_a_time.release()
-
-    def _look_again_and_again(self) -> None:
-        while not self._closing:
-            try:
-                self.dispatch()
-            except Exception:  # of this look; those that wait go on waiting, and the next may succeed
-                logger.exception("the queue could not be looked at")
-            self._woken.wait(LOOK_EVERY_S)
-            self._woken.clear()
 
     def _decide(self, queued: Sequence[JobRow]) -> Decision:
         if not queued:

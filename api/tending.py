@@ -1,4 +1,4 @@
-"""What the service does without being asked: a thread that tends to its jobs, round after round.
+"""What the service does without being asked: a thread that does a piece of work round after round.
 
 Responsible for the rhythm, and for one round's failure not being the last: it is logged, and the next round tries again.
 Refuses to know what is to be done. It holds nothing that a SIGKILL could lose.
@@ -18,19 +18,26 @@ STOP_TIMEOUT_S = 2.0
 
 
 class Tending:
-    def __init__(self, round_of_work: Callable[[], None]) -> None:
-        self._round = round_of_work
-        self._stopped = Event()
-        self._thread = Thread(target=self._run, name="tending", daemon=True)
+    def __init__(self, round_of_work: Callable[[], None], name: str = "tending", every_s: float | None = None) -> None:
+        self._round, self._name = round_of_work, name
+        self._every_s = EVERY_S if every_s is None else every_s
+        self._stopped, self._woken = Event(), Event()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """From now on there is a round every ``EVERY_S``, the first one at once."""
+        """From now on there is a round every ``every_s``, the first one at once."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """No round begins any more, and the one under way is over, or is left behind."""
+    def wake(self) -> None:
+        """The next round is now, or follows the one under way at once."""
+        self._woken.set()
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """No round begins any more, and the one under way is over, or is left behind. Nothing happens before a start."""
         self._stopped.set()
-        self._thread.join(STOP_TIMEOUT_S)
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -38,5 +45,6 @@ class Tending:
                 self._round()
             except Exception:  # the next one may find things mended, and nobody is here to be told
                 if not self._stopped.is_set():
-                    logger.exception("a round of tending to jobs failed")
-            self._stopped.wait(EVERY_S)
+                    logger.exception("a round of the thread %s failed", self._name)
+            self._woken.wait(self._every_s)
+            self._woken.clear()
