@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.core import effects as f
 from orchestrator.core import events
-from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
+from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, ReleaseReason
 from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
 from orchestrator.runtime import cluster
@@ -75,6 +75,8 @@ class Interpreter:
                 self._workshop.merge(effect)
             case f.PublishFragment():
                 self._publish(effect)
+            case f.ReleasePayload(_, ReleaseReason.LOST):
+                pass  # it died with the process before; what lies under its name was offered to this one meanwhile
             case f.ReleasePayload(payload, _):
                 self._payloads.release(payload)
             case f.PlaceIsland(island, incarnation):

@@ -46,9 +46,16 @@ class Job:
     def wait_until(self, situation: Callable[[], Any], what: str, timeout_s: float = 120.0) -> Any:
         deadline = time.monotonic() + timeout_s
         while not (seen := situation()):
-            assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s; job: {self.last['view']}"
+            assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s; {self.story()}"
             time.sleep(0.02)
         return seen
+
+    def story(self) -> str:
+        """What is known of the job, for whoever waited for it in vain."""
+        crash, logs = self.run_dir / "crash.txt", sorted(self.run_dir.rglob("*synchroniser*.log"))
+        said = [f"{log}:\n{log.read_text()[-3000:]}" for log in logs]
+        broken = crash.read_text() if crash.exists() else "it has not crashed"
+        return "\n".join([f"job: {self.last.get('view')}", broken, *said])
 
     def wait_for_state(self, island: str, *states: str, incarnation: int = 1) -> dict[str, Any]:
         def there() -> dict[str, Any] | None:
@@ -91,6 +98,11 @@ class Job:
             return bool(self.status())
         except AtollError:
             return False
+
+    def status_once_back(self) -> dict[str, Any]:
+        """As soon as its synchroniser answers again."""
+        self.wait_until(self.answers, "an answer")
+        return self.last
 
     def restarts(self) -> list[events.SynchroniserRestarted]:
         records = read_tape(self.run_dir / "tape.jsonl").records
