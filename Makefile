@@ -27,7 +27,7 @@ demo: $(STAMP)  ## four islands in four regions, one is killed and comes back
 test: $(STAMP)  ## lint, types, then every test
 	@deploy/system-packages.sh
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
 
 lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy

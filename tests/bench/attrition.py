@@ -1,0 +1,83 @@
+"""What attrition costs: the demo's job on synthetic islands, each killed once a minute, beside the same job left alone.
+
+Both run at the same time in one cluster, so that whatever else the machine does hits both. The figure is merged tokens of
+the one by merged tokens of the other, over the same minutes. ``ATOLL_MINUTES`` says how many (10 unless told otherwise).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from api.client import Client
+from api.home import Home
+from api.up import Installation, down, up
+from orchestrator.config import read_document
+from tests.bench.surface import wait
+from tests.ray.jobs import GROUPS
+
+MINUTES = float(os.environ.get("ATOLL_MINUTES", "10"))
+STEP_S = 0.06
+GOAL = 0.90
+CONFIG = Path(__file__).parents[2] / "deploy" / "configs" / "demo.yaml"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs")
+        up(installation, lambda _: None)
+        try:
+            with Client.at(installation.home.path) as client:
+                measure(client)
+        finally:
+            down(installation.home, lambda _: None)
+
+
+def measure(client: Client) -> None:
+    worn, reference = (client.submit(document(name)).job for name in ("worn", "reference"))
+    for job in (worn, reference):
+        wait(lambda job=job: client.job(job).islands_training == len(GROUPS), "all islands train")
+    before = [merged(client, job) for job in (worn, reference)]
+    kills = wear(client, worn)
+    after = [merged(client, job) for job in (worn, reference)]
+    goodput = client.job(worn).goodput_ratio
+    for job in (worn, reference):
+        client.cancel(job)
+        wait(lambda job=job: client.job(job).state.final, "the end")
+    worn_tokens, reference_tokens = (late - early for late, early in zip(after, before, strict=True))
+    ratio = worn_tokens / reference_tokens
+    verdict = "met" if ratio >= GOAL else "MISSED"
+    print(f"attrition  {ratio:.3f} of the merged tokens of a job left alone   ", end="")
+    print(f"({kills} kills in {MINUTES:g} min; goodput by its own report {goodput:.3f}; goal {GOAL}: {verdict})")
+
+
+def document(name: str) -> dict[str, Any]:
+    """The demo's policy for islands that sleep through steps of STEP_S, and do not end by themselves."""
+    return {
+        "name": name,
+        "synchroniser": read_document(CONFIG)["synchroniser"],
+        "trainer": "learners.synthetic:create",
+        "synthetic": {"step_s": STEP_S},
+        "islands": [{"node_group": group} for group in GROUPS],
+        "budget": {"steps": 10_000_000},
+        "recovery": {"restarts_max": 1000},
+    }
+
+
+def merged(client: Client, job: str) -> int:
+    return int(client.job(job).goodput["tokens"]["merged"])
+
+
+def wear(client: Client, job: str) -> int:
+    """Kill each island once in each minute, at an instant of its own. Returns how often."""
+    chance, began = random.Random(8), time.monotonic()
+    instants = [(60.0 * (minute + chance.random()), island) for minute in range(round(MINUTES)) for island in GROUPS]
+    for at, island in sorted(instants):
+        time.sleep(max(0.0, began + at - time.monotonic()))
+        client.kill(job, island)
+    time.sleep(max(0.0, began + 60.0 * MINUTES - time.monotonic()))
+    return len(instants)
