@@ -76,6 +76,9 @@ class DurabilitySection(Section):
 
     kind: Literal["sync", "async"] = "sync"
     merges_max: Annotated[int, Field(ge=0)] = Field(8, description="for async; sync has none")
+    snapshot_every_records: Count = Field(
+        20_000, description="a synchroniser that comes back remembers at most about so many steps one by one"
+    )
 
 
 class SynchroniserSection(Section):

@@ -1,6 +1,7 @@
 """A job's tape and journal while its synchroniser lives: begun, or taken up where the last one died.
 
     RUN_DIR/tape.jsonl     every event and what was decided on it
+    RUN_DIR/snapshot       what was known at one step of it
     RUN_DIR/journal/       Θ and momentum of every fragment, by version
 
 Responsible for what is true before anything goes on: the core decides as it did, Θ is what the tape says it is, and what
@@ -9,8 +10,9 @@ only the journal knows, and that an epoch begins, come next on the tape (``first
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.config import JobSpec
@@ -26,21 +28,31 @@ from orchestrator.journal.storage import Journal
 from orchestrator.merge import outer_optimizer
 from orchestrator.merge.outer_state import OuterState
 from orchestrator.tape.driver import Fold
-from orchestrator.tape.recovery import Remembered, remember
+from orchestrator.tape.recovery import Promises, Remembered, remember
 from orchestrator.tape.schema import Header
-from orchestrator.tape.storage import TapeWriter
+from orchestrator.tape.snapshot import Snapshot
+from orchestrator.tape.storage import TapeWriter, read_snapshot
+
+log = logging.getLogger(__name__)
+
+SNAPSHOT = "snapshot"
 
 Make = Callable[[Instant], events.Event]
 
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
-    """``past`` is ``None`` for a job that begins; ``outer`` while Θ was never made, or is not needed any more."""
+    """``past`` is ``None`` for a job that begins; ``outer`` while Θ was never made, or is not needed any more.
+
+    ``folds`` and ``promises`` know all that is on the tape, and are to be told what comes.
+    """
 
     tape: TapeWriter
     journal: Journal
     header: Header
     core: Synchroniser
+    folds: tuple[Fold, ...]
+    promises: Promises
     past: Remembered | None = None
     outer: OuterState | None = None
     merges: tuple[Facts, ...] = ()
@@ -66,19 +78,21 @@ def open_files(
     folds: Sequence[Fold] = (),
     disk: Disk | None = None,
 ) -> JobFiles:
-    """Begin the job's files, or remember; ``folds`` have seen what is on the tape when this returns.
+    """Begin the job's files, or remember. Of ``folds`` those of a snapshot take the place, if there is one.
 
     Raises ConfigurationError when the folder holds another job, DataError when its files are damaged or do not fit each
     other, InfrastructureError while another process writes them.
     """
-    path = run_dir / "tape.jsonl"
+    path, snapshot_path = run_dir / "tape.jsonl", run_dir / SNAPSHOT
     if not _has_header(path):
         path.unlink(missing_ok=True)  # died before its first line was whole
+        snapshot_path.unlink(missing_ok=True)
         tape = TapeWriter(path, Header(job, policy, started_at))
         journal = _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
-        return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy))
-    tape, written = TapeWriter.reopen(path)
+        return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Promises())
+    snapshot = _snapshot(snapshot_path)
+    tape, written = TapeWriter.reopen(path, snapshot.mark if snapshot else None)
     header = written.header
     if not isinstance(header, Header) or header.job != job or header.policy != policy:
         tape.let_go()
@@ -87,15 +101,25 @@ def open_files(
             "Use an empty folder."
         )
     try:
-        past = remember(written, folds)
+        past = remember(written, folds, snapshot)
+        log.info("remembered %d steps, %d of them from a snapshot", past.count, written.before)
         if written.footer is not None and past.core.state.phase is not JobPhase.FINISHED:
             detail = f"The job in {run_dir} was ended by a failure (see crash.txt there); it does not go on from that."
             raise ConfigurationError(detail=f"{detail} Submit it anew.")
         journal = _journal(run_dir, spec, policy, tape, disk)
-        return _taken_up(JobFiles(tape, journal, header, past.core, past), spec)
+        return _taken_up(JobFiles(tape, journal, header, past.core, past.folds, past.promises, past), spec)
     except Exception:
         tape.let_go()
         raise
+
+
+def _snapshot(path: Path) -> Snapshot | None:
+    """The tape tells all that a snapshot does, so one that cannot be used is only a pity."""
+    try:
+        return read_snapshot(path)
+    except DataError as error:
+        log.warning("everything is remembered from the tape: %s", error)
+        return None
 
 
 def _has_header(path: Path) -> bool:
@@ -113,7 +137,7 @@ def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
     first: list[Make] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch)]
     if not state.seeded:
         files.journal.clear()  # Θ that nobody heard of is made again
-        return JobFiles(files.tape, files.journal, files.header, past.core, past, first_events=tuple(first))
+        return replace(files, first_events=tuple(first))
     if over and files.journal.newest(FragmentId(0)) is None:
         return files  # all that the job leaves is written, and its journal gone
     unheard = unheard_merges(state.rounds, files.journal.newest, over=over)
@@ -123,7 +147,7 @@ def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
     )
     outer, merges = remembered(files.journal, len(state.rounds), knobs.averaging, optimizer)
     completed = [_completed(merges[fragment]) for fragment in unheard]
-    return JobFiles(files.tape, files.journal, files.header, past.core, past, outer, merges, (*completed, *first))
+    return replace(files, outer=outer, merges=merges, first_events=(*completed, *first))
 
 
 def _completed(facts: Facts) -> Make:

@@ -104,7 +104,7 @@ def clock(files: JobFiles) -> tuple[float, float]:
 def commands(past: Remembered) -> dict[str, dict[str, Any]]:
     """The commands that reached the tape, as ``status`` tells them."""
     told: dict[str, dict[str, Any]] = {}
-    for name, (event, answer) in past.commands.items():
+    for name, (event, answer) in past.promises.commands.items():
         fault = isinstance(event, e.FaultInjected)
         told[name] = {
             "kind": event.kind if isinstance(event, e.FaultInjected) else KINDS[type(event)],
@@ -122,7 +122,7 @@ def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, contro
 
     Called before anything is decided, and does not wait for the controller.
     """
-    for timer in past.timers:
+    for timer in past.promises.timers:
         timers.set(timer.timer, timer.serial, timer.due_at)
     islands = dict(past.core.state.islands)
     for island in islands.values():

@@ -32,10 +32,11 @@ from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, Instant, 
 from orchestrator.errors import Conflict, Fenced, NotFound
 from orchestrator.runtime import ending, faults, records, returning
 from orchestrator.runtime.controller import controller_of
-from orchestrator.runtime.files import Make
+from orchestrator.runtime.files import SNAPSHOT, Make
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.patience import PatientSink
 from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.runtime.snapshots import Snapshots
 from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop
 from orchestrator.tape.driver import Driver
@@ -60,28 +61,22 @@ class SynchroniserActor:
         self._queue: queue.SimpleQueue[events.Event | BaseException] = queue.SimpleQueue()
         self._state = threading.Lock()  # the pump changes what status reads
         self._commands: dict[str, dict[str, Any]] = {}
-        self._goodput, self._statistics = folds = Goodput(self._policy), Statistics(self._policy)
+        folds = Goodput(self._policy), Statistics(self._policy)
         self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
         self._core, past = self._files.core, self._files.past
+        self._goodput, self._statistics = self._files.folds
         self._started_at, self._zero = returning.clock(self._files)
         self._posted = past.count if past else 0
         self._patience, self._syncing = returning.durability(spec, self._files.tape)
         sink = PatientSink(self._files.tape, self._patience)
-        self._driver = Driver(self._core, folds, sink, self._posted)
+        self._driver = Driver(self._core, (self._files.promises, *self._files.folds), sink, self._posted)
+        every = spec.synchroniser.durability.snapshot_every_records
+        self._snapshots = Snapshots(self._run_dir / SNAPSHOT, self._files.tape, every)
         controller = controller_of(job, spec, run_dir)
         self._controller: Any = controller
         payloads = PayloadTable()
-        self._workshop = Workshop(
-            job,
-            spec,
-            self._run_dir,
-            payloads,
-            self._files.journal,
-            self._files.epoch,
-            self._patience.insist,
-            self._post,
-            self._queue.put,
-        )
+        kept = self._files.journal, self._files.epoch, self._patience.insist
+        self._workshop = Workshop(job, spec, self._run_dir, payloads, *kept, self._post, self._queue.put)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
             job,
@@ -219,6 +214,7 @@ class SynchroniserActor:
                     decided = self._driver.step(event)
                     invariants.check(self._core.state)
                     self._goodput.check()
+                    self._snapshots.consider(self._driver, event.at)
                 faults.strike_here(event)
                 if isinstance(event, events.ConnectionLost) and event.dead:
                     self._interpreter.forget(event.island, event.incarnation)
@@ -264,6 +260,7 @@ class SynchroniserActor:
         records.write_report(self._run_dir, document)
         records.write_status(self._run_dir, status)
         self._files.journal.clear()
+        self._snapshots.close()
         ending.let_go(self._job)
 
     def _report(self) -> dict[str, Any]:

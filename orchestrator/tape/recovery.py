@@ -1,4 +1,6 @@
-"""What a synchroniser that died knew, from its tape: its events, fed to a fresh core, without acting on anything.
+"""What a synchroniser that died knew, from its tape: its events, fed to a core, without acting on anything.
+
+The core is a fresh one, or that of a snapshot and then only what came behind it is fed.
 
 Responsible for: that the new core stands where the old one stood (what it decides is compared with what was recorded,
 and one difference ends it, for this build would then go on from a state in which nobody was), and for what the old
@@ -17,54 +19,17 @@ from orchestrator.core.vocabulary import CommandId, Epoch, Instant
 from orchestrator.errors import DataError
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.replay import Decider, replay
-from orchestrator.tape.schema import FleetHeader, Header, Tape
+from orchestrator.tape.schema import FleetHeader, Header, Mark, Tape
+from orchestrator.tape.snapshot import Snapshot
 
 Answered = tuple[e.Command | e.FaultInjected, f.ResolveCommand | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """``core`` after the last record, ``count`` of them, at ``at``; ``timers`` not fired yet, ``commands`` by their ids.
-
-    ``started`` is false for a job whose synchroniser died before it began.
-    """
-
-    core: Synchroniser
-    started: bool
-    count: int
-    at: Instant
-    timers: tuple[f.SetTimer, ...]
-    commands: dict[CommandId, Answered]
-
-    @property
-    def next_epoch(self) -> Epoch:
-        return Epoch(self.core.state.epoch + 1)
-
-
-def remember(tape: Tape, folds: Iterable[Fold] = ()) -> Remembered:
-    """Raises DataError, with the story, where this build decides otherwise than the one that wrote the tape."""
-    if isinstance(tape.header, FleetHeader):
-        raise DataError(detail=f"The tape of {tape.header.job} is a fleet's: nobody's process wrote it.")
-    core, pending = Synchroniser(tape.header.policy, Epoch(tape.header.epoch)), _Pending()
-
-    def this_core(_: Header | FleetHeader) -> Decider:
-        return core
-
-    again = replay(tape, (*folds, pending), this_core)
-    if again.divergence is not None:
-        raise DataError(
-            detail="This build decides otherwise than the one that wrote the tape, so it cannot go on from there. "
-            f"Go on with the build that wrote it.\n{again.divergence}"
-        )
-    at = tape.records[-1].event.at if tape.records else 0.0
-    started = any(isinstance(record.event, e.JobStarted) for record in tape.records)
-    return Remembered(core, started, len(tape.records), at, pending.left(), pending.commands)
-
-
-class _Pending:
-    """A fold over what was promised."""
+class Promises:
+    """A fold over what a synchroniser has promised and not kept: timers not fired, commands not answered."""
 
     def __init__(self) -> None:
+        self.started = False
         self._timers: dict[str, f.SetTimer] = {}
         self.commands: dict[CommandId, Answered] = {}
 
@@ -75,11 +40,62 @@ class _Pending:
                 del self._timers[event.timer]
         elif isinstance(event, (e.Command, e.FaultInjected)):
             self.commands.setdefault(event.command, (event, None))
+        elif isinstance(event, e.JobStarted):
+            self.started = True
         for effect in effects:
             if isinstance(effect, f.SetTimer):
                 self._timers[effect.timer] = effect
             elif isinstance(effect, f.ResolveCommand) and effect.command in self.commands:
                 self.commands[effect.command] = (self.commands[effect.command][0], effect)
 
-    def left(self) -> tuple[f.SetTimer, ...]:
+    @property
+    def timers(self) -> tuple[f.SetTimer, ...]:
         return tuple(self._timers[name] for name in sorted(self._timers))
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """``core`` and ``folds`` after the last record, ``count`` of them, at ``at``; ``promises`` go on being folded, too."""
+
+    core: Synchroniser
+    count: int
+    at: Instant
+    folds: tuple[Fold, ...]
+    promises: Promises
+
+    @property
+    def started(self) -> bool:
+        """False for a job whose synchroniser died before it began."""
+        return self.promises.started
+
+    @property
+    def next_epoch(self) -> Epoch:
+        return Epoch(self.core.state.epoch + 1)
+
+
+def remember(tape: Tape, folds: Iterable[Fold] = (), snapshot: Snapshot | None = None) -> Remembered:
+    """What was known at the tape's end. ``snapshot`` is that of a tape which lacks its beginning; its folds go on, then.
+
+    Raises DataError, with the story, where this build decides otherwise than the one that wrote the tape.
+    """
+    if isinstance(tape.header, FleetHeader):
+        raise DataError(detail=f"The tape of {tape.header.job} is a fleet's: nobody's process wrote it.")
+    if snapshot is None or not tape.before:
+        snapshot = Snapshot(
+            Mark(0, 0, ""), 0.0, Synchroniser(tape.header.policy, Epoch(tape.header.epoch)), (Promises(), *folds)
+        )
+    core, (promises, *others) = snapshot.core, snapshot.folds
+    assert snapshot.mark.count == tape.before
+    assert isinstance(promises, Promises)
+
+    def this_core(_: Header | FleetHeader) -> Decider:
+        return core
+
+    again = replay(tape, snapshot.folds, this_core)
+    if again.divergence is not None:
+        raise DataError(
+            detail="This build decides otherwise than the one that wrote the tape, so it cannot go on from there. "
+            f"Go on with the build that wrote it.\n{again.divergence}"
+        )
+    at = tape.records[-1].event.at if tape.records else snapshot.at
+    return Remembered(core, tape.count, at, tuple(others), promises)

@@ -66,13 +66,31 @@ class Footer:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A place on a tape: behind its first ``count`` records, ``size`` bytes in all, which have this ``digest``."""
+
+    count: int
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tape:
-    """A whole tape in memory. ``torn`` says what is wrong with its last line, if anything is."""
+    """A tape in memory. ``torn`` says what is wrong with its last line, if anything is.
+
+    ``before`` records were left out at its beginning: a snapshot stands for them.
+    """
 
     header: Header | FleetHeader
     records: tuple[Record, ...]
     footer: Footer | None = None
     torn: str | None = None
+    before: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of the last record."""
+        return self.before + len(self.records)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Tapes on disk: the only file of this package that touches one.
+"""Tapes and snapshots on disk: the only file of this package that touches one.
 
 Responsible for: a record being in the file when ``append`` returns (with the operating system, so it survives the process;
 after ``sync`` the machine's power, too), one writer at a time, a failed append leaving nothing behind, going on where a
@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+from functools import cache
+from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 
+from orchestrator import accounting, core, tape
 from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.tape.schema import (
     Digest,
     FleetHeader,
     Footer,
     Header,
+    Mark,
     Record,
     Tape,
     decode_header,
@@ -26,6 +30,7 @@ from orchestrator.tape.schema import (
     encode_header,
     encode_record,
 )
+from orchestrator.tape.snapshot import Snapshot, decode
 
 
 class TapeWriter:
@@ -44,22 +49,22 @@ class TapeWriter:
         self._write(f"{encode_header(header)}\n".encode())
 
     @classmethod
-    def reopen(cls, path: Path) -> tuple[TapeWriter, Tape]:
+    def reopen(cls, path: Path, mark: Mark | None = None) -> tuple[TapeWriter, Tape]:
         """Go on where a writer died, and what is there: a torn end is cut off. A sealed tape stays closed.
 
         Raises InfrastructureError while the writer before lives, and as ``read_tape``.
         """
         writer = cls.__new__(cls)
         writer._open(path, path.open("r+b", buffering=0))
-        tape = read_tape(path)  # under the lock
+        raw = _bytes_of(path)  # under the lock
+        tape, size = _read(path, raw, mark)
         if tape.footer is not None:
             writer.let_go()
             return writer, tape
-        whole = b"".join(path.read_bytes().splitlines(keepends=True)[: 1 + len(tape.records)])
-        writer._file.truncate(len(whole))
-        writer._file.seek(len(whole))
-        writer._digest.add_all(whole)
-        writer._size, writer.count = len(whole), len(tape.records)
+        writer._file.truncate(size)
+        writer._file.seek(size)
+        writer._digest.add_all(raw[:size])
+        writer._size, writer.count = size, tape.count
         return writer, tape
 
     def append(self, record: Record) -> None:
@@ -79,9 +84,9 @@ class TapeWriter:
         self.synced_count = max(self.synced_count, count)
 
     @property
-    def digest(self) -> str:
-        """What the footer would say now."""
-        return self._digest.hex()
+    def mark(self) -> Mark:
+        """Where it stands. For the thread that writes."""
+        return Mark(self.count, self._size, self._digest.hex())
 
     def close(self) -> None:
         """Seal the tape. Safe to call twice."""
@@ -125,41 +130,61 @@ class TapeWriter:
         self.close()
 
 
-def read_tape(path: Path) -> Tape:
+def read_tape(path: Path, mark: Mark | None = None) -> Tape:
     """Read a tape, also one that is still being written or whose last line was torn by a crash (``Tape.torn``).
+
+    With a ``mark`` that fits, only what comes behind it is decoded, and ``Tape.before`` says so.
 
     Raises DataError when the file is missing or no tape, a record in its middle is damaged or out of order, or the
     digest of a sealed tape does not fit.
     """
+    return _read(path, _bytes_of(path), mark)[0]
+
+
+def _bytes_of(path: Path) -> bytes:
     try:
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise DataError(detail=f"the tape {path} cannot be read: {error.strerror}. Check the path.") from error
-    *whole, rest = raw.decode("utf-8", errors="replace").split("\n")
-    if not whole:
+
+
+def _read(path: Path, raw: bytes, mark: Mark | None) -> tuple[Tape, int]:
+    """The tape in ``raw``, and how many bytes its header and whole records take."""
+    begin, newline, _ = raw.partition(b"\n")
+    if not newline:
         raise DataError(detail=f"{path} holds no complete line, so it is no tape.")
-    digest, header = Digest(), decode_header(whole[0])
-    records: list[Record] = []
-    digest.add(whole[0])
+    header, digest = decode_header(begin.decode("utf-8", errors="replace")), Digest()
+    if mark is None or not _fits(mark, raw):
+        mark = Mark(0, len(begin) + 1, "")
+    size, records = mark.size, list[Record]()
+    digest.add_all(raw[:size])
+    *whole, rest = raw[size:].split(b"\n")
     torn = f"the last line breaks off after {len(rest)} characters; it was left out" if rest else None
-    for number, line in enumerate(whole[1:], start=2):
+    for index, line in enumerate(whole, start=1):
+        number, last = 1 + mark.count + index, index == len(whole) and not rest
         try:
-            decoded = decode_line(line)
+            decoded = decode_line(line.decode("utf-8", errors="replace"))
         except DataError as error:
-            if number == len(whole) and not rest:
+            if last:
                 torn = f"the last line is damaged; it was left out ({error})"
                 break
             raise DataError(detail=f"line {number} of {path} is damaged: {error}") from error
+        count = mark.count + len(records)
         if isinstance(decoded, Footer):
-            _check_seal(path, decoded, len(records), digest.hex(), number == len(whole) and not rest)
-            return Tape(header, tuple(records), decoded)
-        if decoded.n != len(records) + 1:
-            raise DataError(
-                detail=f"line {number} of {path} is step {decoded.n}, not {len(records) + 1}: lines are lost."
-            )
+            _check_seal(path, decoded, count, digest.hex(), last)
+            return Tape(header, tuple(records), decoded, before=mark.count), size
+        if decoded.n != count + 1:
+            raise DataError(detail=f"line {number} of {path} is step {decoded.n}, not {count + 1}: lines are lost.")
         records.append(decoded)
-        digest.add(line)
-    return Tape(header, tuple(records), None, torn)
+        digest.add_all(line + b"\n")
+        size += len(line) + 1
+    return Tape(header, tuple(records), None, torn, mark.count), size
+
+
+def _fits(mark: Mark, raw: bytes) -> bool:
+    before = Digest()
+    before.add_all(raw[: mark.size])
+    return len(raw) >= mark.size and before.hex() == mark.digest
 
 
 def _check_seal(path: Path, footer: Footer, count: int, digest: str, last: bool) -> None:
@@ -170,3 +195,34 @@ def _check_seal(path: Path, footer: Footer, count: int, digest: str, last: bool)
             detail=f"{path} was changed after it was sealed: its footer says {footer.end} steps and digest "
             f"{footer.digest}, its lines give {count} and {digest}."
         )
+
+
+def keep_snapshot(path: Path, raw: bytes) -> None:
+    """Put an encoded snapshot in the place of the one before, whole or not at all. Raises OSError."""
+    beside = path.with_suffix(".new")
+    with beside.open("wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def read_snapshot(path: Path) -> Snapshot | None:
+    """``None`` where there is none. Raises DataError, with the reason, where it is not to be used."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(detail=f"the snapshot cannot be read: {error.strerror}.") from error
+    return decode(raw, build())
+
+
+@cache
+def build() -> str:
+    """A digest of the source of all that a snapshot holds."""
+    source = blake2b(digest_size=16)
+    for module in (core, accounting, tape):
+        for path in sorted(Path(module.__path__[0]).rglob("*.py")):
+            source.update(path.read_bytes())
+    return source.hexdigest()

@@ -28,9 +28,10 @@ from orchestrator.journal.disk import Disk
 from orchestrator.journal.keeper import Keeper
 from orchestrator.merge import fragment_map, outer_optimizer, wire
 from orchestrator.merge.outer_state import OuterState
-from orchestrator.runtime.files import open_files
+from orchestrator.runtime.files import SNAPSHOT, open_files
 from orchestrator.runtime.patience import Patience, PatientSink
 from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.runtime.snapshots import Snapshots
 from orchestrator.tape.driver import Driver
 from tests.journal.disks import Died
 
@@ -95,12 +96,15 @@ class Shell:
     ) -> None:
         self.job, self.islands, self.reached = job, islands, reached
         policy = job.policy()
-        self.goodput = Goodput(policy)
-        self.files = open_files(folder, "job", job, policy, 0.0, (self.goodput,), disk)
+        self.files = open_files(folder, "job", job, policy, 0.0, (Goodput(policy),), disk)
+        (self.goodput,) = self.files.folds
         past = self.files.past
         self.core = self.files.core
         self.sink = PatientSink(self.files.tape, Patience(retry_s=0.0))
-        self.driver = Driver(self.core, (self.goodput,), self, past.count if past else 0)
+        self.driver = Driver(self.core, (self.files.promises, self.goodput), self, past.count if past else 0)
+        self.snapshots = Snapshots(
+            folder / SNAPSHOT, self.files.tape, job.synchroniser.durability.snapshot_every_records
+        )
         self.now = past.at if past else 0.0
         self.payloads = PayloadTable()
         self.keeper: Keeper | None = None
@@ -131,6 +135,7 @@ class Shell:
         effects = self.driver.step(make(self.now, *facts))
         invariants.check(self.core.state)
         self.goodput.check()
+        self.snapshots.consider(self.driver, self.now)
         for effect in effects:
             self.act(effect)
 

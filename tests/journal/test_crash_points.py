@@ -23,6 +23,7 @@ from tests.journal.shell import FRAGMENTS, ISLANDS, POINTS, Fate, ScriptedIsland
 
 STEPS = 14
 DEATHS_MAX = 100
+SNAPSHOTS = {"durability": {"snapshot_every_records": 7}}
 DEATHS_PER_POINT = int(os.environ.get("ATOLL_DEATHS_PER_POINT", "6"))
 """A point is reached up to ninety times in a job; ``make soak`` dies at every one."""
 
@@ -126,7 +127,7 @@ def test_a_death_at_any_labelled_point_changes_no_bit_of_what_is_merged(tmp_path
     every = -(-counts[point] // DEATHS_PER_POINT)
     for number in {*range(1, counts[point] + 1, every), counts[point]}:
         folder = tmp_path / str(number)
-        outcome = run(folder, Fate(point, number))
+        outcome = run(folder, Fate(point, number), **(SNAPSHOTS if number % 2 else {}))
         assert outcome.deaths == 1
         assert outcome.bits() == bits, number
         assert outcome.shell.goodput.summary()["tokens"] == tokens
@@ -163,7 +164,7 @@ def test_many_deaths_at_random_points_lose_and_double_nothing(tmp_path: Path, se
         if chance.random() < 0.01:
             raise Died
 
-    outcome = run(tmp_path, reached)
+    outcome = run(tmp_path, reached, **(SNAPSHOTS if seed % 2 else {}))
     assert outcome.deaths > 0
     assert outcome.bits() == undisturbed()[0]
     assert_sound(outcome, tmp_path)
@@ -193,7 +194,7 @@ def test_a_loss_of_power_takes_only_what_nobody_was_told(
         disk.lose_power(tmp_path / "journal")
 
     monkeypatch.setattr(TapeWriter, "sync", sync_and_note)
-    outcome = run(tmp_path, reached, disk, lose_power)
+    outcome = run(tmp_path, reached, disk, lose_power, **(SNAPSHOTS if seed % 2 else {}))
     assert outcome.deaths > 0
     assert [version for version, *_ in outcome.bits()] == [2, 2, 2]
     assert_sound(outcome, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from orchestrator.core import events
+from orchestrator.logbook import service_logbook
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.names import island_name
@@ -79,7 +81,7 @@ def test_a_synchroniser_killed_at_random_moments_comes_back_each_time_and_no_isl
     start: Start, home: Any
 ) -> None:
     """Also while it starts, remembers and reconnects. ``ATOLL_KILLS`` says how often; ``make soak`` wants 200."""
-    job = start(synthetic(steps=ENDLESS))
+    job = start(synthetic(steps=ENDLESS, synchroniser={"durability": {"snapshot_every_records": 100}}))
     for group in GROUPS:
         job.wait_for_merge(group, 1)
     pids = {group: job.island(group)["pid"] for group in GROUPS}
@@ -98,6 +100,8 @@ def test_a_synchroniser_killed_at_random_moments_comes_back_each_time_and_no_isl
     assert [job.island(group)["incarnation"] for group in GROUPS] == [1] * len(GROUPS)
     for group in GROUPS:
         assert job.gap_max_s(group, undisturbed_until) <= GAP_MAX_S
+    said = service_logbook(job.run_dir, "synchroniser").path.read_text()
+    assert [int(count) for count in re.findall(r", (\d+) of them from a snapshot", said)][-1] > 0
     job.command("cancel")
     job.wait_for_end()
     assert_sound(job)

@@ -1,0 +1,47 @@
+"""When a snapshot of what is known is due, and who writes it: coming back takes as long after a month as after an hour.
+
+Responsible for: one in every so many records, taken between two steps, written in a thread of its own. Refuses to make
+anything depend on one: where it cannot be written, the one before stays, or none.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from orchestrator.core.vocabulary import Instant
+from orchestrator.tape.driver import Driver
+from orchestrator.tape.snapshot import Snapshot, encode
+from orchestrator.tape.storage import TapeWriter, build, keep_snapshot
+
+log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """``consider`` and ``close`` are for the pump."""
+
+    def __init__(self, path: Path, tape: TapeWriter, every: int) -> None:
+        self._path, self._tape, self._every = path, tape, every
+        self._count = tape.count
+        self._writing = ThreadPoolExecutor(1, "snapshot")
+        self._under_way: Future[None] | None = None
+
+    def consider(self, driver: Driver, at: Instant) -> None:
+        """Take one if it is due. What the core and the folds know is copied before this returns."""
+        if driver.count - self._count < self._every or (self._under_way and not self._under_way.done()):
+            return
+        self._count = driver.count
+        raw = encode(Snapshot(self._tape.mark, at, driver.core, driver.folds), build())
+        self._under_way = self._writing.submit(self._write, raw)
+
+    def close(self) -> None:
+        """The job is over: nobody will remember it."""
+        self._writing.shutdown(wait=True)
+        self._path.unlink(missing_ok=True)
+
+    def _write(self, raw: bytes) -> None:
+        try:
+            keep_snapshot(self._path, raw)
+        except OSError as error:
+            log.warning("a snapshot of %d bytes cannot be written: %s", len(raw), error)

@@ -1,0 +1,121 @@
+"""A snapshot with what came behind it on the tape is worth the whole tape, and one that cannot be trusted is none."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.errors import DataError
+from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
+from orchestrator.simulation.world import World
+from orchestrator.tape.driver import Driver
+from orchestrator.tape.recovery import Promises, Remembered, remember
+from orchestrator.tape.replay import fresh_core
+from orchestrator.tape.schema import Header, Mark, Record
+from orchestrator.tape.snapshot import Snapshot, decode, encode
+from orchestrator.tape.storage import TapeWriter, build, keep_snapshot, read_snapshot, read_tape
+
+HEADER = Header("a job", sample_policy(4, quorum=2, steps=150))
+POINTS = 8
+
+
+@pytest.fixture(scope="module")
+def records() -> tuple[Record, ...]:
+    plan = WorldPlan((0.05, 0.05, 0.07, 0.1), faults=random_faults(3, HEADER.policy, 6.0, 8))
+    return World(HEADER.policy, plan, seed=3).run().tape.records
+
+
+def fresh_folds() -> tuple[Goodput, Statistics]:
+    return Goodput(HEADER.policy), Statistics(HEADER.policy)
+
+
+def known(past: Remembered) -> Any:
+    """All that anybody asks a synchroniser that came back."""
+    told = [fold.summary() for fold in past.folds]  # type: ignore[attr-defined]
+    promises = past.promises.timers, past.promises.commands, past.started
+    return past.core.view(past.at), told, promises, past.count, past.at
+
+
+def write(folder: Path, records: tuple[Record, ...], at: int) -> Path:
+    """A tape of these records by a synchroniser that took a snapshot behind the one numbered ``at``, and died."""
+    path = folder / "tape.jsonl"
+    tape = TapeWriter(path, HEADER)
+    driver = Driver(fresh_core(HEADER), (Promises(), *fresh_folds()), tape)
+    for record in records:
+        driver.step(record.event)
+        if record.n == at:
+            taken = Snapshot(tape.mark, record.event.at, driver.core, driver.folds)  # type: ignore[arg-type]
+            keep_snapshot(folder / "snapshot", encode(taken, build()))
+    tape.let_go()
+    return path
+
+
+def test_a_snapshot_and_the_rest_of_the_tape_are_worth_the_whole_tape(
+    tmp_path: Path, records: tuple[Record, ...]
+) -> None:
+    for number in range(POINTS + 1):
+        at = max(1, len(records) * number // POINTS)
+        path = write(tmp_path / str(at), records, at)
+        whole = remember(read_tape(path), fresh_folds())
+        snapshot = read_snapshot(path.parent / "snapshot")
+        assert snapshot is not None
+        writer, tape = TapeWriter.reopen(path, snapshot.mark)
+        assert (tape.before, tape.count) == (at, len(records))
+        past = remember(tape, fresh_folds(), snapshot)
+        assert known(past) == known(whole)
+        assert writer.mark.count == len(records)
+        writer.close()
+        assert read_tape(path).footer is not None  # its digest is that of all lines
+
+
+def test_a_snapshot_of_another_tape_or_of_more_than_is_left_of_it_is_passed_over(
+    tmp_path: Path, records: tuple[Record, ...]
+) -> None:
+    path = write(tmp_path, records, len(records) // 2)
+    snapshot = read_snapshot(tmp_path / "snapshot")
+    assert snapshot is not None
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: len(records) // 3]))  # a loss of power took the rest
+    tape = read_tape(path, snapshot.mark)
+    assert tape.before == 0
+    assert known(remember(tape, fresh_folds(), snapshot)) == known(remember(read_tape(path), fresh_folds()))
+    other = Mark(snapshot.mark.count, snapshot.mark.size, "0" * 32)
+    path.write_bytes(b"".join(lines))
+    assert read_tape(path, other).before == 0
+
+
+def test_damage_anywhere_and_another_build_are_refused_with_the_reason(
+    tmp_path: Path, records: tuple[Record, ...]
+) -> None:
+    write(tmp_path, records[:200], 100)
+    path = tmp_path / "snapshot"
+    raw = path.read_bytes()
+    decode(raw, build())
+    with pytest.raises(DataError, match="another build"):
+        decode(raw, "another")
+    for place in range(0, len(raw), max(1, len(raw) // 200)):
+        with pytest.raises(DataError):
+            decode(raw[:place] + bytes([raw[place] ^ 0x10]) + raw[place + 1 :], build())
+        with pytest.raises(DataError):
+            decode(raw[:place], build())
+
+
+def test_a_snapshot_makes_nothing_but_what_a_synchroniser_knows() -> None:
+    class Foreign:
+        def __reduce__(self) -> Any:
+            return print, ("hello",)
+
+    alien: Any = Foreign()
+    raw = encode(Snapshot(Mark(0, 0, ""), 0.0, alien, ()), "b")
+    assert pickle.loads(raw.partition(b"\n")[2]) == (None, ())  # it would have
+    with pytest.raises(DataError, match=r"builtins\.print"):
+        decode(raw, "b")
+
+
+def test_where_there_is_none_there_is_none(tmp_path: Path) -> None:
+    assert read_snapshot(tmp_path / "snapshot") is None
