@@ -27,7 +27,7 @@ demo: $(STAMP)  ## four islands in four regions, one is killed and comes back
 test: $(STAMP)  ## lint, types, then every test
 	@deploy/system-packages.sh
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
+	@$(BIN)/python -m pytest --numprocesses 3
 
 lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy
@@ -35,8 +35,9 @@ lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
 bench: $(STAMP)  ## speeds: core events, merge arithmetic, learner overhead
 	@$(BIN)/python -m tests.bench
 
-soak: $(STAMP)  ## the synchroniser's death at every point of a round, then thousands of simulated jobs (Ctrl-C keeps the count)
+soak: $(STAMP)  ## the synchroniser's death at every point of a round and 200 times live, then thousands of simulated jobs
 	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal
+	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_recovery.py
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 5000
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 1000 --deaths 6
 

@@ -1,14 +1,14 @@
-"""Three streams of tests: side by side under ``make test`` (``pytest -n 3 --dist loadgroup``), else one after another.
+"""Three streams of tests: side by side under ``make test`` (``pytest --numprocesses 3``), else one after another.
 
-cluster      live Ray clusters: what is measured there is measured undisturbed, one job after another
-service      services, browsers and Prometheus, which mostly wait
-arithmetic   everything else: it takes what the other two leave (the lowest priority)
+    cluster      live Ray clusters: what is measured there is measured undisturbed, one job after another
+    service      services, browsers and Prometheus, which mostly wait
+    arithmetic   everything else: it takes what the other two leave (the lowest priority)
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,16 +25,22 @@ ARITHMETIC = "arithmetic"
 LOWEST = 19
 
 
-def stream_of(item: pytest.Item) -> str:
-    return STREAMS.get(item.path.relative_to(Path(__file__).parent).parts[0], ARITHMETIC)
+def stream_of(nodeid: str) -> str:
+    return STREAMS.get(nodeid.split("/")[1], ARITHMETIC)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin that reads the mark
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(stream_of(item)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A stream is a unit of work: one worker does all of it, in order."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Streams(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return stream_of(nodeid)
+
+    return Streams(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ and stream_of(item) == ARITHMETIC:
+    if "PYTEST_XDIST_WORKER" in os.environ and stream_of(item.nodeid) == ARITHMETIC:
         os.setpriority(os.PRIO_PROCESS, 0, LOWEST)

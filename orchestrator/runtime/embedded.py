@@ -43,7 +43,7 @@ from orchestrator.runtime.settings import (
 LOOPBACK = "127.0.0.1"
 NODE_ADDRESS = "127.0.0.2" if sys.platform == "linux" else LOOPBACK
 """Loopback too; Ray takes 127.0.0.1 for a mistake and uses the machine's outer address instead."""
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 OBJECT_STORE_BYTES_MAX = 2 << 30
 """Per node. It is reserved address space; memory is used only for what is in it."""
 

@@ -26,15 +26,13 @@ from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GROUPS, Job, synthetic
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120 + 6 * int(os.environ.get("ATOLL_KILLS", "20")))]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 Start = Callable[[dict[str, Any]], Job]
 ENDLESS = 100_000
 KILLS = int(os.environ.get("ATOLL_KILLS", "20"))
 SEEN_BACK_EVERY = 5
 BACK_S = 15.0
-SILENT_S = 4.0
-GAP_MAX_S = 0.75
-"""Less than any absence of the synchroniser: who waited for it would show more. Its start takes a core for a second."""
+SILENT_S = float(os.environ.get("ATOLL_SILENT_S", "4"))
 
 
 def synchroniser(home: Any) -> int | None:
@@ -60,6 +58,21 @@ def contributors_since(job: Job, at: float) -> set[str]:
         for record in read_tape(job.run_dir / "tape.jsonl").records
         if isinstance(record.event, events.ContributionArrived) and record.event.at > at
     }
+
+
+def absences_s(job: Job) -> list[float]:
+    """How long nobody decided: from the last record of each life to the next, which may be of what only the journal knew."""
+    records = read_tape(job.run_dir / "tape.jsonl").records
+    at = [record.event.at for record in records]
+    begins = [n for n, record in enumerate(records) if isinstance(record.event, events.SynchroniserRestarted)]
+    fragments = range(1 + len(job.last["view"]["fragments"]))
+    return [max(at[n - back] - at[n - back - 1] for back in fragments) for n in begins]
+
+
+def assert_none_waited(job: Job, since: float) -> None:
+    """Whoever waited for a synchroniser would have taken no step for as long as one was away."""
+    for group in GROUPS:
+        assert job.gap_max_s(group, since) < min(absences_s(job))
 
 
 def assert_sound(job: Job) -> None:
@@ -98,8 +111,7 @@ def test_a_synchroniser_killed_at_random_moments_comes_back_each_time_and_no_isl
     assert KILLS / 2 < epochs <= KILLS + 1  # a life too short to remember raises none
     assert {group: job.island(group)["pid"] for group in GROUPS} == pids
     assert [job.island(group)["incarnation"] for group in GROUPS] == [1] * len(GROUPS)
-    for group in GROUPS:
-        assert job.gap_max_s(group, undisturbed_until) <= GAP_MAX_S
+    assert_none_waited(job, undisturbed_until)
     said = service_logbook(job.run_dir, "synchroniser").path.read_text()
     assert [int(count) for count in re.findall(r", (\d+) of them from a snapshot", said)][-1] > 0
     job.command("cancel")
@@ -136,7 +148,7 @@ def test_islands_step_as_fast_while_their_synchroniser_is_silent_and_dead(start:
     for group in GROUPS:
         ratio = stepping_share(job, group, before - 1.0, back + 2.0) / stepping_share(job, group, began, before)
         assert ratio >= 0.97, f"{group} kept {ratio:.3f} of its rate"
-        assert job.gap_max_s(group, before) <= GAP_MAX_S
+    assert_none_waited(job, before)
     assert_sound(job)
 
 
