@@ -12,20 +12,24 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from api import problems
 from api.auth.code import OWN_PACKAGES
 from api.auth.gate import Gate
 from api.auth.store import AccessStore
 from api.auth.tokens import Tokens
 from api.chaos.runs import ChaosRuns
-from api.control import ControlPort
-from api.dispatcher import JOBS_MAX
-from api.guard import Guard
+from api.http import problems
+from api.http.guard import Guard
+from api.installation.second_life import SecondLife, no_second_life
+from api.jobs.control import ControlPort
+from api.jobs.dispatcher import JOBS_MAX
+from api.jobs.parameters import Parameters
+from api.jobs.service import Service
+from api.jobs.shelf import Shelf
+from api.jobs.tending import Tending
 from api.merges.history import Histories
 from api.metrics.exposition import Metrics
 from api.metrics.requests import Measured
 from api.openapi import document
-from api.parameters import Parameters
 from api.routes import (
     chaos,
     chaos_runs,
@@ -42,11 +46,7 @@ from api.routes import (
     parameters,
     tokens,
 )
-from api.second_life import SecondLife, no_second_life
-from api.service import Service
-from api.shelf import Shelf
-from api.store import Store
-from api.tending import Tending
+from api.storage.store import Store
 
 DESCRIPTION = """Elastic orchestration of Decoupled DiLoCo training.
 

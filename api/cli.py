@@ -34,7 +34,7 @@ from api.commands import (
     tapes,
     tokens,
 )
-from api.home import TOKEN_VARIABLE
+from api.installation.home import TOKEN_VARIABLE
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable
 
 app = typer.Typer(

@@ -21,10 +21,10 @@ import httpx
 from api.auth.roles import Role
 from api.auth.schemas import AuditTrail, NewToken, Token, TokenList
 from api.chaos.client import ChaosRequests
-from api.eventstream import events_of
-from api.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
-from api.logs import Log, Logs
-from api.refusals import error_of
+from api.http.eventstream import events_of
+from api.http.refusals import error_of
+from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
+from api.runs.logs import Log, Logs
 from api.schemas import (
     Answer,
     Command,

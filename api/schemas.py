@@ -1,7 +1,7 @@
 """What the REST API answers with: the wire's shapes, shared by the service, the client and the CLI.
 
 Responsible for names, types and help texts of the JSON that leaves the service. It refuses to know where the values
-come from (``api.translate`` fills them). The job specification itself is ``orchestrator.config.JobSpec``.
+come from (``api.jobs.translate`` fills them). The job specification itself is ``orchestrator.config.JobSpec``.
 
 Times: ``*_at`` fields of a job are unix seconds; ``*_after_s`` are seconds since the job was created.
 """

@@ -21,12 +21,12 @@ import uvicorn
 
 from api.app import create_app
 from api.auth.code import OWN_PACKAGES, refuse_unfit
-from api.binding import LOOPBACK, Binding
-from api.control import ControlPort
-from api.dispatcher import JOBS_MAX
-from api.home import DATABASE_VARIABLE, Home
-from api.second_life import second_life_of
-from api.store import Store
+from api.installation.binding import LOOPBACK, Binding
+from api.installation.home import DATABASE_VARIABLE, Home
+from api.installation.second_life import second_life_of
+from api.jobs.control import ControlPort
+from api.jobs.dispatcher import JOBS_MAX
+from api.storage.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
 
 

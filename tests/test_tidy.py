@@ -145,6 +145,48 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "prometheus_client",
         }
     ),
+    "api.storage": frozenset({"api.auth.store", "api.chaos.store", "orchestrator.errors", "sqlalchemy", "alembic"}),
+    "api.runs": frozenset(
+        {"api.jobs.control", "api.schemas", "orchestrator.errors", "orchestrator.logbook", "pydantic", "yaml"}
+    ),
+    "api.jobs": frozenset(
+        {
+            "api.auth",
+            "api.runs",
+            "api.schemas",
+            "api.storage",
+            "orchestrator.core.view",
+            "orchestrator.core.vocabulary",
+            "orchestrator.config",
+            "orchestrator.sections",
+            "orchestrator.errors",
+            "orchestrator.plain",
+            "pydantic",
+        }
+    ),
+    "api.terminal": frozenset({"api.client", "api.schemas", "orchestrator.errors", "rich"}),
+    "api.commands": frozenset(
+        {
+            "api.auth.roles",
+            "api.chaos.plans",
+            "api.chaos.schemas",
+            "api.client",
+            "api.installation",
+            "api.merges.view",
+            "api.schemas",
+            "api.simulation",
+            "api.terminal",
+            "orchestrator.chaos",
+            "orchestrator.config",
+            "orchestrator.errors",
+            "orchestrator.report",
+            "orchestrator.simulation",
+            "orchestrator.tape",
+            "pydantic",
+            "typer",
+            "rich",
+        }
+    ),
 }
 PURE = (
     "orchestrator.core",

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import problems
 from api.auth.limit import FailureLimit
 from api.auth.roles import READS, TOKEN_REMEDY, Holder, bearer, refuse_role, required_role
 from api.auth.store import AccessStore, AuditRow
 from api.auth.tokens import Tokens
+from api.http import problems
 from orchestrator.errors import Forbidden, RequestError, TooManyFailures, Unauthenticated
 
 PATH_CHARACTERS_MAX = 500

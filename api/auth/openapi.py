@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.auth.roles import required_role
-from api.problems import CONTENT_TYPE
+from api.http.problems import CONTENT_TYPE
 from api.schemas import ProblemDocument
 
 SCHEME = "token"

@@ -1,7 +1,7 @@
 """Tokens and the audit trail, as rows in the store.
 
-Responsible for rows, as ``api.store`` is for jobs. It refuses to know a raw token: only a digest ever reaches it, so that
-whoever reads the database, or a backup of it, can do nothing with it.
+Responsible for rows, as ``api.storage.store`` is for jobs. It refuses to know a raw token: only a digest ever reaches it,
+so that whoever reads the database, or a backup of it, can do nothing with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, mapped_column, sessionmaker
 
-from api.store import Base
+from api.storage.store import Base
 
 
 class TokenRow(Base):

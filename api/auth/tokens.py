@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from api.auth.roles import Holder, Role, digest_of, new_token
 from api.auth.store import AccessStore, TokenRow
-from api.home import Home
+from api.installation.home import Home
 from orchestrator.errors import Conflict, NotFound
 
 FIRST_NAME = "local"

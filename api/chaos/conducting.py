@@ -21,10 +21,10 @@ from typing import Any
 import yaml
 
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore, RunState
+from api.installation.second_life import SecondLife
+from api.jobs.service import Service
 from api.schemas import CommandState, Job, JobState
-from api.second_life import SecondLife
-from api.service import Service
-from api.store import Store
+from api.storage.store import Store
 from orchestrator.chaos.conduct import LATE_MAX_S, Conduct, Decision
 from orchestrator.chaos.kinds import Kind
 from orchestrator.chaos.plan import ChaosPlan, figures_now, parse

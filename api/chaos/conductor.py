@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from api.chaos.conducting import Conducting
 from api.chaos.store import ChaosRunRow, ChaosStore, RunState
-from api.second_life import SecondLife
-from api.service import Service
-from api.store import Store
+from api.installation.second_life import SecondLife
+from api.jobs.service import Service
+from api.storage.store import Store
 from orchestrator.errors import DataError, InfrastructureError, NotFound
 
 LOOK_EVERY_S = 0.5

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from api.chaos.schemas import ShownPlan
-from api.up import DEPLOY
+from api.installation.up import DEPLOY
 from orchestrator.chaos.plan import ChaosPlan, FaultSection, parse
 from orchestrator.config import read_document
 from orchestrator.errors import ConfigurationError, NotFound

@@ -16,12 +16,12 @@ from api.chaos.conducting import key_of, planned
 from api.chaos.conductor import Conductor
 from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore, RunState
-from api.idempotency import digest_of, refuse_other_request
+from api.installation.second_life import SecondLife
+from api.jobs.idempotency import digest_of, refuse_other_request
+from api.jobs.service import Service
+from api.jobs.translate import command_of
 from api.schemas import Island
-from api.second_life import SecondLife
-from api.service import Service
-from api.store import AlreadyKnown, Store
-from api.translate import command_of
+from api.storage.store import AlreadyKnown, Store
 from orchestrator.chaos.kinds import Kind, told
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
 from orchestrator.chaos.schedule import PlannedFault

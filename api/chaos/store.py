@@ -14,7 +14,7 @@ from sqlalchemy import JSON, Engine, ForeignKey, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, mapped_column, sessionmaker
 
-from api.store import AlreadyKnown, Base
+from api.storage.store import AlreadyKnown, Base
 from orchestrator.errors import Conflict
 
 

@@ -24,7 +24,7 @@ from api.commands.common import (
     print_json,
 )
 from api.commands.islands import conclude
-from api.home import DEFAULT_HOME
+from api.installation.home import DEFAULT_HOME
 
 app = typer.Typer(no_args_is_help=True, help="Break things on purpose, and see whether the run survives.")
 
@@ -43,7 +43,7 @@ def simulate(
     """
     from api.chaos.plans import load, plan_file
     from api.commands.simulate import Progress
-    from api.worlds import world_of
+    from api.simulation.worlds import world_of
     from orchestrator.chaos.simulated import run as run_simulated
     from orchestrator.report import chaos as page
 

@@ -15,7 +15,7 @@ import typer
 from api.commands import completion
 from api.commands.chaos_telling import Teller, conclude_verdict, headline, lines
 from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
-from api.home import DEFAULT_HOME
+from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import Conflict
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(
     """
     from rich.console import Console
 
-    from api.watch import watch
+    from api.terminal.watch import watch
 
     with connect(home, url) as client:
         job = client.job(job).job  # `latest` may mean another one by the time it is said again

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from api.commands import completion
-from api.home import DEFAULT_HOME, DEFAULT_RUNS
+from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from api.home import DEFAULT_HOME
+from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import AtollError
 
 if TYPE_CHECKING:

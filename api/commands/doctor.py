@@ -9,7 +9,7 @@ import typer
 
 from api.commands.common import HomeOption, JsonOption, RunsOption, console, print_json
 from api.commands.service import GROUPS
-from api.home import DEFAULT_HOME, DEFAULT_RUNS, Home
+from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS, Home
 
 STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
 
@@ -25,7 +25,7 @@ def doctor(
     """Check this machine: Python, Ray, JAX, ports, disk, clock, home, memory, cores, leftovers. Each with its remedy."""
     from dataclasses import asdict
 
-    from api.doctor import State, examine
+    from api.installation.doctor import State, examine
 
     findings = examine(Home(home), runs, groups)
     if as_json:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from api.commands.common import HomeOption, JobArgument, UrlOption, connect, say
-from api.home import DEFAULT_HOME
+from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import ConfigurationError, DataError
 
 HEADER_BYTES_MAX = 100_000_000

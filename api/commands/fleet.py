@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from api.commands.common import GroupArgument, HomeOption, JsonOption, UrlOption, connect, console, print_json, say
-from api.home import DEFAULT_HOME
+from api.installation.home import DEFAULT_HOME
 
 if TYPE_CHECKING:
     from api.schemas import NodeGroupChange

@@ -21,7 +21,7 @@ from api.commands.common import (
     print_table,
     say,
 )
-from api.home import DEFAULT_HOME
+from api.installation.home import DEFAULT_HOME
 
 if TYPE_CHECKING:
     from api.client import Client
@@ -48,7 +48,7 @@ def islands(
 
         print_table(wide_table(found), wide=True)
         return
-    from api.watch import island_table
+    from api.terminal.watch import island_table
 
     console().print(island_table(found.islands, found.after_s))
 

@@ -21,7 +21,7 @@ from api.commands.common import (
     say,
 )
 from api.commands.islands import conclude
-from api.home import DEFAULT_HOME
+from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import ServiceUnreachable
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def submit(
                 f"submitted {job.job}: {job.island_count} islands, {job.token_budget:,} tokens, results in {job.run_dir}"
             )
             if job.queue_position:
-                from api.watch import queue_place
+                from api.terminal.watch import queue_place
 
                 say(f"it is {queue_place(job)}")
         if watch_it:
@@ -134,7 +134,7 @@ def prioritise(
     if as_json:
         print_json(found)
     else:
-        from api.watch import queue_place
+        from api.terminal.watch import queue_place
 
         say(f"{found.job} is {queue_place(found) if found.queue_position else found.state}")
 
@@ -148,7 +148,7 @@ def status(
     if as_json:
         print_json(found)
         return
-    from api.watch import render
+    from api.terminal.watch import render
 
     console().print(render(found))
 
@@ -191,7 +191,7 @@ def report(
     job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
     """Show the figures of a finished job, and where its report lies."""
-    from api.summary import lines_that_matter
+    from api.terminal.summary import lines_that_matter
 
     with connect(home, url) as client:
         figures = client.report(job)
@@ -204,8 +204,8 @@ def report(
 
 def watch_to_end(client: Client, job: str, as_json: bool = False) -> None:
     """Watch until the job has ended; exit 1 if it did not complete, 130 when interrupted, which leaves it running."""
-    from api.watch import follow
-    from api.watch import watch as watch_live
+    from api.terminal.watch import follow
+    from api.terminal.watch import watch as watch_live
 
     job = client.job(job).job  # `latest` may mean another one by the time it is said again
     try:

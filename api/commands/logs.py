@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
-from api.home import DEFAULT_HOME
+from api.installation.home import DEFAULT_HOME
 
 INTERRUPTED = 130
 

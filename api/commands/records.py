@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
-from api.home import DEFAULT_HOME
+from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import ConfigurationError, ServiceUnreachable
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def events(
     as_json: JsonOption = False,
 ) -> None:
     """Tell what happened in a job, a line for each record of its tape. Ctrl-C says how to go on from there."""
-    from api.telling import tell
+    from api.terminal.telling import tell
 
     with connect(home, url) as client:
         job = client.job(job).job  # `latest` may mean another one by the time it is said again

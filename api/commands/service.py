@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from api.binding import LOOPBACK, Binding
 from api.commands.common import HomeOption, JsonOption, RunsOption, UrlOption, connect, console, print_json, say
-from api.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
-from api.up import RAY_CONTROL, Installation
-from api.up import down as take_down
-from api.up import up as bring_up
+from api.installation.binding import LOOPBACK, Binding
+from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
+from api.installation.up import RAY_CONTROL, Installation
+from api.installation.up import down as take_down
+from api.installation.up import up as bring_up
 
 GROUPS = Installation(Home(DEFAULT_HOME), DEFAULT_RUNS).groups
 DEMO_HOME = DEFAULT_HOME / "demo"
@@ -70,7 +70,7 @@ def demo(
     island: Annotated[str, typer.Option("--kill", help="The island to kill a third of the way in.")] = "asia",
 ) -> None:
     """Show all of it: start, train on four islands, kill one, watch it come back, report, and end everything."""
-    from api.demo import run_demo
+    from api.installation.demo import run_demo
 
     raise typer.Exit(run_demo(Installation(Home(home), runs, groups), file, island, console(), say))
 

@@ -64,8 +64,8 @@ def simulate(
 
 
 def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None, as_json: bool) -> None:
-    from api.simulated import badput_table, headline, label, systems_table
-    from api.tapes import TapeFiles
+    from api.simulation.simulated import badput_table, headline, label, systems_table
+    from api.simulation.tapes import TapeFiles
     from orchestrator.config import read_document
     from orchestrator.report.simulated import systems_chart
     from orchestrator.simulation import run, spec
@@ -94,7 +94,7 @@ def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None
 
 
 def _run_preset(preset: Preset, seed: int, plot: Path | None, as_json: bool) -> None:
-    from api.presets import PRESETS
+    from api.simulation.presets import PRESETS
 
     with Progress(preset.value) as progress:
         found = PRESETS[preset.value](seed, progress.show)

@@ -11,7 +11,7 @@ import typer
 
 from api.commands.common import JsonOption, RunsOption, console, print_json, say
 from api.commands.simulate import INTERRUPTED, Progress
-from api.home import DEFAULT_RUNS
+from api.installation.home import DEFAULT_RUNS
 from orchestrator.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def whatif(
 def _show(question: WhatIf) -> None:
     from rich.table import Table
 
-    from api.simulated import figure
+    from api.simulation.simulated import figure
 
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("", no_wrap=True)

@@ -10,7 +10,7 @@ import typer
 
 from api.auth.roles import Role
 from api.commands.common import HomeOption, JsonOption, UrlOption, connect, console, print_json, say
-from api.home import DEFAULT_HOME
+from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import RequestError
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -24,13 +24,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from api.control import StatusRecord
+from api.jobs.control import StatusRecord
+from api.jobs.service import Service
 from api.metrics.catalogue import FAMILIES
 from api.metrics.job import Buckets, Sample, samples
 from api.metrics.requests import request_seconds
 from api.schemas import JobState
-from api.service import Service
-from api.store import JobRow, Store
+from api.storage.store import JobRow, Store
 from orchestrator.errors import AtollError
 
 FRESH_S = 1.0

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 
 from api.auth import openapi as access
 from api.auth.openapi import SCHEMAS
+from api.http.problems import CONTENT_TYPE
 from api.openapi.examples import PARAMETERS, SHAPES, SPECIFICATION
-from api.problems import CONTENT_TYPE
 
 PROBLEM = {"schema": {"$ref": SCHEMAS + "ProblemDocument"}, "example": SHAPES["ProblemDocument"]}
 CHANGING = ("post", "put", "patch", "delete")

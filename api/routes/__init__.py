@@ -1,1 +1,1 @@
-"""The REST API's paths, one module for each kind of thing. Each only translates between HTTP and ``api.service``."""
+"""The REST API's paths, one module for each kind of thing. Each only translates between HTTP and ``api.jobs.service``."""

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Request, Response
 
 from api.auth.roles import Holder
-from api.looks import unchanged
+from api.jobs.looks import unchanged
+from api.jobs.service import Service
 from api.schemas import Command
-from api.service import Service
 
 
 def service_of(request: Request) -> Service:

@@ -14,12 +14,12 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import FileResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from api import eventstream
 from api.auth.roles import bearer
 from api.auth.tokens import Tokens
-from api.records import TapeReader
+from api.http import eventstream
 from api.routes.dependencies import ServiceHere
-from api.runs import Run
+from api.runs.folder import Run
+from api.runs.records import TapeReader
 from orchestrator.errors import InfrastructureError, NotFound
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["records"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from api.looks import tag_of
+from api.jobs.looks import tag_of
+from api.jobs.service import Service
+from api.jobs.translate import command_of
 from api.routes.dependencies import ANONYMOUS, VERSIONED, Caller, IfMatch, IfNoneMatch, ServiceHere, versioned
 from api.schemas import NodeGroupChange, NodeGroups
-from api.service import Service
-from api.translate import command_of
 
 router = APIRouter(prefix="/v1/node-groups", tags=["fleet"])
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.looks import tag_of
+from api.jobs.looks import tag_of
+from api.jobs.shelf import Shelf
 from api.routes.dependencies import (
     ANONYMOUS,
     VERSIONED,
@@ -25,7 +26,6 @@ from api.routes.dependencies import (
     versioned,
 )
 from api.schemas import Command, Job, Jobs, JobState, Scale
-from api.shelf import Shelf
 from orchestrator.config import JobSpec
 from orchestrator.errors import ConfigurationError
 

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from api.logs import LogReader, Logs, logs_of, newest
 from api.routes.dependencies import ServiceHere
 from api.routes.events import POLL_S, has_ended, seat
-from api.runs import Run
+from api.runs.folder import Run
+from api.runs.logs import LogReader, Logs, logs_of, newest
 from orchestrator.errors import NotFound
 
 router = APIRouter(prefix="/v1/jobs/{job}/logs", tags=["records"])

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
 
-from api.parameters import Parameters
+from api.jobs.parameters import Parameters
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}

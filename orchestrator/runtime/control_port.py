@@ -1,4 +1,4 @@
-"""The control plane's way to jobs on Ray: ``connect`` returns what ``api.control.ControlPort`` describes.
+"""The control plane's way to jobs on Ray: ``connect`` returns what ``api.jobs.control.ControlPort`` describes.
 
 A thin driver: it holds nothing that matters, so the process that uses it may die and another may connect. Every call
 answers or fails within seconds. Refuses to know HTTP, and to remember jobs: what has ended is in RUN_DIR/status.json.

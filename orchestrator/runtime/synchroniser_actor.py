@@ -124,7 +124,7 @@ class SynchroniserActor:
         return True
 
     def status(self) -> dict[str, Any]:
-        """The job as it stands, or stood when the tape could last be written: ``api.control.StatusRecord``."""
+        """The job as it stands, or stood when the tape could last be written: ``api.jobs.control.StatusRecord``."""
         if self._state.acquire(timeout=STATUS_TIMEOUT_S):
             try:
                 self._told = self._status(self._now())

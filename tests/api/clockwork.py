@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from api.control import CommandKind, CommandRecord, FaultKind, NodeGroupRecord, StatusRecord
+from api.jobs.control import CommandKind, CommandRecord, FaultKind, NodeGroupRecord, StatusRecord
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics

@@ -15,7 +15,7 @@ import httpx
 import yaml
 
 from api.client import Client
-from api.home import Home
+from api.installation.home import Home
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTROL = "tests.api.clockwork:connect"

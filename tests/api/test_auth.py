@@ -19,8 +19,8 @@ from api.auth.limit import FailureLimit
 from api.auth.roles import Role
 from api.auth.store import AccessStore
 from api.auth.tokens import REMEMBERED_S, Tokens
-from api.home import Home
-from api.store import Store
+from api.installation.home import Home
+from api.storage.store import Store
 from orchestrator.errors import Conflict, NotFound
 from tests.api.clockwork import Clockwork
 

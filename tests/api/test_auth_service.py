@@ -16,7 +16,7 @@ import pytest
 
 from api.auth.roles import Role
 from api.client import Client
-from api.home import Home
+from api.installation.home import Home
 from orchestrator.errors import Forbidden, ServiceUnreachable, TooManyFailures, Unauthenticated
 from tests.api.installation import CONTROL, ROOT, Installation, environment
 

@@ -16,9 +16,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from api.demo import run_demo
-from api.home import Home
-from api.up import Installation
+from api.installation.demo import run_demo
+from api.installation.home import Home
+from api.installation.up import Installation
 home, runs, spec, control = sys.argv[1:]
 wanted = Installation(Home(Path(home)), Path(runs), control=control)
 sys.exit(run_demo(wanted, Path(spec), "asia", Console(), lambda said: print(said, flush=True)))

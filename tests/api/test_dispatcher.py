@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from api.client import Client
-from api.control import NodeGroupRecord
+from api.jobs.control import NodeGroupRecord
+from api.jobs.service import Service
 from api.metrics.exposition import Metrics
 from api.schemas import Job
-from api.service import Service
-from api.store import Store
+from api.storage.store import Store
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError
 from tests.api.clockwork import GROUPS, Clockwork, connect
 from tests.api.installation import ROOT, Installation, wait_until

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from api.doctor import Finding, State, examine, locked
-from api.home import Home
-from api.up import DEPLOY
+from api.installation.doctor import Finding, State, examine, locked
+from api.installation.home import Home
+from api.installation.up import DEPLOY
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.leftovers import TOKEN_VARIABLE, census
 from orchestrator.runtime.settings import CLUSTER_MARKER

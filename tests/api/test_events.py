@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from api.auth.roles import Role
 from api.client import Client
-from api.eventstream import events_of, frames
-from api.records import CHUNK_BYTES, TapeReader, number_of, offset_after
+from api.http.eventstream import events_of, frames
 from api.routes import events
+from api.runs.records import CHUNK_BYTES, TapeReader, number_of, offset_after
 from api.schemas import TapeRecord
-from api.telling import EFFECTS, EVENTS, fields_of, sentence, tell
+from api.terminal.telling import EFFECTS, EVENTS, fields_of, sentence, tell
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
 from orchestrator.errors import InfrastructureError, NotFound, ServiceUnreachable, Unauthenticated

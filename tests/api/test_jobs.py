@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from api.client import Client
-from api.service import Service
-from api.store import Store
+from api.jobs.service import Service
+from api.storage.store import Store
 from orchestrator.errors import Conflict, NotFound
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation, wait_until

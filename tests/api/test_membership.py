@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import httpx
 
-from api.service import Service
-from api.store import CordonRow, Store
+from api.jobs.service import Service
+from api.storage.store import CordonRow, Store
 from tests.api.clockwork import connect
 from tests.api.installation import Installation, wait_until
 

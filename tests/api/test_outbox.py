@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from api import tending
-from api.control import ControlPort
-from api.outbox import NEVER_REACHED, STRIKE_WITHIN_S, TOO_LATE, UNDECIDED
+from api.jobs import tending
+from api.jobs.control import ControlPort
+from api.jobs.outbox import NEVER_REACHED, STRIKE_WITHIN_S, TOO_LATE, UNDECIDED
+from api.jobs.service import Service
 from api.schemas import JobState, Scale
-from api.service import Service
-from api.store import CommandRow, Store
+from api.storage.store import CommandRow, Store
 from orchestrator.core.vocabulary import Dose
 from orchestrator.tape.storage import read_tape
 from tests.api.clockwork import Clockwork

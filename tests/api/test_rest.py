@@ -8,8 +8,8 @@ import httpx
 import pytest
 import yaml
 
-from api.binding import is_loopback
 from api.client import Client
+from api.installation.binding import is_loopback
 from orchestrator.errors import ConfigurationError, InfrastructureError, NotFound, RequestError, ServiceUnreachable
 from tests.api.installation import Installation, wait_until
 

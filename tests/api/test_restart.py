@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from api.home import Home
-from api.service import Service, digest_of
-from api.store import JobRow, Store
+from api.installation.home import Home
+from api.jobs.service import Service, digest_of
+from api.storage.store import JobRow, Store
 from orchestrator.config import parse_job
 from orchestrator.errors import InfrastructureError
 from tests.api.clockwork import connect

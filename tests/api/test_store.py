@@ -23,8 +23,8 @@ from sqlalchemy import create_engine, inspect, text
 from api.auth.roles import Role
 from api.auth.store import AccessStore, AuditRow
 from api.auth.tokens import Tokens
-from api.store import AlreadyKnown, Base, CommandRow, JobRow, Store
-from api.store_upgrade import url_of
+from api.storage.store import AlreadyKnown, Base, CommandRow, JobRow, Store
+from api.storage.upgrade import url_of
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
 from tests.api.installation import CONTROL, Installation, wait_until
 from tests.programs import required_file

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from api.client import Client
-from api.control import StatusRecord
-from api.looks import FRESH_S, STALE_MAX_S, Looks
-from api.store import JobRow
+from api.jobs.control import StatusRecord
+from api.jobs.looks import FRESH_S, STALE_MAX_S, Looks
+from api.storage.store import JobRow
 from orchestrator.errors import InfrastructureError
 from tests.api.installation import Installation, wait_until
 

@@ -25,8 +25,8 @@ from typing import Any
 import psutil
 
 from api.client import Client
-from api.home import Home
-from api.up import Installation, down, up
+from api.installation.home import Home
+from api.installation.up import Installation, down, up
 from orchestrator.core.events import ProgressReported
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GROUPS, STEP_S, synthetic

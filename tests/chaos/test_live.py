@@ -12,8 +12,8 @@ import psutil
 import pytest
 import yaml
 
-from api.home import Home
-from api.second_life import kill_and_start_again
+from api.installation.home import Home
+from api.installation.second_life import kill_and_start_again
 from orchestrator.chaos.plan import parse
 from orchestrator.chaos.schedule import schedule
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId

@@ -16,9 +16,9 @@ from api.chaos.conducting import MISSED, Conducting
 from api.chaos.runs import ChaosRuns
 from api.chaos.store import ChaosRunRow, ChaosStore
 from api.client import Client
-from api.second_life import no_second_life
-from api.service import Service
-from api.store import CommandRow, Store
+from api.installation.second_life import no_second_life
+from api.jobs.service import Service
+from api.storage.store import CommandRow, Store
 from orchestrator.chaos.conduct import LATE_MAX_S
 from orchestrator.errors import Conflict, InvalidJobSpec, NotFound
 from tests.api.clockwork import Clockwork

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from api.worlds import PARAMETERS
+from api.simulation.worlds import PARAMETERS
 from learners.model import PRESETS, parameter_shapes
 
 

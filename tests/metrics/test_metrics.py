@@ -14,12 +14,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.jobs.service import Service
 from api.metrics import exposition as metrics
 from api.metrics.catalogue import FAMILIES
 from api.metrics.exposition import Metrics
 from api.metrics.job import samples
-from api.service import Service
-from api.store import Store
+from api.storage.store import Store
 from orchestrator.accounting.goodput import CLASSES
 from tests.api.clockwork import connect
 from tests.api.installation import Installation, wait_until

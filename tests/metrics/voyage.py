@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from api.control import CommandKind, CommandRecord, NodeGroupRecord, StatusRecord
+from api.jobs.control import CommandKind, CommandRecord, NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e

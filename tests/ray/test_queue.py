@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from api.service import Service
-from api.store import Store
+from api.jobs.service import Service
+from api.storage.store import Store
 from orchestrator.runtime.control_port import RayControlPort
 from tests.ray.jobs import synthetic
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from api.home import Home
+from api.installation.home import Home
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from tests.ray.jobs import STEP_S, synthetic

@@ -24,8 +24,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.binding import Binding
-from api.home import Home
+from api.installation.binding import Binding
+from api.installation.home import Home
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.runtime.clusterfile import ClusterFile

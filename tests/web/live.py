@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from api.control import CommandKind, FaultKind, NodeGroupRecord, StatusRecord
+from api.jobs.control import CommandKind, FaultKind, NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Dose, JobPhase
 from orchestrator.errors import NotFound

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Locator, Page
 
 from api.auth.roles import Role
 from api.client import Client
-from api.guard import is_loopback
+from api.http.guard import is_loopback
 from tests.api.installation import Installation, wait_until
 
 CONTROL = "tests.web.live:connect"

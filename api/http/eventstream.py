@@ -1,0 +1,60 @@
+"""Server-sent events, both ends: how the service frames a tape's records, and how a client reads them again.
+
+    id: 12
+    event: record
+    data: {"n": 12, "event": {…}, "effects": […]}
+
+A reader that lost the connection goes on with the header ``Last-Event-ID``. ``end`` is the last event of a job that has
+ended; a stream that stops without it was cut, or was not to follow. Refuses to know files and sockets.
+
+Source: HTML Living Standard, section 9.2, Server-sent events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from api.runs.records import number_of
+from orchestrator.plain import finite
+
+CONTENT_TYPE = "text/event-stream"
+RETRY = b"retry: 1000\n\n"
+KEEP_ALIVE = b": nothing new\n\n"
+
+
+def frames(lines: Iterable[bytes]) -> bytes:
+    """The events that tell these lines of a tape; a header or a footer is none."""
+    return b"".join(
+        b"id: %d\nevent: record\ndata: %s\n\n" % (number, strict_json(line))
+        for line in lines
+        if (number := number_of(line)) is not None
+    )
+
+
+def end_frame(n: int) -> bytes:
+    """The job has ended, with record ``n``."""
+    return b'event: end\ndata: {"n":%d}\n\n' % n
+
+
+def strict_json(line: bytes) -> bytes:
+    """The line as every JSON reader understands it: NaN and infinities, which tapes may hold, become null."""
+    if b"NaN" not in line and b"Infinity" not in line:
+        return line
+    return json.dumps(finite(json.loads(line)), separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def events_of(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the data of each event of a stream, given its lines without their ends."""
+    name, data = "message", ""
+    for line in lines:
+        field, _, value = line.partition(":")
+        if not line and data:
+            yield name, json.loads(data)
+        if not line:
+            name, data = "message", ""
+        elif field == "event":
+            name = value.removeprefix(" ")
+        elif field == "data":
+            data += value.removeprefix(" ")

@@ -1,0 +1,63 @@
+"""A problem document read back: the error that the service meant, as it would have been raised here.
+
+The inverse of ``api.http.problems``, for clients, who need no web framework to understand a refusal. An answer that is no
+problem document comes from something that is no atoll service.
+"""
+
+from __future__ import annotations
+
+import httpx
+
+from api.schemas import ProblemDocument
+from orchestrator.errors import (
+    AtollError,
+    ConfigurationError,
+    Conflict,
+    Forbidden,
+    InfrastructureError,
+    InternalError,
+    InvalidJobSpec,
+    NotFound,
+    PreconditionFailed,
+    Problem,
+    RequestError,
+    TooManyFailures,
+    Unauthenticated,
+)
+
+
+def error_of(answer: httpx.Response) -> AtollError:
+    """The error that the service meant by this answer."""
+    try:
+        document = ProblemDocument.model_validate_json(answer.content)
+    except ValueError:
+        detail = (
+            f"{answer.request.method} {answer.request.url} was answered {answer.status_code} {answer.reason_phrase}."
+        )
+        return InfrastructureError(detail=detail, remedy="Is this the address of an atoll service?")
+    detail, remedy = document.detail, document.remedy
+    problems = tuple(Problem(item.path, item.message, item.remedy) for item in document.problems)
+    match document.type.rpartition(":")[2]:
+        case "invalid-job-spec":
+            return InvalidJobSpec(detail=detail, problems=problems)
+        case "configuration":
+            return ConfigurationError(detail=detail)
+        case "not-found":
+            return NotFound(detail=detail, remedy=remedy)
+        case "conflict":
+            return Conflict(detail=detail, remedy=remedy)
+        case "precondition-failed":
+            return PreconditionFailed(detail=detail, remedy=remedy)
+        case "unauthenticated":
+            return Unauthenticated(detail=detail, remedy=remedy)
+        case "forbidden":
+            return Forbidden(detail=detail, remedy=remedy)
+        case "too-many-failures":
+            wait_s = int(answer.headers.get("Retry-After", 0))
+            return TooManyFailures(detail=detail, remedy=remedy, retry_after_s=wait_s)
+        case "request":
+            lines = "".join(f"\n  - {problem}" for problem in problems)
+            return RequestError(detail=detail, remedy=remedy + lines)
+        case "internal":
+            return InternalError(detail=detail)
+    return InfrastructureError(detail=detail, remedy=remedy)

@@ -1,0 +1,1 @@
+"""One installation on this machine: its home folder, its listening socket, how it is brought up, examined and ended."""

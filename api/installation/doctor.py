@@ -1,0 +1,242 @@
+"""Is this machine fit to run atoll? One finding a check: what was looked at, what was found, what to do about it.
+
+Responsible for looking and for the remedies. Nothing is changed, and nothing is started but short-lived Pythons: Ray and
+JAX are imported there, all at once, because this process never does. A check that cannot be made is a finding, too.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from api.installation.home import Home
+from api.installation.up import PORT_COUNT, PORT_FIRST
+from orchestrator.config import read_document
+from orchestrator.errors import AtollError
+
+LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
+PROBE_TIMEOUT_S = 60.0
+PYTHON_MIN = (3, 11)
+GIB = 1 << 30
+DISK_WRONG_BYTES, DISK_WARNING_BYTES = 1 * GIB, 5 * GIB
+SHARED_MEMORY_BYTES = 1 * GIB
+"""Ray keeps its object stores there; with less it falls back to files, which is slow."""
+CLOCK_TOLERANCE_S = 5.0
+PROBES = {
+    "ray": "import ray; print(ray.__version__)",
+    "jax": "import jax; print(', '.join(f'{d.platform}:{d.id}' for d in jax.devices()))",
+}
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    check: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def examine(home: Home, runs: Path, groups: Path) -> list[Finding]:
+    """Every check, in the order in which one would mend things."""
+    probes = {name: _python("-c", code) for name, code in PROBES.items()}
+    probes["processes"] = _python("-m", "orchestrator.runtime.leftovers", "--home", str(home.path))
+    local: list[Callable[[], Finding]] = [
+        _interpreter,
+        _versions,
+        lambda: _ports(home),
+        lambda: _disk(runs),
+        lambda: _clock(LOCK),
+        lambda: _home(home),
+        lambda: _shared_memory(Path("/dev/shm")),
+        lambda: _cores(groups, os.cpu_count() or 1),
+    ]
+    findings = [check() for check in local]
+    findings += [_imported("ray", probes["ray"]), _imported("jax", probes["jax"]), _processes(probes["processes"])]
+    return findings
+
+
+# ── Python and its packages ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _interpreter() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < PYTHON_MIN:
+        return Finding("python", State.WRONG, version, "Use Python 3.11 or newer: make install PYTHON=python3.11.")
+    return Finding("python", State.OK, f"{version} in {sys.prefix}")
+
+
+def _versions() -> Finding:
+    """What is installed against the lock file, where this is a checkout that has one."""
+    if not LOCK.is_file():
+        return Finding("versions", State.OK, "no lock file to compare with")
+    different = [told for told in map(_difference, locked(LOCK.read_text()).items()) if told]
+    if different:
+        shown = ", ".join(different[:5]) + (f" and {len(different) - 5} more" if len(different) > 5 else "")
+        return Finding("versions", State.WARNING, shown, "Install what the lock says: make install.")
+    return Finding("versions", State.OK, "as requirements.lock says")
+
+
+def locked(text: str) -> dict[str, str]:
+    """Names and versions of a lock file."""
+    return dict(re.findall(r"^([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", text, re.MULTILINE))
+
+
+def _difference(pinned: tuple[str, str]) -> str | None:
+    """Development tools need not be there; what is there has its version."""
+    name, version = pinned
+    try:
+        found = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return None if found == version else f"{name} {found} instead of {version}"
+
+
+def _python(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+
+
+def _answer(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """The last line of what it printed, and, should it have failed, of why."""
+    try:
+        out, err = process.communicate(timeout=PROBE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return "", f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+    last = [text.strip().splitlines()[-1] if text.strip() else "" for text in (out, err)]
+    return last[0], "" if process.returncode == 0 else last[1] or f"exit code {process.returncode}"
+
+
+def _imported(name: str, process: subprocess.Popen[str]) -> Finding:
+    said, failed = _answer(process)
+    if failed:
+        return Finding(
+            name, State.WRONG, failed, f"Install it anew (make install), and try `python -c 'import {name}'`."
+        )
+    return Finding(name, State.OK, said)
+
+
+# ── the machine ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _ports(home: Home) -> Finding:
+    address = home.address()
+    if address is not None and home.running():
+        return Finding("ports", State.OK, f"the service of this home listens at {address.url}")
+    free = next((port for port in range(PORT_FIRST, PORT_FIRST + PORT_COUNT) if _free(port)), None)
+    if free is None:
+        taken = f"{PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are all taken"
+        return Finding("ports", State.WRONG, taken, "Give `atoll up` another with --port.")
+    return Finding("ports", State.OK, f"{free} is free")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _disk(runs: Path) -> Finding:
+    place = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    state = State.WRONG if free < DISK_WRONG_BYTES else State.WARNING if free < DISK_WARNING_BYTES else State.OK
+    remedy = "" if state is State.OK else "Make room, or give `atoll up` another folder with --runs."
+    return Finding("disk", state, f"{free / GIB:.1f} GiB free in {place}", remedy)
+
+
+def _clock(older: Path) -> Finding:
+    """A file written now is of now, and nothing of ours comes from the future."""
+    with tempfile.NamedTemporaryFile() as fresh:
+        skew = abs(Path(fresh.name).stat().st_mtime - time.time())
+    ahead = older.stat().st_mtime - time.time() if older.is_file() else 0.0
+    if skew > CLOCK_TOLERANCE_S or ahead > CLOCK_TOLERANCE_S:
+        found = f"off by at least {max(skew, ahead):.0f} s against this machine's own files"
+        return Finding("clock", State.WRONG, found, "Set it, and keep it set (systemd-timesyncd, chrony).")
+    return Finding("clock", State.OK, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+
+
+def _home(home: Home) -> Finding:
+    problems = list(_home_problems(home.path))
+    if problems:
+        return Finding("home", State.WRONG, "; ".join(f"{what}" for what, _ in problems), problems[0][1])
+    return Finding("home", State.OK, f"{home.path}{'' if home.path.is_dir() else ' (made by `atoll up`)'}")
+
+
+def _home_problems(path: Path) -> Iterator[tuple[str, str]]:
+    place = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        yield f"{place} cannot be written", f"chown it, or choose another home with --home: {place}"
+    elif place == path and path.stat().st_mode & stat.S_IWOTH:
+        yield f"{path} may be written by everybody", f"chmod o-w {path}"
+    token = path / "token"
+    if token.is_file() and token.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        yield f"{token} may be read by others", f"chmod 600 {token}, and revoke the token: others may have it"
+
+
+def _shared_memory(place: Path) -> Finding:
+    if not place.is_dir():
+        return Finding("shared memory", State.OK, f"there is no {place} on this system")
+    free = shutil.disk_usage(place).free
+    if free < SHARED_MEMORY_BYTES:
+        remedy = "Mount a larger one; for a container: --shm-size=2g."
+        return Finding("shared memory", State.WARNING, f"{free / GIB:.2f} GiB free in {place}", remedy)
+    return Finding("shared memory", State.OK, f"{free / GIB:.1f} GiB free in {place}")
+
+
+def _cores(groups: Path, cores: int) -> Finding:
+    try:
+        listed = read_document(groups)["node_groups"]
+        nodes = sum(int(group.get("nodes", 1)) for group in listed)
+    except (AtollError, KeyError, TypeError, ValueError, AttributeError) as error:
+        remedy = "Give a groups file as deploy/configs/groups.yaml is."
+        return Finding("cores", State.WRONG, f"{groups} is no file of node groups: {error}", remedy)
+    found = f"{cores} for {nodes} nodes of {groups.name}"
+    if cores < nodes:
+        remedy = "Fine for a demo: islands share them, and steps take longer. For speed use fewer groups or more cores."
+        return Finding("cores", State.WARNING, found, remedy)
+    return Finding("cores", State.OK, found)
+
+
+def _processes(process: subprocess.Popen[str]) -> Finding:
+    said, failed = _answer(process)
+    if failed:
+        return Finding("processes", State.WARNING, f"could not be looked at: {failed}", "Look at them with ps.")
+    census = json.loads(said)
+    if pids := census["orphaned"]:
+        found = f"{len(pids)} belong to a cluster whose files are gone"
+        return Finding("processes", State.WRONG, found, f"Nobody ends them any more: kill {' '.join(map(str, pids))}")
+    if census["answers"] is False:
+        return Finding("processes", State.WRONG, "this home's cluster does not answer", "End what is left: atoll down.")
+    return Finding(
+        "processes", State.OK, f"{len(census['own'])} of this home, {len(census['elsewhere'])} of other homes"
+    )

@@ -1,0 +1,102 @@
+"""``kill_api``: the service dies as by the kernel's hand, and is started again as it was.
+
+Nothing else would start it: whoever ran ``atoll up`` has gone home, and it is no supervisor. So a process that the service
+leaves behind does what ``up`` would: the same command line and environment, a listening socket on the same port. A service
+that something else started (a container, a unit of systemd) refuses, for that something would start it as well.
+
+    python -m api.installation.second_life HOME
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from api.installation.binding import Binding
+from api.installation.home import Address, Home
+from api.installation.up import bound_listener
+from orchestrator.errors import ConfigurationError, InfrastructureError
+
+SecondLife = Callable[[], None]
+"""The service ends soon after this returns, and another one takes its place. Raises ConfigurationError where none would."""
+
+GONE_WITHIN_S = 10.0
+LISTENER, HOST = "--listener", "--host"
+
+
+def no_second_life() -> None:
+    """For a service that has no home folder of its own. Raises ConfigurationError."""
+    raise ConfigurationError(detail="the service was not started by `atoll up`, so nothing here would start it again")
+
+
+def second_life_of(home: Home) -> SecondLife:
+    """The end and the next beginning of the service of ``home``, by a process that outlives it."""
+
+    def begin() -> None:
+        address = _of_up(home)
+        with home.log.open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "api.installation.second_life", str(home.path)],
+                cwd=psutil.Process(address.pid).cwd(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    return begin
+
+
+def kill_and_start_again(home: Home) -> None:
+    """The service of ``home`` was ended by SIGKILL, and another one is starting; it answers within seconds.
+
+    Raises ConfigurationError where there is none, or where it was not started by ``atoll up``.
+    """
+    address = _of_up(home)
+    process = psutil.Process(address.pid)
+    command, environment, folder = process.cmdline(), process.environ(), process.cwd()
+    process.kill()
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while home.running():
+        if time.monotonic() > deadline:
+            raise InfrastructureError(detail=f"The service (pid {address.pid}) does not end.", remedy="See its log.")
+        time.sleep(0.02)
+    _start(home, address, command, environment, folder)
+
+
+def _of_up(home: Home) -> Address:
+    address = home.address()
+    if address is None or not home.running():
+        raise ConfigurationError(detail=f"no service runs in {home.path}")
+    if LISTENER not in psutil.Process(address.pid).cmdline():
+        raise ConfigurationError(
+            detail=f"the service (pid {address.pid}) was not started by `atoll up`: whatever started it would start it "
+            "again, beside this. Kill it yourself, or take kill_api out of the plan"
+        )
+    return address
+
+
+def _start(home: Home, address: Address, command: list[str], environment: dict[str, str], folder: str) -> None:
+    binding = Binding(host=command[command.index(HOST) + 1])
+    port = int(address.url.rpartition(":")[2])
+    with bound_listener(binding, port, None) as listener, home.log.open("ab") as log:
+        command[command.index(LISTENER) + 1] = str(listener.fileno())
+        subprocess.Popen(
+            command,
+            cwd=Path(folder),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(listener.fileno(),),
+        )
+
+
+if __name__ == "__main__":
+    kill_and_start_again(Home(Path(sys.argv[1])))

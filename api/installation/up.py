@@ -1,0 +1,252 @@
+"""Start and end one installation: the embedded cluster, and the service before it.
+
+Responsible for the order (cluster, then service; the reverse when ending), for doing nothing twice, also when asked twice at
+once, and for leaving no process behind when a start fails. It refuses to import what it starts: both are processes of their
+own, so that the command line stays light and either may be killed and started again.
+
+    up      python -m orchestrator.runtime.embedded up --home HOME --groups FILE
+            python -m api.serve --home HOME --runs RUNS --listener FD --control …     (detached)
+    down    SIGTERM to the service, then `… embedded down --home HOME`
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+from api.auth.code import refuse_unfit
+from api.installation.binding import Binding
+from api.installation.home import DATABASE_VARIABLE, Address, Home
+from orchestrator.errors import ConfigurationError, InfrastructureError
+
+CLUSTER_MODULE = "orchestrator.runtime.embedded"
+RAY_CONTROL = "orchestrator.runtime.control_port:connect"
+PORT_FIRST = 8470
+PORT_COUNT = 100
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 10.0
+PATIENCE_S = 10.0
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "configs"
+
+Say = Callable[[str], None]
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What to start. With another control port than Ray's, no cluster is started for it."""
+
+    home: Home
+    runs: Path
+    groups: Path = DEPLOY / "groups.yaml"
+    port: int | None = None
+    control: str = RAY_CONTROL
+    binding: Binding = field(default_factory=Binding)
+    packages: tuple[str, ...] = ()
+    """Whose code jobs may name, besides learners' own."""
+    database: str | None = None
+    jobs_max: int | None = None
+    """How many jobs run at a time; None leaves it to the service."""
+
+    @property
+    def with_cluster(self) -> bool:
+        return self.control == RAY_CONTROL
+
+
+def up(wanted: Installation, say: Say) -> Address:
+    """The cluster and the service run and answer. Says what it does; already up is said and changes nothing.
+
+    Raises Conflict while another process starts or ends something in this home.
+    """
+    wanted.binding.refuse_if_unfit()
+    refuse_unfit(wanted.packages)
+    with wanted.home.locked_for_change("up"):
+        return start(wanted, say)
+
+
+def down(home: Home, say: Say) -> None:
+    """No process of this installation is left. Safe to call when nothing runs. Raises Conflict as ``up``."""
+    if not home.path.is_dir():
+        say(f"nothing is up in {home.path}")
+        return
+    with home.locked_for_change("down"):
+        end(home, say)
+
+
+def start(wanted: Installation, say: Say) -> Address:
+    """``up``, for whoever has locked the home."""
+    home = wanted.home
+    if home.running():
+        # It may be starting, by hand: give it time before taking it for a stuck one.
+        if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), PATIENCE_S):
+            say(f"already up at {address.url} (home {home.path})")
+            return address
+        say("the service runs, but its cluster does not answer it; starting both again")
+        _end_service(home, say)
+    if wanted.with_cluster and not wanted.groups.is_file():
+        raise ConfigurationError(detail=f"The node groups file {wanted.groups} does not exist. Give one with --groups.")
+    home.path.mkdir(parents=True, exist_ok=True)
+    had_cluster = (home.path / "cluster.json").exists()
+    try:
+        if wanted.with_cluster:
+            say(f"starting the embedded cluster ({wanted.groups})")
+            _cluster("up", home, "--groups", str(wanted.groups))
+        address = _start_service(wanted, say)
+    except BaseException:
+        _end_service(home, say)
+        if wanted.with_cluster and not had_cluster:
+            _cluster("down", home)
+        raise
+    say(f"up at {address.url} (home {home.path}, runs {address.runs})")
+    return address
+
+
+def end(home: Home, say: Say) -> None:
+    """``down``, for whoever has locked the home."""
+    ran = _end_service(home, say)
+    if (home.path / "cluster.json").exists():
+        say("ending the embedded cluster")
+        _cluster("down", home)
+        ran = True
+    say("down" if ran else f"nothing is up in {home.path}")
+
+
+# ── the service ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _start_service(wanted: Installation, say: Say) -> Address:
+    home, before = wanted.home, wanted.home.address()
+    home.forget_address()
+    command = [sys.executable, "-m", "api.serve", "--home", str(home.path), "--runs", str(wanted.runs.resolve())]
+    with bound_listener(wanted.binding, wanted.port, before) as listener, home.log.open("ab") as log:
+        command += ["--listener", str(listener.fileno()), "--control", wanted.control, *options_of(wanted)]
+        say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | ({DATABASE_VARIABLE: wanted.database} if wanted.database else {}),  # argv is seen by all
+            start_new_session=True,  # Ctrl-C in this terminal is not meant for it
+            pass_fds=(listener.fileno(),),
+        )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            detail = (
+                f"The service ended while starting (exit code {process.returncode}). Its last words:\n{tail(home.log)}"
+            )
+            raise InfrastructureError(detail=detail, remedy=f"\nThe whole log is {home.log}.")
+        address = home.address()
+        if address and address.pid == process.pid and (ready := _answering(home, timeout_s=START_TIMEOUT_S)):
+            return ready
+        time.sleep(0.05)
+    process.kill()
+    detail = f"The service did not answer within {START_TIMEOUT_S:.0f} s. Its last words:\n{tail(home.log)}"
+    raise InfrastructureError(detail=detail, remedy=f"\nThe whole log is {home.log}.")
+
+
+def _end_service(home: Home, say: Say) -> bool:
+    """The service process is gone, and its address with it. True if there was one."""
+    if not home.running():
+        home.forget_address()
+        return False
+    address = _await(home.address, timeout_s=STOP_TIMEOUT_S)  # it may be starting just now
+    if address is None:
+        raise InfrastructureError(
+            detail=f"A process holds {home.path}/service.lock but has written no service.json.",
+            remedy="It is starting or stuck: find it with `fuser` on that file, and try again.",
+        )
+    say(f"ending the service (pid {address.pid})")
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(address.pid, number)
+        except ProcessLookupError:
+            break
+        if _await(lambda: not home.running(), timeout_s=STOP_TIMEOUT_S):
+            break
+    home.forget_address()
+    return True
+
+
+def _answering(home: Home, timeout_s: float) -> Address | None:
+    """The address of the service if its process lives and its cluster answers it."""
+    from api.client import Client  # late: `atoll --help` needs no HTTP
+
+    address = home.address()
+    if address is None:
+        return None
+    with Client(address.url, timeout_s=timeout_s, certificate=address.certificate) as client:
+        try:
+            client.ready()
+        except InfrastructureError:
+            return None
+    return address
+
+
+def options_of(wanted: Installation) -> list[str]:
+    """How the service is told what it was started with."""
+    binding = wanted.binding
+    options = ["--host", binding.host]
+    if binding.certificate and binding.key:
+        options += ["--certificate", str(binding.certificate.resolve()), "--key", str(binding.key.resolve())]
+    if binding.insecure:
+        options += ["--insecure"]
+    for package in wanted.packages:
+        options += ["--allow", package]
+    if wanted.jobs_max is not None:
+        options += ["--jobs-max", str(wanted.jobs_max)]
+    return options
+
+
+def bound_listener(binding: Binding, asked: int | None, before: Address | None) -> socket.socket:
+    """A socket on the port asked for; else on the one it had before, so that addresses stay; else on the first free one.
+
+    The service inherits it: a port that was only looked at may be gone when the service wants it.
+    """
+    had: list[int] = [int(before.url.rpartition(":")[2])] if before else []
+    listener = binding.listen([asked] if asked is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)))
+    if listener:
+        return listener
+    ports = f"Port {asked} is" if asked is not None else f"The ports {PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are"
+    raise InfrastructureError(detail=f"{ports} taken by other programs.", remedy="Give another with --port.")
+
+
+# ── the cluster ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _cluster(verb: str, home: Home, *options: str) -> None:
+    """Let the embedded cluster be started or ended; it prints its own progress."""
+    command = [sys.executable, "-m", CLUSTER_MODULE, verb, "--home", str(home.path), *options]
+    code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False).returncode
+    if code == 2:
+        raise ConfigurationError(detail="The embedded cluster cannot be started like this; see the message above.")
+    if code:
+        detail = f"The embedded cluster could not be {'started' if verb == 'up' else 'ended'} (exit code {code})."
+        raise InfrastructureError(detail=detail, remedy="See its messages above; `atoll down` cleans up what is left.")
+
+
+def tail(path: Path, count: int = 15) -> str:
+    try:
+        with path.open(errors="replace") as lines:
+            return "".join(f"    {text}" for text in deque(lines, maxlen=count)).rstrip()
+    except OSError:
+        return "    (no log)"
+
+
+def _await(probe: Callable[[], Found], timeout_s: float) -> Found:
+    """What ``probe`` answers once it is true, or at the end of the time."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := probe()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found

@@ -1,0 +1,73 @@
+"""Could this job ever run on this fleet? Asked before anything is started. Pure.
+
+Responsible for what the specification and the node groups say about each other: unknown groups, an island too large for
+any one node of its group, and more than a group has in total. What is free right now is not its business: a job may wait
+for room, and says so itself. A group's record does not tell kinds of accelerators apart, so neither does this check.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from api.jobs.control import NodeGroupRecord
+from orchestrator.errors import Problem
+from orchestrator.sections import IslandsSection
+
+_SECTIONS: TypeAdapter[tuple[IslandsSection, ...]] = TypeAdapter(tuple[IslandsSection, ...])
+
+
+def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroupRecord]) -> tuple[Problem, ...]:
+    """Everything these islands ask for that these node groups can never give, each with its remedy."""
+    known = {group["name"]: group for group in groups}
+    problems: list[Problem] = []
+    entries_of: dict[str, list[int]] = defaultdict(list)
+    for index, section in enumerate(islands):
+        if section.node_group in known:
+            entries_of[section.node_group].append(index)
+            continue
+        names = ", ".join(sorted(known)) or "none at all"
+        problems.append(
+            Problem(
+                f"islands.{index}.node_group",
+                f"is {section.node_group!r}, but the fleet has {names}.",
+                "Use one of these, or start the service with --groups and a file that has it.",
+            )
+        )
+    for name, indices in entries_of.items():
+        group, sections = known[name], [islands[i] for i in indices]
+        where = f"islands.{indices[0]}" if len(indices) == 1 else "islands"
+        for field in ("cpus", "accelerators"):
+            has: float = group[field]
+            one_node = has / max(1, group["nodes"])  # they are of one kind
+            too_large = [index for index in indices if getattr(islands[index], field) > one_node]
+            for index in too_large:
+                problems.append(
+                    Problem(
+                        f"islands.{index}.{field}",
+                        f"asks for {getattr(islands[index], field):g} {field} on one node of {name!r}, "
+                        f"whose nodes have {one_node:g} each.",
+                        f"An island runs on one node: ask for at most {one_node:g}, or use a group with larger nodes.",
+                    )
+                )
+            amount = sum(getattr(section, field) * section.count for section in sections)
+            if amount > has and not too_large:
+                problems.append(
+                    Problem(
+                        f"{where}.{field}",
+                        f"asks for {amount:g} {field} on node group {name!r}, which has {has:g} in total.",
+                        f"Ask for at most {has:g} there, move islands to another group, or give the group more.",
+                    )
+                )
+    return tuple(problems)
+
+
+def sections_of(document: Mapping[str, Any]) -> tuple[IslandsSection, ...]:
+    """The islands of a specification that may be wrong elsewhere; none if they cannot be read themselves."""
+    try:
+        return _SECTIONS.validate_python(document.get("islands", ()))
+    except ValidationError:
+        return ()

@@ -1,0 +1,129 @@
+"""How jobs stand, asked for at most a few times a second however many want to know, each answer with its version.
+
+    asked ──▶ fresh within FRESH_S? ──yes──▶ the kept look
+                     └──────no──▶ ask the job, keep what it says
+
+Responsible for many readers costing a job no more than one, also when it does not answer: its silence is kept as long as an
+answer. Never does a later look show an earlier state: whoever asks afresh renews what all others see.
+
+A job's version is its entity tag, ``"GENERATION.DIGEST"``. The digest is that of the answer, new with every look at a job
+that trains. The generation counts what was asked of the job, and is all that ``If-Match`` compares: progress is no conflict.
+It refuses to know where a job's state comes from.
+
+Source: RFC 9110, sections 8.8.3 (ETag) and 13.1 (preconditions).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from functools import cached_property
+from hashlib import blake2b
+from threading import Lock
+
+from api.jobs.control import StatusRecord
+from api.schemas import Job
+from api.storage.store import JobRow
+from orchestrator.errors import InfrastructureError, PreconditionFailed
+
+FRESH_S = 0.25
+"""Well below what people notice, and well above what an answer takes."""
+STALE_MAX_S = 1.0
+"""While one asks a job that is slow to answer, all others are content with what it said so long ago."""
+JOBS_MAX = 64
+
+
+class Look:
+    """What one job said of itself, or that it did not answer, when it was asked, and what was made of it."""
+
+    def __init__(
+        self,
+        asked_at: float,
+        record: StatusRecord | None,
+        generation: int = 0,
+        silence: InfrastructureError | None = None,
+    ) -> None:
+        self.asked_at = asked_at
+        self.record = record
+        self.generation = generation
+        self.silence = silence
+        self.answer: Job | None = None
+
+    @cached_property
+    def body(self) -> bytes:
+        """The answer as it is sent. Raises ValueError before there is one."""
+        if self.answer is None:
+            raise ValueError("nothing was made of this look yet")
+        return self.answer.model_dump_json().encode()
+
+    @cached_property
+    def tag(self) -> str:
+        return tag_of(str(self.generation), self.body)
+
+
+class Looks:
+    """``ask`` says how a job stands, None if nothing is known; ``generation`` counts what was asked of it before that."""
+
+    def __init__(self, ask: Callable[[JobRow], StatusRecord | None], generation: Callable[[str], int]) -> None:
+        self._ask = ask
+        self._generation = generation
+        self._kept: OrderedDict[str, Look] = OrderedDict()
+        self._keeping = Lock()
+        self._asking: defaultdict[str, Lock] = defaultdict(Lock)
+
+    def recent(self, row: JobRow) -> Look:
+        """A look at most ``FRESH_S`` old; ``STALE_MAX_S`` while the job is being asked. Raises what its silence raises."""
+        asking, kept = self._asking[row.job], self._kept.get(row.job)
+        if kept and not kept.silence and asking.locked() and time.monotonic() - kept.asked_at < STALE_MAX_S:
+            return kept
+        with asking:
+            kept = self._kept.get(row.job)
+            if kept is None or time.monotonic() - kept.asked_at > FRESH_S:
+                return self.fresh(row)
+            if kept.silence is not None:
+                raise kept.silence
+            return kept
+
+    def fresh(self, row: JobRow) -> Look:
+        """A look from now. What shows nothing is not kept: the job may be about to begin."""
+        asked_at, generation = time.monotonic(), self._generation(row.job)
+        try:
+            look = Look(asked_at, self._ask(row), generation)
+        except InfrastructureError as error:
+            self._keep(row.job, Look(time.monotonic(), None, generation, error))
+            raise
+        if look.record is not None:
+            self._keep(row.job, look)
+        return look
+
+    def _keep(self, job: str, look: Look) -> None:
+        with self._keeping:
+            kept = self._kept.get(job)
+            if kept is None or kept.asked_at < look.asked_at:
+                self._kept[job] = look
+            self._kept.move_to_end(job)
+            while len(self._kept) > JOBS_MAX:
+                self._asking.pop(self._kept.popitem(last=False)[0], None)
+
+
+def tag_of(generation: str, body: bytes) -> str:
+    """The entity tag of this representation."""
+    return f'"{generation}.{blake2b(body, digest_size=8).hexdigest()}"'
+
+
+def refuse_outdated(if_match: str | None, generation: str, what: str) -> None:
+    """Raises PreconditionFailed if the caller has seen ``what`` before something else was asked of it."""
+    if if_match is None or if_match.strip() == "*":
+        return
+    seen = {tag.strip().strip('"').partition(".")[0] for tag in if_match.split(",") if tag.strip().startswith('"')}
+    if generation not in seen:
+        detail = f"If-Match is {if_match}, but since that look something else was asked of {what}."
+        raise PreconditionFailed(detail=detail, remedy=f"Look at {what} again, and repeat the request with its ETag.")
+
+
+def unchanged(if_none_match: str | None, tag: str) -> bool:
+    """Whether the caller has this representation already."""
+    return if_none_match is not None and (
+        if_none_match.strip() == "*" or tag in [seen.strip().removeprefix("W/") for seen in if_none_match.split(",")]
+    )

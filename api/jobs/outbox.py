@@ -1,0 +1,149 @@
+"""Commands on their way: stored first, then handed to their job until it has them, then followed to their outcome.
+
+    stored ──handed over──▶ delivered ──the job decides──▶ accepted, refused
+       ├──── a queued job is cancelled ──────▶ accepted
+       └──── the job ended, or does not know whom it is for ──────▶ refused, with the reason
+
+Responsible for every stored command ending with an outcome, whatever is killed in between, and for a job being given its
+commands in the order in which they were stored. Everything that is needed for that is in the row. What was handed over but
+not yet noted as delivered is handed over again: jobs know commands by their ids, and do nothing twice. A job that does not
+answer is asked again with the next ``turn``. It refuses to know who asks, and when.
+
+Source: Richardson, Microservices Patterns (2018), "transactional outbox"; at-least-once delivery with idempotent receivers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from threading import Lock
+
+from api.jobs.control import ControlPort, StatusRecord
+from api.schemas import JobState
+from api.storage.store import CommandRow, JobRow, Store
+from orchestrator.core.vocabulary import Dose
+from orchestrator.errors import AtollError, Conflict, InfrastructureError, NotFound
+
+logger = logging.getLogger(__name__)
+
+Look = Callable[[JobRow], StatusRecord | None]
+"""What is known of a job: its final state if it left one, else the live one; None if there is neither."""
+
+STRIKE_WITHIN_S = 10.0
+"""What cannot be handed over for so long is a fault that nobody wants any more: it would strike out of its plan."""
+NEVER_REACHED = "the job ended before the command reached it."
+TOO_LATE = "the job did not answer when it was to strike."
+UNDECIDED = "the job ended before it was decided."
+
+
+class Outbox:
+    def __init__(self, control: ControlPort, store: Store, look: Look) -> None:
+        self._control = control
+        self._store = store
+        self._look = look
+        self._locks: defaultdict[str, Lock] = defaultdict(Lock)
+        """One a job: two threads could otherwise hand over its commands in turns."""
+        self._silent: dict[str, str] = {}
+
+    def turn(self) -> None:
+        """Every open command is as far as its job lets it be. One that does not answer holds up no other."""
+        for job in self._store.jobs_with_open_commands():
+            self.push(job)
+            self.settle(job)
+
+    def push(self, job: str) -> None:
+        """The job's commands have been handed over, in order, up to the first that it does not answer for."""
+        with self._locks[job]:
+            row, waiting = self._store.job(job), self._undelivered(job)
+            try:
+                while row and waiting and self._reached(row, waiting[0]):
+                    waiting.pop(0)
+            except InfrastructureError as error:
+                self._note(job, f"commands wait, {', '.join(w.command for w in waiting)}: {error}")
+            else:
+                self._note(job, "")
+
+    def settle(self, job: str) -> None:
+        """The outcomes of the job's commands are stored, as far as it has decided and answers."""
+        row = self._store.job(job)
+        waiting = [command for command in self._store.open_commands(job) if command.delivered]
+        if row is None or not waiting:
+            return
+        try:
+            record = self._look(row)
+        except AtollError as error:
+            self._note(job, f"outcomes cannot be had: {error}")
+            return
+        for command in waiting:
+            self._settle(command, record)
+
+    def _settle(self, command: CommandRow, record: StatusRecord | None) -> None:
+        known = record["commands"].get(command.command) if record else None
+        if known is not None and known["accepted"] is not None:
+            self._store.update_command(command.command, accepted=known["accepted"], detail=known["detail"])
+        elif over(record):
+            self._store.update_command(command.command, accepted=False, detail=UNDECIDED)
+        elif known is None:
+            # It had it, and has lost it with its process before it was on the tape.
+            self._store.update_command(command.command, delivered=False)
+
+    def _reached(self, row: JobRow, command: CommandRow) -> bool:
+        """The job has the command, or never will. False while it is not known which; raises while it does not answer."""
+        if command.kind == "cancel" and self._store.cancel_queued(command):
+            return True
+        if command.dose is not None and command.kind != "continue" and self._is_late(row, command):
+            return True
+        try:
+            hand_over(self._control, command)
+        except (NotFound, Conflict) as error:
+            record = self._look(row)  # it may be over, and have taken the command before
+            if record and command.command in record["commands"]:
+                self._store.update_command(command.command, delivered=True)
+            elif record is None and row.state in (JobState.QUEUED, JobState.STARTING):
+                return False
+            else:
+                detail = NEVER_REACHED if over(record) else str(error)
+                self._store.update_command(command.command, accepted=False, detail=detail)
+        else:
+            self._store.update_command(command.command, delivered=True)
+        return True
+
+    def _is_late(self, row: JobRow, command: CommandRow) -> bool:
+        """Whether it is too late for a fault to strike, which then is settled; raises while the job does not answer."""
+        if time.time() - command.requested_at < STRIKE_WITHIN_S:
+            return False
+        record = self._look(row)
+        if record and command.command in record["commands"]:
+            self._store.update_command(command.command, delivered=True)  # it had struck, and that was not yet noted
+        else:
+            self._store.update_command(command.command, accepted=False, detail=TOO_LATE)
+        return True
+
+    def _undelivered(self, job: str) -> list[CommandRow]:
+        return [command for command in self._store.open_commands(job) if not command.delivered]
+
+    def _note(self, job: str, trouble: str) -> None:
+        """Trouble is logged when it changes, not each time it is met."""
+        if trouble and trouble != self._silent.get(job):
+            logger.warning("job %s: %s", job, trouble)
+        self._silent[job] = trouble
+
+
+def hand_over(control: ControlPort, command: CommandRow) -> None:
+    """The job has taken the command. Raises what the control port says when it has not."""
+    whom = (command.job, command.command, command.caller)
+    if command.kind == "scale":
+        control.scale_job(*whom, command.node_group, command.count)
+    elif command.kind in ("cordon", "uncordon"):
+        control.set_cordon(*whom, command.node_group, command.kind == "cordon")
+    elif command.dose is not None:
+        control.inject_fault(command.job, command.kind, *whom[1:], command.island, Dose(**command.dose))
+    else:
+        control.submit_command(command.job, command.kind, *whom[1:], command.island, command.restart)
+
+
+def over(record: StatusRecord | None) -> bool:
+    """Whether nothing more will be decided."""
+    return record is None or record["view"]["phase"] == "finished"

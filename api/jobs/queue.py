@@ -1,0 +1,129 @@
+"""Which queued jobs start now, and why the others wait. Pure: jobs and node groups in, a decision out.
+
+The order is strict: higher priority first, then first come, and nobody overtakes. The first job that does not fit holds up
+all behind it, also those that would fit, so that a large one is never starved by small ones that slip past it.
+
+A job fits while fewer than ``jobs_max`` jobs run and every node group that it names has, beyond what the running jobs want
+there, what its islands ask for. What jobs want counts, not what happens to be free: an island that is away comes back. A
+group is reckoned as a whole and by what is there, cordoned or not; whether one node has room for one island is seen when
+it is placed, and an island that finds none waits in its job.
+
+Source: Slurm's builtin scheduler (strict priority order, no backfill).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from api.jobs.control import NodeGroupRecord
+from orchestrator.sections import IslandsSection
+
+UNNOTICED = 1e-6
+"""CPUs are fractions, whose sums are rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What islands ask for, or a node group has."""
+
+    cpus: float = 0.0
+    accelerators: float = 0
+
+    def plus(self, more: Room) -> Room:
+        return Room(self.cpus + more.cpus, self.accelerators + more.accelerators)
+
+    def minus(self, less: Room) -> Room:
+        return Room(self.cpus - less.cpus, self.accelerators - less.accelerators)
+
+    def lacks(self, wanted: Room) -> str | None:
+        """The first kind of which there is less than wanted; None if it holds all."""
+        if wanted.cpus > self.cpus + UNNOTICED:
+            return "cpus"
+        return "accelerators" if wanted.accelerators > self.accelerators else None
+
+
+Wants = Mapping[str, Room]
+"""What a job asks for, by node group."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """``number`` rises with the order in which jobs came."""
+
+    job: str
+    priority: int
+    number: int
+    wants: Wants
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``waits``: who waits and why, in order. ``hopeless``: the first of them asks for more than the fleet has in all."""
+
+    starts: tuple[str, ...]
+    waits: Mapping[str, str]
+    hopeless: bool
+
+
+NOTHING_QUEUED = Decision((), {}, hopeless=False)
+
+
+def decide(
+    queued: Iterable[QueuedJob], running: Sequence[Wants], groups: Iterable[NodeGroupRecord], jobs_max: int
+) -> Decision:
+    """Who starts now, given what the running jobs want."""
+    fleet = {group["name"]: Room(group["cpus"], group["accelerators"]) for group in groups}
+    free = dict(fleet)
+    for wants in running:
+        free = _without(free, wants)
+    starts: list[str] = []
+    waits: dict[str, str] = {}
+    hopeless = False
+    for job in sorted(queued, key=lambda job: (-job.priority, job.number)):
+        if waits:
+            first, why = next(iter(waits.items()))
+            waits[job.job] = f"behind {first}: {why}"
+        elif missing := _missing(fleet, job.wants):
+            waits[job.job], hopeless = missing, True
+        elif why := _too_little(free, fleet, job.wants):
+            waits[job.job] = why
+        elif len(running) + len(starts) >= jobs_max:
+            waits[job.job] = f"{jobs_max} jobs run, as many as the service takes at a time"
+        else:
+            starts.append(job.job)
+            free = _without(free, job.wants)
+    return Decision(tuple(starts), waits, hopeless)
+
+
+def wants_of(sections: Iterable[IslandsSection]) -> Wants:
+    """What one island of each of these sections asks for together. A section may come several times."""
+    wants: dict[str, Room] = defaultdict(Room)
+    for section in sections:
+        wants[section.node_group] = wants[section.node_group].plus(Room(section.cpus, section.accelerators))
+    return dict(wants)
+
+
+def _without(free: Mapping[str, Room], wants: Wants) -> dict[str, Room]:
+    return {name: room.minus(wants.get(name, Room())) for name, room in free.items()}
+
+
+def _missing(fleet: Mapping[str, Room], wants: Wants) -> str | None:
+    """What the fleet lacks as it is, however many jobs end: nodes are away since the job was submitted."""
+    for name, wanted in sorted(wants.items()):
+        if name not in fleet:
+            return f"node group {name} has no nodes"
+        if kind := fleet[name].lacks(wanted):
+            asked, has = getattr(wanted, kind), getattr(fleet[name], kind)
+            return f"it asks for {asked:g} {kind} on {name}, which has {has:g} in all now"
+    return None
+
+
+def _too_little(free: Mapping[str, Room], fleet: Mapping[str, Room], wants: Wants) -> str | None:
+    """What is taken by running jobs at present."""
+    for name, wanted in sorted(wants.items()):
+        if kind := free[name].lacks(wanted):
+            asked, left, has = (getattr(room, kind) for room in (wanted, free[name], fleet[name]))
+            return f"it asks for {asked:g} {kind} on {name}, where running jobs leave {max(0, left):g} of {has:g}"
+    return None

@@ -1,0 +1,291 @@
+"""What the service can be asked: submit, look, command. The routes are its HTTP face.
+
+Responsible for the order in which things become true: a row before the job, which starts when it is its turn
+(``api.jobs.dispatcher``), so that a SIGKILL at any point leaves nothing that cannot be explained after a restart. It
+refuses to know HTTP, Ray and threads.
+
+A job's state comes from the control port while it lives, from ``RUN_DIR/status.json`` once it has ended, and from its
+row's last summary should the run folder be gone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from api.auth.code import OWN_PACKAGES, code_problems
+from api.jobs.control import CommandKind, ControlPort, FaultKind, NodeGroupRecord, StatusRecord
+from api.jobs.cordons import Cordons
+from api.jobs.dispatcher import JOBS_MAX, Dispatcher
+from api.jobs.fleet import fleet_problems, sections_of
+from api.jobs.idempotency import digest_of, refuse_other_request
+from api.jobs.looks import Look, Looks, refuse_outdated
+from api.jobs.outbox import Outbox
+from api.jobs.translate import command_of, island_in, job_of, plans_of, summary_of
+from api.runs.folder import Run, has_report, read_status
+from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
+from api.storage.store import AlreadyKnown, CommandRow, JobRow, Store
+from orchestrator.config import JobSpec, parse_job
+from orchestrator.core.vocabulary import Dose
+from orchestrator.errors import Conflict, InfrastructureError, InvalidJobSpec, NotFound
+
+QUEUE_PATIENCE_S = 10.0
+"""A submission waits so long for those that are being started, then is answered while it is queued."""
+
+SUFFIX_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
+"""Without the characters that are read as one another."""
+
+
+class Service:
+    def __init__(
+        self,
+        control: ControlPort,
+        store: Store,
+        runs_dir: Path,
+        packages: tuple[str, ...] = OWN_PACKAGES,
+        jobs_max: int = JOBS_MAX,
+    ) -> None:
+        self._control = control
+        self._store = store
+        self._runs_dir = runs_dir
+        self._packages = packages
+        self.looks = Looks(self.record, store.generation)
+        self.outbox = Outbox(control, store, lambda row: self.looks.fresh(row).record)
+        self.cordons = Cordons(control, store, self.outbox)
+        self.queue = Dispatcher(control, store, self.cordons, self._answer, self.record, jobs_max)
+        self._adding = Lock()
+        """Nothing is asked between a precondition and what is asked under it."""
+
+    def resume(self) -> None:
+        """After a restart: settle jobs that were being started when the last process ended."""
+        self.queue.inherit()
+        self.cordons.tell_all("the service, started again")
+
+    def tend(self) -> None:
+        """One round of what nobody asks for: what a job that did not answer has missed is handed to it now."""
+        self.cordons.tell_missed()
+        self.outbox.turn()
+
+    def node_groups(self) -> list[NodeGroupRecord]:
+        return self._control.node_groups()
+
+    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, document: Mapping[str, Any], caller: str, key: str | None, priority: int = 0) -> Job:
+        """Validate and remember a job, and start it if its turn is now. The same key again answers with the same job.
+
+        Raises InvalidJobSpec with every problem of the specification and of the fleet; nothing was queued then. Raises
+        InfrastructureError if it could not be started.
+        """
+        digest = digest_of([document, priority] if priority else document)
+        # What was done before is answered before anything else: the fleet may have changed since.
+        if key and (earlier := self._store.job_by_key(key)):
+            refuse_other_request(earlier, digest, key)
+            return self._answer(earlier)
+        spec = self._validated(document)
+        job = f"{spec.name}-{''.join(secrets.choice(SUFFIX_ALPHABET) for _ in range(5))}"
+        run_dir = self._runs_dir / job
+        row = JobRow(
+            job=job,
+            name=spec.name,
+            spec=spec.model_dump(mode="json"),
+            run_dir=str(run_dir),
+            caller=caller,
+            submitted_at=time.time(),
+            state=JobState.QUEUED.value,
+            priority=priority,
+            idempotency_key=key,
+            request_digest=digest,
+        )
+        try:
+            self._store.add_job(row)
+        except AlreadyKnown as known:
+            refuse_other_request(known.row, digest, key)
+            return self._answer(known.row)
+        self.queue.dispatch(QUEUE_PATIENCE_S)
+        row = self._row(job)
+        if row.state == JobState.FAILED:
+            raise InfrastructureError(detail=f"Job {job} {row.reason}")
+        return self._answer(row)
+
+    def prioritise(self, job: str, priority: int) -> Job:
+        """Give a queued job another place in the queue. Raises Conflict for one that waits no more."""
+        row = self._row(job)
+        if not self._store.move_job(row.job, JobState.QUEUED, JobState.QUEUED, priority=priority):
+            state = self._answer(row).state
+            raise Conflict(detail=f"Job {row.job} is {state}; only a queued one has a priority that can be changed.")
+        self.queue.dispatch(QUEUE_PATIENCE_S)
+        return self.job(row.job)
+
+    def jobs(self) -> list[JobSummary]:
+        """All jobs, newest first. One whose state cannot be had right now is shown as last known, with the reason."""
+        return [self.summary(row) for row in self._store.jobs()]
+
+    def job(self, job: str) -> Job:
+        return self._answer(self._row(job))
+
+    def look(self, job: str) -> Look:
+        """The job as it stands, with its version."""
+        return self._look(self._row(job))
+
+    def run(self, job: str) -> Run:
+        """Where the job writes. Asks the store and the disk only, so that it is cheap and works without the cluster."""
+        row = self._row(job)
+        return Run(row.job, Path(row.run_dir), JobState(row.state).final)
+
+    def result_path(self, job: str, name: str) -> Path:
+        """Where a file lies that a job leaves at its end. Raises Conflict before that."""
+        row = self._row(job)
+        path = Path(row.run_dir) / name
+        if not path.is_file():
+            state = self._answer(row).state
+            if state.final:
+                raise NotFound(
+                    detail=f"Job {row.job} is {state} and left no {path.name}.", remedy=f"See {row.run_dir}."
+                )
+            remedy = f"Follow it with `atoll watch {row.job}`; {path.name} is written when it ends."
+            raise Conflict(detail=f"Job {row.job} is still {state}.", remedy=remedy)
+        return path
+
+    # ── islands and commands ──────────────────────────────────────────────────────────────────────────────────
+
+    def island(self, job: str, island: str) -> Island:
+        return island_in(self.job(job), island)
+
+    def submit_command(
+        self,
+        job: str,
+        kind: CommandKind | FaultKind,
+        island: str | None,
+        restart: bool,
+        caller: str,
+        key: str | None,
+        fault: Dose | None = None,
+        scale: Scale | None = None,
+        if_match: str | None = None,
+    ) -> Command:
+        """Remember a command to a living job and who asked, and hand it over. The outcome is read by ``command``.
+
+        With ``fault`` it is one of chaos, of that dose; ``scale`` goes with the kind of that name. Once it is stored it is
+        as good as handed over: should the job not answer for it, the outbox goes on trying. With ``if_match`` it is refused
+        if something else was asked of the job since the caller's look.
+        """
+        row = self._row(job)
+        more = [part for part in (fault and asdict(fault), scale and scale.model_dump()) if part is not None]
+        digest = digest_of([row.job, kind, island, restart, *more])
+        command = CommandRow(
+            command=f"{kind}-{secrets.token_hex(6)}",
+            job=row.job,
+            kind=kind,
+            island=island,
+            restart=restart,
+            caller=caller,
+            requested_at=time.time(),
+            idempotency_key=key,
+            request_digest=digest,
+            dose=fault and asdict(fault),
+            node_group=scale and scale.node_group,
+            count=scale and scale.count,
+        )
+        # What was asked before is answered before anything else: the job may have ended since.
+        earlier = self._store.command_by_key(key) if key else None
+        if earlier is None:
+            answer = self._answer(row)
+            if answer.state.final:
+                raise Conflict(detail=f"Job {row.job} is already {answer.state}; there is nothing to {kind}.")
+            if answer.state is JobState.QUEUED and kind != "cancel":
+                detail = f"Job {row.job} is still queued; there is nothing to {kind}."
+                raise Conflict(detail=detail, remedy="Wait for its turn, or cancel it.")
+            if island is not None:
+                island_in(answer, island)
+            try:
+                with self._adding:
+                    refuse_outdated(if_match, str(self._store.generation(row.job)), f"job {row.job}")
+                    self._store.add_command(command)
+            except AlreadyKnown as known:
+                earlier = known.row
+        if earlier is not None:
+            refuse_other_request(earlier, digest, key)
+            command = earlier
+        self.outbox.push(row.job)
+        self.queue.wake()  # it may have made room
+        return self.command(row.job, command.command)
+
+    def command(self, job: str, command: str) -> Command:
+        """A command with its outcome, as far as it is known."""
+        row = self._store.command(command)
+        if row is None or row.job != self._row(job).job:
+            raise NotFound(detail=f"Job {job} has no command {command!r}.", remedy="Commands are listed per job.")
+        if row.delivered and row.accepted is None:
+            self.outbox.settle(row.job)
+            row = self._store.command(command) or row
+        return command_of(row)
+
+    def commands(self, job: str) -> list[Command]:
+        row = self._row(job)
+        self.outbox.settle(row.job)
+        return [command_of(command) for command in self._store.commands(row.job)]
+
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _validated(self, document: Mapping[str, Any]) -> JobSpec:
+        groups, foreign = self._control.node_groups(), code_problems(document, self._packages)
+        try:
+            spec = parse_job(document)
+        except InvalidJobSpec as error:
+            more = fleet_problems(sections_of(document), groups)
+            raise InvalidJobSpec(problems=(*error.problems, *more, *foreign)) from error
+        if problems := (*fleet_problems(spec.islands, groups), *foreign):
+            raise InvalidJobSpec(problems=problems)
+        return spec
+
+    def _row(self, job: str) -> JobRow:
+        row = self._store.job(job)
+        if row is None:
+            detail = "No job was submitted yet." if job == "latest" else f"There is no job {job!r}."
+            raise NotFound(detail=detail, remedy="`atoll jobs` lists them.")
+        return row
+
+    def record(self, row: JobRow) -> StatusRecord | None:
+        """What is known of the job: its final state if it left one, else the live one; None if there is neither."""
+        if record := read_status(Path(row.run_dir)):
+            return record
+        if JobState(row.state).final or row.state == JobState.QUEUED:
+            return None
+        try:
+            return self._control.status(row.job)
+        except NotFound:
+            return read_status(Path(row.run_dir))  # it may have ended between the two looks
+
+    def _answer(self, row: JobRow) -> Job:
+        return self._look(row).answer
+
+    def _look(self, row: JobRow) -> Look:
+        look = self.looks.recent(row)
+        if look.answer is None and look.record is None and row.summary:
+            look.answer = Job.model_validate(row.summary)
+        elif look.answer is None:
+            look.answer = job_of(row, look.record, *plans_of(row), report=has_report(Path(row.run_dir)))
+            if look.answer.state is JobState.QUEUED:
+                waits = {"queue_position": self._store.queue_position(row), "reason": self.queue.why(row.job)}
+                look.answer = look.answer.model_copy(update=waits)
+            elif look.answer.state.final and not row.summary:
+                values = {"reason": look.answer.reason, "summary": look.answer.model_dump(mode="json")}
+                self._store.update_job(row.job, state=look.answer.state.value, **values)
+                self.queue.wake()  # there is room
+        return look
+
+    def summary(self, row: JobRow) -> JobSummary:
+        if row.summary:
+            return JobSummary.model_validate(row.summary)
+        try:
+            return summary_of(self._answer(row))
+        except InfrastructureError as error:
+            return summary_of(job_of(row, None, *plans_of(row), report=False)).model_copy(
+                update={"reason": f"its state cannot be had right now: {error}"}
+            )

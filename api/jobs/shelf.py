@@ -1,0 +1,69 @@
+"""The jobs that the service knows, as a shelf: looked through page by page, and cleared of those that ended.
+
+Responsible for filters and pages, and for leaving nothing of a job that was removed. What is removed is gone for good: the
+row, its commands, and the run's folder with tape, report and merged parameters. It refuses to remove what lives.
+"""
+
+from __future__ import annotations
+
+import shutil
+from itertools import islice
+from pathlib import Path
+
+from api.jobs.looks import refuse_outdated
+from api.jobs.service import Service
+from api.schemas import Jobs, JobState
+from api.storage.store import Store
+from orchestrator.errors import Conflict, InfrastructureError, NotFound
+
+
+class Shelf:
+    def __init__(self, service: Service, store: Store) -> None:
+        self._service = service
+        self._store = store
+
+    def page(self, state: JobState | None, name: str | None, limit: int, cursor: str | None) -> Jobs:
+        """The newest ``limit`` jobs of this state and name, or those that follow the job ``cursor``."""
+        last = None if cursor is None else self._store.job(cursor)
+        if cursor is not None and last is None:
+            raise NotFound(detail=f"The cursor {cursor!r} is no job that is known.", remedy="Begin without one.")
+        before = last.number if last else None
+        if state is None:
+            rows = self._store.jobs(name=name, before=before, limit=limit + 1)
+        else:
+            rows = self._store.jobs(name=name, before=before, states={state, *ALIVE})
+        found = (self._service.summary(row) for row in rows)
+        wanted = (job for job in found if state is None or job.state == state)
+        page = list(islice(wanted, limit))
+        more = next(wanted, None) is not None
+        return Jobs(jobs=page, next_cursor=page[-1].job if more else None)
+
+    def remove(self, job: str, if_match: str | None = None) -> None:
+        """Nothing is left of this job. The folder goes first: should that fail midway, the row still says what it was."""
+        if job == "latest":
+            detail = "`latest` is another job once this one is removed, so that a repeated request would remove two."
+            raise Conflict(detail=detail, remedy="Give the job's own id.")
+        found = self._service.job(job)
+        if not found.state.final:
+            remedy = f"End it first with `atoll cancel {job}`."
+            raise Conflict(detail=f"Job {job} is {found.state}; only one that has ended can be removed.", remedy=remedy)
+        refuse_outdated(if_match, str(self._store.generation(job)), f"job {job}")
+        clear(Path(found.run_dir))
+        self._store.remove_job(job)
+
+
+ALIVE = (JobState.STARTING, JobState.RUNNING)
+"""What the store says of jobs whose present state only they know."""
+
+
+def clear(folder: Path) -> None:
+    """The run's folder is gone, and ``latest`` beside it if that pointed there."""
+    latest = folder.parent / "latest"
+    try:
+        if latest.is_symlink() and latest.resolve() == folder.resolve():
+            latest.unlink()
+        if folder.exists():
+            shutil.rmtree(folder)
+    except OSError as error:
+        detail = f"The run's folder {folder} cannot be removed: {error.strerror}."
+        raise InfrastructureError(detail=detail, remedy="Remove it by hand, and repeat the request.") from error

@@ -1,0 +1,64 @@
+"""A run's folder, ``RUNS/JOB``: what the service puts there before a job, and what it finds there after.
+
+Responsible for ``spec.yaml``, the link ``latest``, and for reading ``status.json`` only when it is final. The tape and the
+report are written by the job itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from api.jobs.control import StatusRecord
+from orchestrator.errors import InfrastructureError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A job's folder, by the job's real id. ``settled`` once the store knows how the job ended."""
+
+    job: str
+    folder: Path
+    settled: bool
+
+    @property
+    def tape(self) -> Path:
+        return self.folder / "tape.jsonl"
+
+    def ended(self) -> bool:
+        """Whether nothing will be written here any more, as far as store and disk know."""
+        return self.settled or read_status(self.folder) is not None
+
+
+def prepare_run_dir(run_dir: Path, spec: Mapping[str, Any]) -> None:
+    """The run's folder with its specification exists, and ``latest`` beside it points to it."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "spec.yaml").write_text(yaml.safe_dump(dict(spec), sort_keys=False))
+        fresh = run_dir.parent / f".latest.{run_dir.name}"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(run_dir.name)
+        os.replace(fresh, run_dir.parent / "latest")
+    except OSError as error:
+        detail = f"The run's folder {run_dir} cannot be written: {error.strerror}."
+        raise InfrastructureError(detail=detail, remedy="Give the service another --runs folder, or room.") from error
+
+
+def read_status(run_dir: Path) -> StatusRecord | None:
+    """The final state that the ended job left, or None if there is none (yet) or it is half written."""
+    try:
+        record: StatusRecord = json.loads((run_dir / "status.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return record if record["view"]["phase"] == "finished" else None
+
+
+def has_report(run_dir: Path) -> bool:
+    """Whether the ended job left its figures and its page."""
+    return all((run_dir / name).is_file() for name in ("report.json", "report.html"))

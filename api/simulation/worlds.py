@@ -1,0 +1,53 @@
+"""Which world a file means, for a simulation of one job: a fitted world, or a job's specification at the speed it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from api.installation.up import DEPLOY
+from api.metrics.job import PARAMETER_BYTES
+from orchestrator.config import JobSpec, parse_job, read_document
+from orchestrator.core.vocabulary import JobPolicy
+from orchestrator.errors import ConfigurationError
+from orchestrator.simulation import worldfile
+from orchestrator.simulation.plan import WorldPlan
+
+PARAMETERS: Mapping[str, int] = {"nano": 851_968, "micro": 9_994_240, "small": 126_353_408}
+"""Of the built-in models: what a fragment weighs, where chaos makes a link slow. Without it a simulation needs no JAX."""
+
+
+def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
+    """The job's policy and the world it runs in. Raises ConfigurationError where the file is neither, or is wrong."""
+    document = read_document(file)
+    if "world" in document:
+        fitted = worldfile.parse(document["world"])
+        return fitted.policy, fitted.plan
+    if "islands" not in document:
+        detail = f"{file} is neither a job (deploy/configs/demo.yaml) nor a world that `atoll tape fit` wrote."
+        raise ConfigurationError(detail=f"{detail} Give one of the two.")
+    spec = parse_job(document)
+    if spec.synchroniser.adoption == "mix":
+        raise ConfigurationError(detail="Simulated islands do not know adoption mix. Use rebase or replace.")
+    policy = spec.policy(_regions())
+    plan = WorldPlan(
+        step_s=(spec.synthetic.step_s,) * len(policy.islands),
+        step_jitter_ratio=spec.synthetic.step_jitter_ratio,
+        tokens_per_step=spec.tokens_per_step,
+        adoption=spec.synchroniser.adoption,
+        payload_bytes=_parameters(spec) * PARAMETER_BYTES[spec.synchroniser.wire] // spec.synchroniser.fragments,
+    )
+    return policy, plan
+
+
+def _parameters(spec: JobSpec) -> int:
+    """How many the job's model has; 0 where only its own code knows."""
+    if spec.trainer.startswith("learners.synthetic"):
+        return spec.synthetic.parameters
+    return 0 if spec.model.factory else PARAMETERS[spec.model.preset]
+
+
+def _regions() -> dict[str, str]:
+    """Of the node groups that `atoll up` starts; any other group is a region of its own."""
+    groups = read_document(DEPLOY / "groups.yaml")["node_groups"]
+    return {group["name"]: group["region"] for group in groups}

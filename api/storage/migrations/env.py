@@ -1,0 +1,19 @@
+"""Alembic's entry: run the migrations on the connection, and in the transaction, of whoever asked for them."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from api.auth import store as auth_store
+from api.chaos import store as chaos_store
+from api.storage.store import Base
+
+for table in (auth_store.TokenRow, chaos_store.ChaosRunRow):
+    assert table.metadata is Base.metadata, "every table is known before they are compared"
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    render_as_batch=True,  # SQLite changes a table by copying it
+)
+context.run_migrations()

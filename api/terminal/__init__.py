@@ -1,0 +1,1 @@
+"""What a person sees in a terminal: live tables, a tape's records as sentences, a finished job in three lines."""
