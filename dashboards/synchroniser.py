@@ -21,6 +21,7 @@ def dashboard() -> Dashboard:
         [
             ("Right now", _now()),
             ("Rounds", _rounds()),
+            ("Journal", _journal()),
             ("Fragments", _fragments()),
             ("Contributions", _contributions()),
             ("Traffic", _traffic()),
@@ -108,6 +109,24 @@ def _rounds() -> list[Panel]:
                 f'/ sum by (job) (rate(atoll_round_part_seconds_count{{{JOB}, part="grace"}}[{RATE}]))',
                 "{{job}}",
             ),
+        ),
+    ]
+
+
+def _journal() -> list[Panel]:
+    return [
+        curves(
+            "Time to keep a merge",
+            "From an outer step to its version being durable; it is told to nobody before. Median and 99th percentile.",
+            "s",
+            *quantiles("atoll_journal_seconds", of=(0.5, 0.99)),
+        ),
+        curves(
+            "Journal",
+            "Waiting: part of the time merging waits for the disk. Failing: while the disk refuses, and nothing merges.",
+            "percentunit",
+            Query(f"sum by (job) (rate(atoll_journal_seconds_sum{{{JOB}}}[{RATE}]))", "waiting {{job}}"),
+            Query(f"atoll_journal_failing{{{JOB}}}", "failing {{job}}"),
         ),
     ]
 

@@ -164,7 +164,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
-    "api.terminal": frozenset({"api.client", "api.schemas", "orchestrator.errors", "rich"}),
+    "api.terminal": frozenset({"api.client", "api.schemas", "orchestrator.errors", "pydantic", "rich"}),
     "api.commands": frozenset(
         {
             "api.auth.roles",

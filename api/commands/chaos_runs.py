@@ -14,7 +14,17 @@ import typer
 
 from api.commands import completion
 from api.commands.chaos_telling import Teller, conclude_verdict, headline, lines
-from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
+from api.commands.common import (
+    INTERRUPTED,
+    HomeOption,
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect,
+    console,
+    print_json,
+    say,
+)
 from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import Conflict
 
@@ -23,7 +33,6 @@ if TYPE_CHECKING:
     from api.client import Client
     from api.schemas import Job
 
-INTERRUPTED = 130
 LOOK_EVERY_S = 0.5
 VERDICT_TIMEOUT_S = 90.0
 """After the job's end. The service gives up on a report before that."""

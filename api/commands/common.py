@@ -6,6 +6,8 @@ Light on purpose: the client and rich are imported when a command runs, not when
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +17,7 @@ from api.commands import completion
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from api.client import Client
 
@@ -25,11 +27,15 @@ UrlOption = Annotated[
     str | None, typer.Option("--url", help="The service's address. Default: HOME/service.json.", show_default=False)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print what the API answered, as JSON.")]
+INTERRUPTED = 130
 WIDE_CHARACTERS = 240
 """What `-o wide` may take, as kubectl's does, whatever the terminal has."""
 OutputOption = Annotated[
     Literal["wide", "json"] | None,
     typer.Option("-o", "--output", help="More columns; or the same as --json.", show_default=False),
+]
+WatchOption = Annotated[
+    bool, typer.Option("-w", "--watch", help="Stay and show what changes, until Ctrl-C; with --json a line for each.")
 ]
 JobArgument = Annotated[
     str,
@@ -59,12 +65,21 @@ def console() -> Console:
     return Console()
 
 
-def print_table(table: RenderableType, wide: bool = False) -> None:
-    """As wide as the terminal, or as wide as it is: a line that is cut says less than one that wraps."""
+def console_for(output: str | None) -> Console:
+    """As wide as the terminal, or for ``wide`` as wide as it takes: a line that is cut says less than one that wraps."""
     screen = console()
-    if wide:
+    if output == "wide":
         screen.width = max(screen.width, WIDE_CHARACTERS)
-    screen.print(table)
+    return screen
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """Ctrl-C is how this ends, and no news. Exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def say(message: str) -> None:

@@ -15,17 +15,20 @@ from api.commands.common import (
     JsonOption,
     OutputOption,
     UrlOption,
+    WatchOption,
     connect,
-    console,
+    console_for,
     print_json,
-    print_table,
     say,
+    until_interrupted,
 )
 from api.installation.home import DEFAULT_HOME
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from api.client import Client
-    from api.schemas import Command
+    from api.schemas import Command, Job
 
 DECISION_TIMEOUT_S = 20.0
 
@@ -33,24 +36,39 @@ DECISION_TIMEOUT_S = 20.0
 def islands(
     job: JobArgument = "latest",
     output: OutputOption = None,
+    watch: WatchOption = False,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List a job's islands."""
+    """List a job's islands. With --watch it ends with the job."""
     with connect(home, url) as client:
-        if as_json or output == "json":
+        if watch:
+            _watch(client, job, output, as_json)
+        elif as_json or output == "json":
             print_json(client.islands(job))
-            return
-        found = client.job(job)
-    if output == "wide":
-        from api.commands.wide import island_table as wide_table
+        else:
+            console_for(output).print(_table(client.job(job), output))
 
-        print_table(wide_table(found), wide=True)
-        return
+
+def _watch(client: Client, job: str, output: str | None, as_json: bool) -> None:
+    from api.terminal.lists import emit, show
+    from api.terminal.looker import Looker
+    from api.terminal.watch import asking
+
+    look = Looker(asking(client, job))
+    with until_interrupted():
+        if as_json or output == "json":
+            emit(look, lambda found: found.islands, typer.echo, lambda found: found.state.final)
+        else:
+            show(look, lambda found: _table(found, output), console_for(output), lambda found: found.state.final)
+
+
+def _table(found: Job, output: str | None) -> Table:
+    from api.commands.wide import island_table as wide_table
     from api.terminal.watch import island_table
 
-    console().print(island_table(found.islands, found.after_s))
+    return wide_table(found) if output == "wide" else island_table(found.islands, found.after_s)
 
 
 def kill(

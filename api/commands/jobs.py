@@ -9,26 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from api.commands.common import (
+    INTERRUPTED,
     HomeOption,
     JobArgument,
     JsonOption,
     OutputOption,
     UrlOption,
+    WatchOption,
     connect,
     console,
+    console_for,
     print_json,
-    print_table,
     say,
+    until_interrupted,
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import ServiceUnreachable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.table import Table
+
     from api.client import Client
     from api.schemas import Job, JobSummary
 
-INTERRUPTED = 130
 JobStateName = Literal["queued", "starting", "running", "finishing", "completed", "cancelled", "failed"]
 SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job specification, YAML or JSON.")]
 
@@ -76,25 +82,52 @@ def jobs(
     name: Annotated[str | None, typer.Option("--name", help="Only jobs of this name.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many.")] = 100,
     output: OutputOption = None,
+    watch: WatchOption = False,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List jobs, newest first."""
     with connect(home, url) as client:
-        found = client.jobs(state=state, name=name, limit=limit)
+
+        def ask() -> list[JobSummary]:
+            return client.jobs(state=state, name=name, limit=limit)
+
+        if watch:
+            _watch_list(ask, output, as_json)
+            return
+        found = ask()
     if as_json or output == "json":
         print_json(found)
-        return
-    if not found and (state or name):
+    elif found:
+        console_for(output).print(_table(found, output == "wide"))
+        for line in _waiting(found):
+            say(line)
+    elif state or name:
         say("no job matches")
-        return
-    if not found:
+    else:
         say("no job was submitted yet; try `atoll submit deploy/configs/demo.yaml`")
-        return
+
+
+def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json: bool) -> None:
+    from rich.console import Group
+
+    from api.terminal.lists import emit, show
+    from api.terminal.looker import Looker
+
+    def draw(found: list[JobSummary]) -> Group:
+        return Group(_table(found, output == "wide"), *_waiting(found))
+
+    with until_interrupted():
+        if as_json or output == "json":
+            emit(Looker(ask), lambda found: found, typer.echo)
+        else:
+            show(Looker(ask), draw, console_for(output))
+
+
+def _table(found: list[JobSummary], wide: bool) -> Table:
     from rich.table import Table
 
-    wide = output == "wide"
     table = Table(box=None, header_style="dim")
     for heading in ("job", "state", "islands", "tokens", "loss", "goodput", "submitted", *(WIDE if wide else ())):
         table.add_column(heading, no_wrap=True)
@@ -106,10 +139,13 @@ def jobs(
         islands = f"{job.islands_training}/{job.island_count}"
         state = f"{job.state} #{job.queue_position}" if job.queue_position else job.state
         table.add_row(job.job, state, islands, share, loss, goodput, submitted, *(_wide_cells(job) if wide else ()))
-    print_table(table, wide)
-    for job in sorted(found, key=lambda job: job.queue_position or 0):
-        if job.queue_position:
-            say(f"{job.job} waits: {job.reason}")
+    return table
+
+
+def _waiting(found: list[JobSummary]) -> list[str]:
+    """Why each queued job waits, in the order in which they will start."""
+    queued = sorted((job for job in found if job.queue_position), key=lambda job: job.queue_position or 0)
+    return [f"{job.job} waits: {job.reason}" for job in queued]
 
 
 WIDE = ("by", "ran for", "version", "results in", "why")

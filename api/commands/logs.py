@@ -8,10 +8,18 @@ from typing import Annotated
 
 import typer
 
-from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
+from api.commands.common import (
+    HomeOption,
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect,
+    console,
+    print_json,
+    say,
+    until_interrupted,
+)
 from api.installation.home import DEFAULT_HOME
-
-INTERRUPTED = 130
 
 
 def logs(
@@ -34,12 +42,10 @@ def logs(
     """Show what an island said: its log, prints and tracebacks, to its last line however it ended."""
     with connect(home, url) as client:
         if source is not None:
-            try:
+            with until_interrupted():
                 for text in client.log(job, source, incarnation=incarnation, tail=tail, follow=follow):
                     sys.stdout.write(text)
                     sys.stdout.flush()
-            except KeyboardInterrupt:
-                raise typer.Exit(INTERRUPTED) from None
             return
         found = client.logs(job)
     if as_json:

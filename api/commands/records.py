@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
+from api.commands.common import (
+    INTERRUPTED,
+    HomeOption,
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect,
+    console,
+    print_json,
+    say,
+)
 from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import ConfigurationError, ServiceUnreachable
 
@@ -16,7 +26,6 @@ if TYPE_CHECKING:
     from api.client import Client
     from api.schemas import TapeRecord
 
-INTERRUPTED = 130
 PATIENCE_S = 60.0
 """How long the service may be away before following it gives up."""
 

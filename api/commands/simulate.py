@@ -14,10 +14,8 @@ from typing import Annotated
 
 import typer
 
-from api.commands.common import JsonOption, console, print_json, say
+from api.commands.common import INTERRUPTED, JsonOption, console, print_json, say
 from orchestrator.errors import ConfigurationError
-
-INTERRUPTED = 130
 
 
 class Preset(StrEnum):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.commands.common import JsonOption, RunsOption, console, print_json, say
-from api.commands.simulate import INTERRUPTED, Progress
+from api.commands.common import INTERRUPTED, JsonOption, RunsOption, console, print_json, say
+from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
 from orchestrator.errors import ConfigurationError
 

@@ -9,7 +9,6 @@ that something else started (a container, a unit of systemd) refuses, for that s
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from api.installation.binding import Binding
+from api.installation.detached import start_detached
 from api.installation.home import Address, Home
 from api.installation.up import bound_listener
 from orchestrator.errors import ConfigurationError, InfrastructureError
@@ -39,15 +39,8 @@ def second_life_of(home: Home) -> SecondLife:
 
     def begin() -> None:
         address = _of_up(home)
-        with home.log.open("ab") as log:
-            subprocess.Popen(
-                [sys.executable, "-m", "api.installation.second_life", str(home.path)],
-                cwd=psutil.Process(address.pid).cwd(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        command = [sys.executable, "-m", "api.installation.second_life", str(home.path)]
+        start_detached(command, home, folder=Path(psutil.Process(address.pid).cwd()))
 
     return begin
 
@@ -84,18 +77,9 @@ def _of_up(home: Home) -> Address:
 def _start(home: Home, address: Address, command: list[str], environment: dict[str, str], folder: str) -> None:
     binding = Binding(host=command[command.index(HOST) + 1])
     port = int(address.url.rpartition(":")[2])
-    with bound_listener(binding, port, None) as listener, home.log.open("ab") as log:
+    with bound_listener(binding, port, None) as listener:
         command[command.index(LISTENER) + 1] = str(listener.fileno())
-        subprocess.Popen(
-            command,
-            cwd=Path(folder),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=(listener.fileno(),),
-        )
+        start_detached(command, home, environment=environment, folder=Path(folder), listener=listener)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from api.auth.code import refuse_unfit
 from api.installation.binding import Binding
+from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
 from orchestrator.errors import ConfigurationError, InfrastructureError
 
@@ -128,18 +129,11 @@ def _start_service(wanted: Installation, say: Say) -> Address:
     home, before = wanted.home, wanted.home.address()
     home.forget_address()
     command = [sys.executable, "-m", "api.serve", "--home", str(home.path), "--runs", str(wanted.runs.resolve())]
-    with bound_listener(wanted.binding, wanted.port, before) as listener, home.log.open("ab") as log:
+    with bound_listener(wanted.binding, wanted.port, before) as listener:
         command += ["--listener", str(listener.fileno()), "--control", wanted.control, *options_of(wanted)]
         say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | ({DATABASE_VARIABLE: wanted.database} if wanted.database else {}),  # argv is seen by all
-            start_new_session=True,  # Ctrl-C in this terminal is not meant for it
-            pass_fds=(listener.fileno(),),
-        )
+        database = {DATABASE_VARIABLE: wanted.database} if wanted.database else {}  # argv is seen by all
+        process = start_detached(command, home, environment=os.environ | database, listener=listener)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

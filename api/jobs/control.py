@@ -60,6 +60,7 @@ class StatusRecord(TypedDict):
     loss_curve   [tokens trained, held-out loss in nats per token, at] of every evaluation, oldest first
     commands     every command on the tape, by id
     fragment_parameters  how many parameters each fragment has, by which payload counts become bytes
+    disk_trouble what the disk of journal and tape refuses, while it does; nothing is merged meanwhile
     """
 
     job_id: str
@@ -73,6 +74,7 @@ class StatusRecord(TypedDict):
     commands: dict[str, CommandRecord]
     unigram_loss: NotRequired[float | None]
     fragment_parameters: NotRequired[list[int]]
+    disk_trouble: NotRequired[str | None]
 
 
 class ControlPort(Protocol):

@@ -62,7 +62,12 @@ _FAMILIES = (
     ),
     Family("gauge", "atoll_job_phase", ("job", "phase"), "1 for the phase the job is in, 0 for the others."),
     Family("gauge", "atoll_job_age_seconds", ("job",), "Time since the job was created."),
-    Family("gauge", "atoll_job_paused", ("job",), "1 while no fragment can merge: fewer islands than the quorum."),
+    Family(
+        "gauge",
+        "atoll_job_paused",
+        ("job",),
+        "1 while no fragment can merge: fewer islands than the quorum, or the journal fails.",
+    ),
     Family("gauge", "atoll_job_token_budget", ("job",), "Tokens after which the job ends."),
     Family("gauge", "atoll_quorum_islands", ("job",), "Islands a round needs before it may close (K)."),
     # ── what it was worth ─────────────────────────────────────────────────────────────────────────────────────────
@@ -123,6 +128,18 @@ _FAMILIES = (
         "atoll_round_part_seconds",
         ("job", "part"),
         "A round: collecting until it could close, grace until it did, merging until the new version stood.",
+    ),
+    Family(
+        "histogram",
+        "atoll_journal_seconds",
+        ("job",),
+        "From an outer step to its version being durable. A rise: the disk of journal and tape is slow.",
+    ),
+    Family(
+        "gauge",
+        "atoll_journal_failing",
+        ("job",),
+        "1 while the disk refuses journal or tape: nothing merges until it takes them. Is it full?",
     ),
     Family("counter", "atoll_contributions", (*ISLAND, "outcome"), "Contributions admitted and refused."),
     Family("counter", "atoll_refusals", ("job", "reason"), "Contributions refused, by reason. Work is thrown away."),

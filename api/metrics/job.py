@@ -66,6 +66,8 @@ def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
         yield Sample("atoll_job_phase", (job, phase.value), view["phase"] == phase)
     yield Sample("atoll_job_age_seconds", (job,), record["at"])
     yield Sample("atoll_job_paused", (job,), view["pause_reason"] is not None)
+    if "disk_trouble" in record:
+        yield Sample("atoll_journal_failing", (job,), record["disk_trouble"] is not None)
     yield Sample("atoll_job_token_budget", (job,), view["token_budget"])
     yield Sample("atoll_goodput_ratio", (job,), worth["goodput_ratio"])
     yield Sample("atoll_uptime_ratio", (job,), worth["uptime_ratio"])
@@ -118,6 +120,8 @@ def _of_rounds(job: str, record: StatusRecord) -> Iterator[Sample]:
         yield Sample("atoll_rounds_closed", (job, closed["reason"]), closed["merges"])
     for part, histogram in told.get("round_seconds", {}).items():
         yield Sample("atoll_round_part_seconds", (job, part), _buckets(histogram))
+    if "journal_seconds" in told:
+        yield Sample("atoll_journal_seconds", (job,), _buckets(told["journal_seconds"]))
     for reason in RefusalReason:  # also those that never were: a rise from nothing must be seen as one
         yield Sample("atoll_refusals", (job, reason.value), told["refusals"].get(reason.value, 0))
 

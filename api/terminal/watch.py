@@ -18,7 +18,7 @@ from rich.text import Text
 
 from api.client import Client
 from api.schemas import Island, Job, JobSummary
-from orchestrator.errors import InfrastructureError
+from api.terminal.looker import POLL_S, Looker
 
 STATE_STYLES = {
     "placing": "yellow",
@@ -33,10 +33,7 @@ STATE_STYLES = {
     "stopped": "dim",
     "failed": "bold red",
 }
-POLL_S = 0.5
 LINE_EVERY_S = 5.0
-PATIENCE_S = 60.0
-"""How long the service may be away, restarting perhaps, before the watch gives up."""
 
 Observer = Callable[[Job], str | None]
 
@@ -46,7 +43,7 @@ def watch(client: Client, job: str, console: Console, observer: Observer | None 
 
     ``observer`` sees every picture before it is drawn; what it returns is shown from then on. KeyboardInterrupt passes.
     """
-    look = Looker(client, job, observer)
+    look = Looker(asking(client, job), observer)
     if not console.is_terminal:
         return _watch_lines(look, console)
     picture = look()
@@ -60,7 +57,7 @@ def watch(client: Client, job: str, console: Console, observer: Observer | None 
 
 def follow(client: Client, job: str, emit: Callable[[Job], None]) -> Job:
     """For programs: ``emit`` every picture until the job has ended, and return the last one."""
-    look = Looker(client, job, None)
+    look = Looker(asking(client, job))
     while True:
         picture = look()
         emit(picture)
@@ -69,36 +66,20 @@ def follow(client: Client, job: str, emit: Callable[[Job], None]) -> Job:
         time.sleep(2 * POLL_S)
 
 
-class Looker:
-    """Asks the service for the next picture, and shows the last one while the service is away."""
+def asking(client: Client, job: str) -> Callable[[], Job]:
+    """Asks how the job stands; `latest` may become another one while it is watched, and stays the same here."""
+    name = job
 
-    def __init__(self, client: Client, job: str, observer: Observer | None) -> None:
-        self._client = client
-        self._job = job
-        self._observer = observer
-        self._last: Job | None = None
-        self._answered_at = time.monotonic()
-        self._remark: str | None = None
-        self.note: str | None = None
-
-    def __call__(self) -> Job:
-        try:
-            picture = self._client.job(self._job)
-        except InfrastructureError as error:
-            away_s = time.monotonic() - self._answered_at
-            if self._last is None or away_s > PATIENCE_S:
-                raise
-            self.note = f"no answer for {away_s:.0f} s; the job goes on without being watched ({error})"
-            return self._last
-        self._job = picture.job  # `latest` may become another one while this is watched
-        self._last, self._answered_at = picture, time.monotonic()
-        if self._observer:
-            self._remark = self._observer(picture) or self._remark
-        self.note = self._remark
+    def ask() -> Job:
+        nonlocal name
+        picture = client.job(name)
+        name = picture.job
         return picture
 
+    return ask
 
-def _watch_lines(look: Looker, console: Console) -> Job:
+
+def _watch_lines(look: Looker[Job], console: Console) -> Job:
     shown_at, shown_states, shown_note = -LINE_EVERY_S, None, None
     while True:
         picture = look()

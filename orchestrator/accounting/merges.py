@@ -4,7 +4,8 @@
 grace was used. A contribution is on time from the fragment's due point on (``core.fragment_round``).
 
 A round's time has three parts, each a histogram: ``collecting`` from its first contribution to when it could have closed,
-``grace`` from then to when it did, ``merging`` from then to the new version.
+``grace`` from then to when it did, ``merging`` from then to the new version. How long merges took to be durable is a
+histogram of its own, of those of which that is known.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from orchestrator.core.schedule import next_due
 from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandId, JobPolicy, Version
 
 ROUND_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+JOURNAL_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 COLLECTING, GRACE, MERGING = "collecting", "grace", "merging"
 
 
@@ -68,6 +70,7 @@ class Merges:
         self._reasons: dict[str, _Reason] = {}
         self._merging: dict[tuple[FragmentId, Version], _Merging] = {}
         self._round_seconds = {part: Histogram(ROUND_BOUNDS_S) for part in (COLLECTING, GRACE, MERGING)}
+        self._journal_seconds = Histogram(JOURNAL_BOUNDS_S)
         self._merge_seconds: Duration = 0.0
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
@@ -115,6 +118,7 @@ class Merges:
             "grace_used_mean_s": fsum(r.waited for r in self._reasons.values()) / max(1, self._closed_count()),
             "merge_seconds_mean": self._merge_seconds / self.count if self.count else 0.0,
             "round_seconds": {part: histogram.summary() for part, histogram in self._round_seconds.items()},
+            "journal_seconds": self._journal_seconds.summary(),
             "refusals": {reason: self.refusals[reason] for reason in sorted(self.refusals)},
         }
 
@@ -149,3 +153,5 @@ class Merges:
         self.islands.update(merging.islands)
         self._round_seconds[MERGING].observe(event.at - merging.closed_at)
         self._merge_seconds += event.merge_seconds
+        if event.journal_seconds is not None:
+            self._journal_seconds.observe(event.journal_seconds)

@@ -192,6 +192,8 @@ class MergeCompleted:
     """Fragment ``fragment`` now stands at ``version``; ``digest`` names its bytes, ``base_digest`` those it was made from.
 
     True only once the merge would survive the synchroniser's death. Tapes of builds without a journal know no base.
+    ``journal_seconds`` is the part of ``merge_seconds`` that this took; None where nobody measured it: in simulations, on
+    older tapes, and where only the journal knew of the merge.
     """
 
     at: Instant
@@ -200,6 +202,7 @@ class MergeCompleted:
     digest: str
     merge_seconds: Duration
     base_digest: str = ""
+    journal_seconds: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,14 @@ Inputs = Sequence[tuple[Mapping[str, NDArray[np.float32]], float]]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A version that is kept and may be told: what is known of it, and Θ of the fragment as bytes to publish."""
+    """A version that is kept and may be told: what is known of it, and Θ of the fragment as bytes to publish.
+
+    ``journal_seconds`` is how long it took to be kept, also where the disk refused for a while.
+    """
 
     facts: Facts
     payload: bytes
+    journal_seconds: float
 
 
 class Keeper:
@@ -64,8 +68,9 @@ class Keeper:
         state = self.outer.state(fragment)
         facts = Facts(fragment, state.version, step, epoch, state.digest, base, contributors, seconds)
         payload, momentum = wire.encode(state.parameters), wire.encode(state.momentum)
+        began = time.monotonic()
         self._insist("the journal cannot be written", lambda: self._journal.append(facts, payload, momentum))
-        return Made(facts, payload)
+        return Made(facts, payload, time.monotonic() - began)
 
 
 def remembered(

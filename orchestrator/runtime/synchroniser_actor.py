@@ -130,8 +130,8 @@ class SynchroniserActor:
                 self._told = self._status(self._now())
             finally:
                 self._state.release()
-        view = self._told["view"]
-        return {**self._told, "view": {**view, "pause_reason": self._patience.trouble or view["pause_reason"]}}
+        view, trouble = self._told["view"], self._patience.trouble
+        return self._told | {"disk_trouble": trouble, "view": view | {"pause_reason": trouble or view["pause_reason"]}}
 
     def command(
         self, kind: str, command: str, caller: str, island: str | None, restart: bool, fault: Dose | None = None

@@ -191,8 +191,9 @@ class Workshop:
             return
         self._highest_step = max(self._highest_step, order.step)
         self._publish(order.fragment, order.version, made.payload)
-        seconds, digests = time.monotonic() - began, (made.facts.digest, made.facts.base_digest)
-        self._post(lambda at: events.MergeCompleted(at, order.fragment, order.version, digests[0], seconds, digests[1]))
+        facts, seconds = made.facts, time.monotonic() - began
+        told = (order.fragment, order.version, facts.digest, seconds, facts.base_digest, made.journal_seconds)
+        self._post(lambda at: events.MergeCompleted(at, *told))
 
     def _publish(self, fragment: FragmentId, version: Version, payload: bytes) -> None:
         """In float32 whatever the uplink: islands must stand on Θ itself, or its rounding would come back as their work."""

@@ -69,3 +69,14 @@ def test_a_rounds_parts_lie_between_first_contribution_close_and_new_version():
     assert sums == pytest.approx({"collecting": 0.0, "grace": 2.5, "merging": 0.25}), "quorum is one"
     counts = [sum(told["counts"]) for told in story.statistics.summary()["round_seconds"].values()]
     assert counts == [1, 1, 1]
+
+
+def test_how_long_merges_took_to_be_durable_is_counted_where_it_was_measured():
+    story = Story().train_from(0.0)
+    for version, journal_seconds in ((1, 0.004), (2, 0.3), (3, None)):
+        c = story.contribution(10, total=10 * version, offer=version)
+        story.admit(version, c).close(version + 0.1, c, version=version)
+        story.tell(e.MergeCompleted(version + 0.5, 0, version, "d", 0.4, journal_seconds=journal_seconds))
+    told = story.statistics.summary()
+    assert (told["merges"], sum(told["journal_seconds"]["counts"])) == (3, 2)
+    assert told["journal_seconds"]["sum"] == pytest.approx(0.304)

@@ -243,7 +243,8 @@ class World:
             case f.StartTraining():
                 self._push(Tick(at + STEP_S, effect.island, effect.incarnation))
             case f.MergeFragment():
-                self._push(e.MergeCompleted(at + 0.005, effect.fragment, effect.version, "digest", 0.004))
+                made = (effect.fragment, effect.version, "digest")
+                self._push(e.MergeCompleted(at + 0.005, *made, merge_seconds=0.004, journal_seconds=0.002))
             case f.PublishFragment():
                 for to in effect.recipients:
                     self._adopt(at + 0.01, to.island, to.incarnation, effect)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import JobPhase
+from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
+from orchestrator.journal.keeper import Keeper
+from orchestrator.journal.storage import Journal
+from orchestrator.merge import outer_optimizer
+from orchestrator.merge.outer_state import OuterState
 from orchestrator.runtime.files import JobFiles, open_files
 from orchestrator.runtime.patience import Patience
 from tests.journal.disks import FaultyDisk
 from tests.journal.shell import Fate, spec
 from tests.journal.test_crash_points import run
+
+RETRY_S = 0.1
 
 
 def opened(folder: Path, **changed: object) -> JobFiles:
@@ -109,6 +116,15 @@ def test_what_a_disk_refuses_is_asked_again_and_seen_meanwhile() -> None:
     assert seen[0] is None
     assert seen[1] == seen[2] == "the journal cannot be written: [Errno 28] No space left"
     assert patience.trouble is None
+
+
+def test_how_long_a_merge_took_to_be_kept_includes_the_disks_refusals(tmp_path: Path) -> None:
+    optimizer = outer_optimizer.create("nesterov", 0.7, 0.9)
+    outer = OuterState({"w": np.zeros(4, np.float32)}, (("w",),), "radial", optimizer)
+    journal = Journal(tmp_path, disk=FaultyDisk(append={2: "full", 3: "full"}))
+    keeper = Keeper(outer, journal, Patience(retry_s=RETRY_S).insist)
+    quick, slow = (keeper.begin(FragmentId(0), Epoch(1)).journal_seconds for _ in range(2))
+    assert 0.0 < quick < 2 * RETRY_S <= slow
 
 
 def test_who_insists_for_nobody_gives_up() -> None:

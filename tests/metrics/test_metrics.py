@@ -90,7 +90,11 @@ def test_every_island_second_is_in_one_class_and_they_add_up_to_the_jobs_age(des
 def test_a_histograms_buckets_hold_what_is_in_those_before_them(desk: Desk) -> None:
     told = wait_until(lambda: (t := desk.scrape()).one("atoll_merges_total", job=desk.job, fragment="0") > 1 and t)
     merges = sum(told.all("atoll_merges_total", job=desk.job).values())
-    for name, labels in (("atoll_round_part_seconds", {"part": "merging"}), ("atoll_merge_contributors", {})):
+    for name, labels in (
+        ("atoll_round_part_seconds", {"part": "merging"}),
+        ("atoll_merge_contributors", {}),
+        ("atoll_journal_seconds", {}),
+    ):
         buckets = told.all(f"{name}_bucket", job=desk.job, **labels)
         counts = [count for _, count in sorted((float(le), count) for (le,), count in buckets.items())]
         assert counts == sorted(counts)
@@ -140,13 +144,26 @@ def test_an_ended_job_is_shown_until_its_last_figures_were_scraped(tmp_path: Pat
 
 def test_a_record_of_an_earlier_build_is_shown_as_far_as_it_goes(desk: Desk) -> None:
     record = json.loads(json.dumps(desk.control.status(desk.job)))
-    for name in ("traffic", "round_seconds"):
+    for name in ("traffic", "round_seconds", "journal_seconds"):
         del record["statistics"][name]
     row = desk.store.job(desk.job)
     assert row is not None
     shown = {sample.family for sample in samples(record, row.spec)}
     assert "atoll_merges" in shown
-    assert not shown & {"atoll_contributions", "atoll_round_part_seconds"}
+    assert not shown & {
+        "atoll_contributions",
+        "atoll_round_part_seconds",
+        "atoll_journal_seconds",
+        "atoll_journal_failing",
+    }
+
+
+def test_a_disk_that_refuses_the_journal_is_told_until_it_takes_it(desk: Desk) -> None:
+    row, record = desk.store.job(desk.job), desk.control.status(desk.job)
+    assert row is not None
+    for trouble, value in ((None, False), ("the journal cannot be written: No space left", True)):
+        told = {sample.family: sample.value for sample in samples({**record, "disk_trouble": trouble}, row.spec)}
+        assert told["atoll_journal_failing"] == value
 
 
 # ── over HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────

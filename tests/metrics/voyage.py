@@ -1,7 +1,8 @@
 """A control port whose jobs are simulated: the real core and the real folds in the seeded world, with weather.
 
 Time passes faster than outside, so that within seconds there is something of everything to be seen: islands that crash and
-come back, payloads that arrive corrupt or twice, catch-ups that fail, commands. Jobs end with the process.
+come back, payloads that arrive corrupt or twice, catch-ups that fail, commands. Only the journal is a real one, for a
+simulated merge needs no disk. Jobs end with the process.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from api.jobs.control import CommandKind, CommandRecord, NodeGroupRecord, StatusRecord
+from orchestrator.accounting.histogram import Histogram
+from orchestrator.accounting.merges import JOURNAL_BOUNDS_S
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId, IslandId
 from orchestrator.errors import NotFound
+from orchestrator.journal.entry import Facts
+from orchestrator.journal.storage import Journal
+from orchestrator.merge import wire
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.simulation.world import World
 
@@ -29,14 +37,17 @@ PAST_S = 30.0
 """How old a job is when it is first looked at."""
 CRASH_EVERY_S, CRASHES = 5.0, 100
 FRAGMENT_PARAMETERS = 25_000
+UNSYNCED_MAX = 20
+"""Merges that are not on the disk yet: a job's past of many merges is lived through at once."""
 
 
-def connect(_home: Path) -> Voyages:
-    return Voyages()
+def connect(home: Path) -> Voyages:
+    return Voyages(home)
 
 
 class Voyages:
-    def __init__(self) -> None:
+    def __init__(self, home: Path) -> None:
+        self._home = home
         self._jobs: dict[str, Voyage] = {}
         self._one_at_a_time = threading.Lock()
 
@@ -46,7 +57,8 @@ class Voyages:
 
     def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str]) -> None:
         with self._one_at_a_time:
-            self._jobs.setdefault(job_id, Voyage(spec))
+            if job_id not in self._jobs:
+                self._jobs[job_id] = Voyage(spec, self._home / job_id)
 
     def status(self, job_id: str) -> StatusRecord:
         with self._one_at_a_time:
@@ -71,7 +83,7 @@ class Voyages:
 class Voyage:
     """One simulated job, brought up to the present whenever somebody looks."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, folder: Path) -> None:
         policy = spec.policy({name: name for name in REGIONS})
         crashes = [
             Fault(n * CRASH_EVERY_S, FaultKind.CRASH, policy.islands[n % len(policy.islands)].island)
@@ -85,9 +97,9 @@ class Voyage:
             catch_up_failure=0.1,
             placement_failure=0.1,
         )
-        self._commands = Commands()
+        self._commands, self._keeping = Commands(), Keeping(folder)
         self._began = time.time()
-        self._world = World(policy, plan, seed=1, checked=False, folds=(self._commands,)).run(PAST_S)
+        self._world = World(policy, plan, seed=1, checked=False, folds=(self._commands, self._keeping)).run(PAST_S)
 
     def kill(self, command: str, caller: str, island: IslandId, restart: bool) -> None:
         self._catch_up()
@@ -104,14 +116,31 @@ class Voyage:
             at=now,
             view=asdict(world.core.view(now)),
             goodput=world.goodput.summary(now),
-            statistics=statistics,
+            statistics=statistics | {"journal_seconds": self._keeping.seconds.summary()},
             loss_curve=statistics["loss_curve"],
             commands=self._commands.noted,
             fragment_parameters=[FRAGMENT_PARAMETERS] * world.policy.fragment_count,
+            disk_trouble=None,
         )
 
     def _catch_up(self) -> None:
         self._world.resume(PAST_S + PACE * (time.time() - self._began))
+
+
+class Keeping:
+    """A fold: every merge is kept in a journal, which takes as long as it takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder, merges_max=UNSYNCED_MAX)
+        self._payload = wire.encode({"w": np.zeros(FRAGMENT_PARAMETERS, np.float32)})
+        self.seconds = Histogram(JOURNAL_BOUNDS_S)
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if isinstance(event, e.MergeCompleted):
+            began = time.perf_counter()
+            facts = Facts(event.fragment, event.version, 0, 1, event.digest, "", (), event.merge_seconds)
+            self._journal.append(facts, self._payload, self._payload)
+            self.seconds.observe(time.perf_counter() - began)
 
 
 class Commands:

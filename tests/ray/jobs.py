@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import psutil
 from orchestrator.core import events
 from orchestrator.errors import AtollError, NotFound
 from orchestrator.runtime import cluster
+from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.groups import DEFAULT_GROUPS
 from orchestrator.runtime.names import synchroniser_name
+from orchestrator.runtime.settings import CLUSTER_MARKER
 from orchestrator.tape.storage import read_tape
 
 STEP_S = 0.05
@@ -119,6 +122,20 @@ class Job:
         name = uuid.uuid4().hex
         self.port.submit_command(self.id, kind, name, "test", island, restart)
         return name
+
+
+def pid_of(actor_class: str, home: Path) -> int | None:
+    """The process of the only such actor of this home's cluster, if there is one that was not ended.
+
+    Whoever wants to catch it in the act has to look often: names first, the costly environment of those that fit only.
+    """
+    marker = ClusterFile.find(home).id
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            named = " ".join(process.cmdline()).startswith(f"ray::{actor_class}")
+            if named and process.environ().get(CLUSTER_MARKER) == marker:
+                return process.pid
+    return None
 
 
 def gone(pid: int) -> bool:

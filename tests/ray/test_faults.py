@@ -9,21 +9,17 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from orchestrator.config import parse_job
 from orchestrator.core import events
 from orchestrator.runtime import cluster
-from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.names import controller_name, synchroniser_name
-from orchestrator.runtime.settings import CLUSTER_MARKER
-from tests.ray.jobs import GAP_MAX_S, GROUPS, Job, gone, synthetic
+from tests.ray.jobs import GAP_MAX_S, GROUPS, Job, gone, pid_of, synthetic
 
 pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
@@ -95,7 +91,7 @@ def test_an_island_killed_while_it_is_placed_is_placed_again(start: Start, home:
     job = start(synthetic(steps=ENDLESS, groups=("asia",)))
     killed = 0
     while True:
-        pid = job.wait_until(lambda: island_process(home), "a process for asia")
+        pid = job.wait_until(lambda: pid_of("Island", home), "a process for asia")
         os.kill(pid, signal.SIGSTOP)
         placing = job.island("asia")["state"] == "placing" and not job.events(events.IslandPlaced, "asia")
         os.kill(pid, signal.SIGKILL)
@@ -105,20 +101,6 @@ def test_an_island_killed_while_it_is_placed_is_placed_again(start: Start, home:
             break
         assert killed < 5, "the process was always too quick to be caught"
     job.wait_for_merge("asia", killed + 1)
-
-
-def island_process(home: Path) -> int | None:
-    """The process of the only island of this cluster, if there is one that was not ended.
-
-    Whoever wants to catch it in the act has to look often: names first, the costly environment of those that fit only.
-    """
-    marker = ClusterFile.find(home).id
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            named = " ".join(process.cmdline()).startswith("ray::Island")
-            if named and process.environ().get(CLUSTER_MARKER) == marker:
-                return process.pid
-    return None
 
 
 def test_an_island_killed_while_it_starts_is_placed_again(start: Start) -> None:

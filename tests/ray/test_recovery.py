@@ -13,18 +13,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from orchestrator.core import events
 from orchestrator.logbook import service_logbook
 from orchestrator.runtime import cluster
-from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.names import island_name
-from orchestrator.runtime.settings import CLUSTER_MARKER
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import GROUPS, Job, synthetic
+from tests.ray.jobs import GROUPS, Job, pid_of, synthetic
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 Start = Callable[[dict[str, Any]], Job]
@@ -35,21 +32,8 @@ BACK_S = 15.0
 SILENT_S = float(os.environ.get("ATOLL_SILENT_S", "4"))
 
 
-def synchroniser(home: Any) -> int | None:
-    """The process of the only synchroniser of this cluster, if there is one."""
-    marker = ClusterFile.find(home).id
-    for process in psutil.process_iter(["cmdline"]):
-        try:
-            named = " ".join(process.info["cmdline"] or ()).startswith("ray::SynchroniserActor")
-            if named and process.environ().get(CLUSTER_MARKER) == marker:
-                return process.pid
-        except psutil.Error:
-            continue
-    return None
-
-
 def kill(job: Job, home: Any) -> None:
-    os.kill(job.wait_until(lambda: synchroniser(home), "a synchroniser's process"), signal.SIGKILL)
+    os.kill(job.wait_until(lambda: pid_of("SynchroniserActor", home), "a synchroniser's process"), signal.SIGKILL)
 
 
 def contributors_since(job: Job, at: float) -> set[str]:
@@ -133,7 +117,7 @@ def test_islands_step_as_fast_while_their_synchroniser_is_silent_and_dead(start:
     began = job.status()["at"]
     time.sleep(SILENT_S)
     before = job.status()["at"]
-    pid = synchroniser(home)
+    pid = pid_of("SynchroniserActor", home)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     time.sleep(SILENT_S)

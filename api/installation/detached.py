@@ -1,0 +1,36 @@
+"""Processes of an installation that outlive whoever starts them: the service, and what brings it back.
+
+Responsible for what "outlive" takes: no signal of the terminal reaches them, nothing is read from it, and what they say
+goes to the service's log. It refuses to know what they are, and to wait for them.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from api.installation.home import Home
+
+
+def start_detached(
+    command: Sequence[str],
+    home: Home,
+    *,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    listener: socket.socket | None = None,
+) -> subprocess.Popen[bytes]:
+    """``command`` runs, in ``folder`` (ours, if not given), and has inherited ``listener`` under its number."""
+    with home.log.open("ab") as log:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in this terminal is not meant for it
+            pass_fds=() if listener is None else (listener.fileno(),),
+        )

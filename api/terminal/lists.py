@@ -1,0 +1,75 @@
+"""A list that stays: drawn anew as it changes, until whoever watches has seen enough.
+
+Responsible for the three places where a list may go: a terminal (the whole, in place of the last one), a file or pipe for
+people (the lines that changed), and one for programs (the whole as a line of JSON). Refuses to know what is listed.
+
+Source: kubectl's `get --watch`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel
+from rich.console import Console, Group, RenderableType
+from rich.control import Control
+from rich.text import Text
+
+from api.terminal.looker import Looker
+
+Picture = TypeVar("Picture")
+EVERY_S = 1.0
+
+
+def never(_picture: object) -> bool:
+    return False
+
+
+def show(
+    look: Looker[Picture],
+    draw: Callable[[Picture], RenderableType],
+    screen: Console,
+    over: Callable[[Picture], bool] = never,
+) -> None:
+    """Draw what there is, again whenever it has changed, until it is ``over``. KeyboardInterrupt passes."""
+    before: list[str] = []
+    while True:
+        picture = look()
+        drawn = draw(picture)
+        if look.note:
+            drawn = Group(drawn, Text(look.note, style="cyan"))
+        if screen.is_terminal:
+            with screen:  # in one go, so that it does not flicker
+                screen.control(Control.home(), Control.clear())
+                screen.print(drawn)
+        else:
+            with screen.capture() as captured:
+                screen.print(drawn)
+            lines = captured.get().splitlines()
+            screen.file.writelines(f"{line}\n" for line in lines if line not in before)
+            screen.file.flush()
+            before = lines
+        if over(picture):
+            return
+        time.sleep(EVERY_S)
+
+
+def emit(
+    look: Looker[Picture],
+    items: Callable[[Picture], Sequence[BaseModel]],
+    write: Callable[[str], None],
+    over: Callable[[Picture], bool] = never,
+) -> None:
+    """For programs: the list as one line of JSON, and again whenever it has changed, until it is ``over``."""
+    before = None
+    while True:
+        picture = look()
+        if (line := json.dumps([item.model_dump(mode="json") for item in items(picture)])) != before:
+            write(line)
+            before = line
+        if over(picture):
+            return
+        time.sleep(EVERY_S)
