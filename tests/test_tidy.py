@@ -156,7 +156,7 @@ PURE = (
     "orchestrator.simulation",
     "orchestrator.chaos",
 )
-EXEMPT_FROM_PURITY = frozenset({"orchestrator.tape.storage", "orchestrator.simulation.swarm"})
+EXEMPT_FROM_PURITY = frozenset({"orchestrator.tape.storage", "orchestrator.simulation.swarm.__main__"})
 """The one place of a pure package that touches a disk, and a command that reads its arguments."""
 
 
