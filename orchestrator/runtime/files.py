@@ -17,8 +17,8 @@ from orchestrator.config import JobSpec
 from orchestrator.core import events
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, JobPhase, JobPolicy
+from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import ConfigurationError, DataError
-from orchestrator.journal.disk import Disk
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import remembered
 from orchestrator.journal.reconciliation import unheard_merges
@@ -71,14 +71,14 @@ def open_files(
     Raises ConfigurationError when the folder holds another job, DataError when its files are damaged or do not fit each
     other, InfrastructureError while another process writes them.
     """
-    path = run_dir / "tape.jsonl"
-    if not _has_header(path):
-        path.unlink(missing_ok=True)  # died before its first line was whole
-        tape = TapeWriter(path, Header(job, policy, started_at))
+    path, disk = run_dir / "tape.jsonl", disk or LocalDisk()
+    if not _has_header(path, disk):
+        disk.remove(path)  # died before its first line was whole
+        tape = TapeWriter(path, Header(job, policy, started_at), disk)
         journal = _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
         return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy))
-    tape, written = TapeWriter.reopen(path)
+    tape, written = TapeWriter.reopen(path, disk)
     header = written.header
     if not isinstance(header, Header) or header.job != job or header.policy != policy:
         tape.let_go()
@@ -98,11 +98,11 @@ def open_files(
         raise
 
 
-def _has_header(path: Path) -> bool:
-    if not path.exists():
+def _has_header(path: Path, disk: Disk) -> bool:
+    try:
+        return b"\n" in disk.read(path)
+    except FileNotFoundError:
         return False
-    with path.open("rb") as file:
-        return file.readline().endswith(b"\n")
 
 
 def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
@@ -132,7 +132,7 @@ def _completed(facts: Facts) -> Make:
     )
 
 
-def _journal(run_dir: Path, spec: JobSpec, policy: JobPolicy, tape: TapeWriter, disk: Disk | None) -> Journal:
+def _journal(run_dir: Path, spec: JobSpec, policy: JobPolicy, tape: TapeWriter, disk: Disk) -> Journal:
     durability = spec.synchroniser.durability
     try:
         return Journal(

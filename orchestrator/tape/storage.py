@@ -1,4 +1,4 @@
-"""Tapes on disk: the only file of this package that touches one.
+"""Tapes on disk: what this package knows of files.
 
 Responsible for: a record being in the file when ``append`` returns (with the operating system, so it survives the process;
 after ``sync`` the machine's power, too), one writer at a time, a failed append leaving nothing behind, going on where a
@@ -7,11 +7,9 @@ writer died, and a reader that tells a torn end from a damaged middle. Refuses t
 
 from __future__ import annotations
 
-import fcntl
-import os
-from io import FileIO
 from pathlib import Path
 
+from orchestrator.disk import Disk, HeldFile, LocalDisk
 from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.tape.schema import (
     Digest,
@@ -37,27 +35,26 @@ class TapeWriter:
     count: int
     synced_count: int
 
-    def __init__(self, path: Path, header: Header | FleetHeader) -> None:
+    def __init__(self, path: Path, header: Header | FleetHeader, disk: Disk | None = None) -> None:
         """Begin a new tape. Raises FileExistsError when there is one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._open(path, path.open("xb", buffering=0))
+        self._hold(path, disk or LocalDisk(), new=True)
         self._write(f"{encode_header(header)}\n".encode())
 
     @classmethod
-    def reopen(cls, path: Path) -> tuple[TapeWriter, Tape]:
+    def reopen(cls, path: Path, disk: Disk | None = None) -> tuple[TapeWriter, Tape]:
         """Go on where a writer died, and what is there: a torn end is cut off. A sealed tape stays closed.
 
         Raises InfrastructureError while the writer before lives, and as ``read_tape``.
         """
-        writer = cls.__new__(cls)
-        writer._open(path, path.open("r+b", buffering=0))
-        tape = read_tape(path)  # under the lock
+        writer, disk = cls.__new__(cls), disk or LocalDisk()
+        writer._hold(path, disk, new=False)
+        raw = _load(path, disk)  # under the lock
+        tape = _parse(path, raw)
         if tape.footer is not None:
             writer.let_go()
             return writer, tape
-        whole = b"".join(path.read_bytes().splitlines(keepends=True)[: 1 + len(tape.records)])
+        whole = b"".join(raw.splitlines(keepends=True)[: 1 + len(tape.records)])
         writer._file.truncate(len(whole))
-        writer._file.seek(len(whole))
         writer._digest.add_all(whole)
         writer._size, writer.count = len(whole), len(tape.records)
         return writer, tape
@@ -75,7 +72,7 @@ class TapeWriter:
     def sync(self) -> None:
         """What was appended before survives a loss of power: ``synced_count`` says up to where. Raises OSError."""
         count = self.count
-        os.fsync(self._file.fileno())
+        self._file.sync()
         self.synced_count = max(self.synced_count, count)
 
     @property
@@ -95,25 +92,20 @@ class TapeWriter:
         """Stop writing without sealing: another goes on. Safe to call twice."""
         self._file.close()
 
-    def _open(self, path: Path, file: FileIO) -> None:
-        self.path, self._file = path, file
-        self._digest, self._size = Digest(), 0
+    def _hold(self, path: Path, disk: Disk, *, new: bool) -> None:
+        self.path, self._digest, self._size = path, Digest(), 0
         self.count = self.synced_count = 0
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it with the process
+            self._file: HeldFile = disk.hold(path, new=new)
         except BlockingIOError as error:
-            file.close()
             detail = f"the tape {path} is being written by another process."
             raise InfrastructureError(detail=detail, remedy="Wait for its end, or end it.") from error
 
     def _write(self, lines: bytes) -> None:
-        rest = memoryview(lines)
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            self._file.append(lines)
         except OSError:
             self._file.truncate(self._size)
-            self._file.seek(self._size)
             raise
         self._size += len(lines)
         self._digest.add_all(lines)
@@ -125,16 +117,23 @@ class TapeWriter:
         self.close()
 
 
-def read_tape(path: Path) -> Tape:
+def read_tape(path: Path, disk: Disk | None = None) -> Tape:
     """Read a tape, also one that is still being written or whose last line was torn by a crash (``Tape.torn``).
 
     Raises DataError when the file is missing or no tape, a record in its middle is damaged or out of order, or the
     digest of a sealed tape does not fit.
     """
+    return _parse(path, _load(path, disk or LocalDisk()))
+
+
+def _load(path: Path, disk: Disk) -> bytes:
     try:
-        raw = path.read_bytes()
+        return disk.read(path)
     except OSError as error:
         raise DataError(detail=f"the tape {path} cannot be read: {error.strerror}. Check the path.") from error
+
+
+def _parse(path: Path, raw: bytes) -> Tape:
     *whole, rest = raw.decode("utf-8", errors="replace").split("\n")
     if not whole:
         raise DataError(detail=f"{path} holds no complete line, so it is no tape.")

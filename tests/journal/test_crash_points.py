@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core import events as e
-from orchestrator.journal.disk import Disk
+from orchestrator.disk import Disk
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import TapeWriter, read_tape
 from tests.journal.disks import Died, FaultyDisk
