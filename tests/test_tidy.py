@@ -100,6 +100,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "learners": frozenset(
         {
             "orchestrator.core.vocabulary",
+            "orchestrator.core.letters",
             "orchestrator.core.messages",
             "orchestrator.core.schedule",
             "orchestrator.merge.wire",
