@@ -17,8 +17,8 @@
     │   ├── WireError           … a payload (merge/wire.py); becomes a refusal
     │   └── NotFinite           … parameters (merge/outer_state.py); what they would have become is not published
     └── InternalError           us: an invariant does not hold
-        ├── Violation           … as a checker outside the core found (simulation/checkers)
-        └── SwarmFailure        … under a seed of the swarm, with the command to see it again (simulation/swarm.py)
+        ├── Violation           … as a checker outside the core found (simulation/swarm/checkers)
+        └── SwarmFailure        … under a seed of the swarm, with the command to see it again (simulation/swarm)
 
 Each says what was wrong with which values, what it means, and what to change. Facts are typed fields. Refusing a
 contribution is a decision with a reason (``vocabulary.RefusalReason``), not an error.

@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.errors": frozenset(),
     "orchestrator.plain": frozenset(),
     "orchestrator.logbook": frozenset(),
+    "orchestrator.disk": frozenset(),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.sections": frozenset({"pydantic"}),
     "orchestrator.validation": frozenset({"orchestrator.errors", "pydantic"}),
@@ -57,10 +58,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {CORE, "orchestrator.sections", "orchestrator.validation", "orchestrator.errors", "pydantic", "yaml"}
     ),
     "orchestrator.merge": frozenset({CORE, "orchestrator.errors", "numpy", "ml_dtypes"}),
-    "orchestrator.journal": frozenset({CORE, "orchestrator.merge", "orchestrator.errors", "numpy"}),
+    "orchestrator.journal": frozenset(
+        {CORE, "orchestrator.disk", "orchestrator.merge", "orchestrator.errors", "numpy"}
+    ),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
-    "orchestrator.tape": frozenset({CORE, FOLDS, "orchestrator.elastic", "orchestrator.errors", "pydantic"}),
+    "orchestrator.tape": frozenset(
+        {CORE, FOLDS, "orchestrator.disk", "orchestrator.elastic", "orchestrator.errors", "pydantic"}
+    ),
     "orchestrator.simulation": frozenset(
         {
             CORE,
@@ -95,6 +100,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "learners": frozenset(
         {
             "orchestrator.core.vocabulary",
+            "orchestrator.core.letters",
             "orchestrator.core.messages",
             "orchestrator.core.schedule",
             "orchestrator.merge.wire",
@@ -199,7 +205,7 @@ PURE = (
     "orchestrator.chaos",
 )
 EXEMPT_FROM_PURITY = frozenset(
-    {"orchestrator.tape.storage", "orchestrator.tape.snapshot", "orchestrator.simulation.swarm"}
+    {"orchestrator.tape.storage", "orchestrator.tape.snapshot", "orchestrator.simulation.swarm.__main__"}
 )
 """The one place of a pure package that touches a disk, one that pickles, and a command that reads its arguments."""
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import DataError
-from orchestrator.journal.disk import Disk, LocalDisk
 from orchestrator.journal.entry import PREFIX_BYTES, Facts, decode, encode, facts_of, sizes_of
 from orchestrator.merge.outer_state import FragmentState
 

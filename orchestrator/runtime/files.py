@@ -19,8 +19,8 @@ from orchestrator.config import JobSpec
 from orchestrator.core import events
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, JobPhase, JobPolicy
+from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import ConfigurationError, DataError
-from orchestrator.journal.disk import Disk
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import remembered
 from orchestrator.journal.reconciliation import unheard_merges
@@ -36,6 +36,7 @@ from orchestrator.tape.storage import TapeWriter, read_snapshot
 log = logging.getLogger(__name__)
 
 SNAPSHOT = "snapshot"
+HEADER_BYTES_MAX = 16 << 20
 
 Make = Callable[[Instant], events.Event]
 
@@ -83,16 +84,16 @@ def open_files(
     Raises ConfigurationError when the folder holds another job, DataError when its files are damaged or do not fit each
     other, InfrastructureError while another process writes them.
     """
-    path, snapshot_path = run_dir / "tape.jsonl", run_dir / SNAPSHOT
-    if not _has_header(path):
-        path.unlink(missing_ok=True)  # died before its first line was whole
-        snapshot_path.unlink(missing_ok=True)
-        tape = TapeWriter(path, Header(job, policy, started_at))
+    path, snapshot_path, disk = run_dir / "tape.jsonl", run_dir / SNAPSHOT, disk or LocalDisk()
+    if not _has_header(path, disk):
+        disk.remove(path)  # died before its first line was whole
+        disk.remove(snapshot_path)
+        tape = TapeWriter(path, Header(job, policy, started_at), disk)
         journal = _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
         return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Promises())
-    snapshot = _snapshot(snapshot_path)
-    tape, written = TapeWriter.reopen(path, snapshot.mark if snapshot else None)
+    snapshot = _snapshot(snapshot_path, disk)
+    tape, written = TapeWriter.reopen(path, disk, snapshot.mark if snapshot else None)
     header = written.header
     if not isinstance(header, Header) or header.job != job or header.policy != policy:
         tape.let_go()
@@ -113,20 +114,20 @@ def open_files(
         raise
 
 
-def _snapshot(path: Path) -> Snapshot | None:
+def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
     """The tape tells all that a snapshot does, so one that cannot be used is only a pity."""
     try:
-        return read_snapshot(path)
+        return read_snapshot(path, disk)
     except DataError as error:
         log.warning("everything is remembered from the tape: %s", error)
         return None
 
 
-def _has_header(path: Path) -> bool:
-    if not path.exists():
+def _has_header(path: Path, disk: Disk) -> bool:
+    try:
+        return b"\n" in disk.read(path, 0, HEADER_BYTES_MAX)
+    except FileNotFoundError:
         return False
-    with path.open("rb") as file:
-        return file.readline().endswith(b"\n")
 
 
 def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
@@ -156,7 +157,7 @@ def _completed(facts: Facts) -> Make:
     )
 
 
-def _journal(run_dir: Path, spec: JobSpec, policy: JobPolicy, tape: TapeWriter, disk: Disk | None) -> Journal:
+def _journal(run_dir: Path, spec: JobSpec, policy: JobPolicy, tape: TapeWriter, disk: Disk) -> Journal:
     durability = spec.synchroniser.durability
     try:
         return Journal(

@@ -1,4 +1,4 @@
-"""Tapes and snapshots on disk: the only file of this package that touches one.
+"""Tapes and snapshots on disk: what this package knows of files.
 
 Responsible for: a record being in the file when ``append`` returns (with the operating system, so it survives the process;
 after ``sync`` the machine's power, too), one writer at a time, a failed append leaving nothing behind, going on where a
@@ -7,14 +7,12 @@ writer died, and a reader that tells a torn end from a damaged middle. Refuses t
 
 from __future__ import annotations
 
-import fcntl
-import os
 from functools import cache
 from hashlib import blake2b
-from io import FileIO
 from pathlib import Path
 
 from orchestrator import accounting, core, tape
+from orchestrator.disk import Disk, HeldFile, LocalDisk
 from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.tape.schema import (
     Digest,
@@ -42,27 +40,25 @@ class TapeWriter:
     count: int
     synced_count: int
 
-    def __init__(self, path: Path, header: Header | FleetHeader) -> None:
+    def __init__(self, path: Path, header: Header | FleetHeader, disk: Disk | None = None) -> None:
         """Begin a new tape. Raises FileExistsError when there is one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._open(path, path.open("xb", buffering=0))
+        self._hold(path, disk or LocalDisk(), new=True)
         self._write(f"{encode_header(header)}\n".encode())
 
     @classmethod
-    def reopen(cls, path: Path, mark: Mark | None = None) -> tuple[TapeWriter, Tape]:
+    def reopen(cls, path: Path, disk: Disk | None = None, mark: Mark | None = None) -> tuple[TapeWriter, Tape]:
         """Go on where a writer died, and what is there: a torn end is cut off. A sealed tape stays closed.
 
         Raises InfrastructureError while the writer before lives, and as ``read_tape``.
         """
-        writer = cls.__new__(cls)
-        writer._open(path, path.open("r+b", buffering=0))
-        raw = _bytes_of(path)  # under the lock
-        tape, size = _read(path, raw, mark)
+        writer, disk = cls.__new__(cls), disk or LocalDisk()
+        writer._hold(path, disk, new=False)
+        raw = _load(path, disk)  # under the lock
+        tape, size = _parse(path, raw, mark)
         if tape.footer is not None:
             writer.let_go()
             return writer, tape
         writer._file.truncate(size)
-        writer._file.seek(size)
         writer._digest.add_all(raw[:size])
         writer._size, writer.count = size, tape.count
         return writer, tape
@@ -80,7 +76,7 @@ class TapeWriter:
     def sync(self) -> None:
         """What was appended before survives a loss of power: ``synced_count`` says up to where. Raises OSError."""
         count = self.count
-        os.fsync(self._file.fileno())
+        self._file.sync()
         self.synced_count = max(self.synced_count, count)
 
     @property
@@ -100,25 +96,20 @@ class TapeWriter:
         """Stop writing without sealing: another goes on. Safe to call twice."""
         self._file.close()
 
-    def _open(self, path: Path, file: FileIO) -> None:
-        self.path, self._file = path, file
-        self._digest, self._size = Digest(), 0
+    def _hold(self, path: Path, disk: Disk, *, new: bool) -> None:
+        self.path, self._digest, self._size = path, Digest(), 0
         self.count = self.synced_count = 0
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it with the process
+            self._file: HeldFile = disk.hold(path, new=new)
         except BlockingIOError as error:
-            file.close()
             detail = f"the tape {path} is being written by another process."
             raise InfrastructureError(detail=detail, remedy="Wait for its end, or end it.") from error
 
     def _write(self, lines: bytes) -> None:
-        rest = memoryview(lines)
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            self._file.append(lines)
         except OSError:
             self._file.truncate(self._size)
-            self._file.seek(self._size)
             raise
         self._size += len(lines)
         self._digest.add_all(lines)
@@ -130,7 +121,7 @@ class TapeWriter:
         self.close()
 
 
-def read_tape(path: Path, mark: Mark | None = None) -> Tape:
+def read_tape(path: Path, disk: Disk | None = None, mark: Mark | None = None) -> Tape:
     """Read a tape, also one that is still being written or whose last line was torn by a crash (``Tape.torn``).
 
     With a ``mark`` that fits, only what comes behind it is decoded, and ``Tape.before`` says so.
@@ -138,17 +129,17 @@ def read_tape(path: Path, mark: Mark | None = None) -> Tape:
     Raises DataError when the file is missing or no tape, a record in its middle is damaged or out of order, or the
     digest of a sealed tape does not fit.
     """
-    return _read(path, _bytes_of(path), mark)[0]
+    return _parse(path, _load(path, disk or LocalDisk()), mark)[0]
 
 
-def _bytes_of(path: Path) -> bytes:
+def _load(path: Path, disk: Disk) -> bytes:
     try:
-        return path.read_bytes()
+        return disk.read(path)
     except OSError as error:
         raise DataError(detail=f"the tape {path} cannot be read: {error.strerror}. Check the path.") from error
 
 
-def _read(path: Path, raw: bytes, mark: Mark | None) -> tuple[Tape, int]:
+def _parse(path: Path, raw: bytes, mark: Mark | None) -> tuple[Tape, int]:
     """The tape in ``raw``, and how many bytes its header and whole records take."""
     begin, newline, _ = raw.partition(b"\n")
     if not newline:
@@ -197,20 +188,15 @@ def _check_seal(path: Path, footer: Footer, count: int, digest: str, last: bool)
         )
 
 
-def keep_snapshot(path: Path, raw: bytes) -> None:
+def keep_snapshot(path: Path, raw: bytes, disk: Disk | None = None) -> None:
     """Put an encoded snapshot in the place of the one before, whole or not at all. Raises OSError."""
-    beside = path.with_suffix(".new")
-    with beside.open("wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    (disk or LocalDisk()).replace(path, raw)
 
 
-def read_snapshot(path: Path) -> Snapshot | None:
+def read_snapshot(path: Path, disk: Disk | None = None) -> Snapshot | None:
     """``None`` where there is none. Raises DataError, with the reason, where it is not to be used."""
     try:
-        raw = path.read_bytes()
+        raw = (disk or LocalDisk()).read(path)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.journal.disk import LocalDisk
+from orchestrator.disk import LocalDisk
 
 
 class Died(BaseException):

@@ -24,7 +24,7 @@ from orchestrator.core import invariants
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready
 from orchestrator.core.vocabulary import FragmentId, Version
-from orchestrator.journal.disk import Disk
+from orchestrator.disk import Disk
 from orchestrator.journal.keeper import Keeper
 from orchestrator.merge import fragment_map, outer_optimizer, wire
 from orchestrator.merge.outer_state import OuterState

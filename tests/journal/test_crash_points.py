@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core import events as e
-from orchestrator.journal.disk import Disk
+from orchestrator.disk import Disk
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import TapeWriter, read_tape
 from tests.journal.disks import Died, FaultyDisk
@@ -126,9 +126,11 @@ def test_a_death_at_any_labelled_point_changes_no_bit_of_what_is_merged(tmp_path
     bits, counts, _, tokens = undisturbed()
     every = -(-counts[point] // DEATHS_PER_POINT)
     for number in {*range(1, counts[point] + 1, every), counts[point]}:
-        folder = tmp_path / str(number)
-        outcome = run(folder, Fate(point, number), **(SNAPSHOTS if number % 2 else {}))
-        assert outcome.deaths == 1
+        folder, fate = tmp_path / str(number), Fate(point, number)
+        outcome = run(folder, fate, **(SNAPSHOTS if number % 2 else {}))
+        late = fate.counts[point] < number  # islands tell of their progress by the clock, so there may be fewer records
+        assert outcome.deaths == (0 if late else 1)
+        assert not late or number > counts[point] // 2
         assert outcome.bits() == bits, number
         assert outcome.shell.goodput.summary()["tokens"] == tokens
         assert_sound(outcome, folder)

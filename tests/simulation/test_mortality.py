@@ -11,7 +11,7 @@ from orchestrator.core import fragment_life, recovery
 from orchestrator.core.effects import Effect, ReleasePayload
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Epoch
-from orchestrator.simulation import swarm
+from orchestrator.simulation.swarm import trial
 
 DEATHS = 6
 SEEDS = 24
@@ -20,13 +20,13 @@ SEEDS_TO_FIND = 40
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 8))
 def test_nothing_is_lost_or_doubled_however_often_the_synchroniser_dies(first: int) -> None:
-    survived = [swarm.run(seed, DEATHS) for seed in range(first, first + 8)]
+    survived = [trial.run(seed, DEATHS) for seed in range(first, first + 8)]
     assert {"SynchroniserRestarted", "lost", "MergeFragment"} <= frozenset().union(*(s.seen for s in survived))
 
 
 def test_a_seed_with_deaths_is_found_again_by_its_command() -> None:
-    first, again = swarm.run(5, DEATHS), swarm.run(5, DEATHS)
-    assert first.digest == again.digest != swarm.run(5).digest
+    first, again = trial.run(5, DEATHS), trial.run(5, DEATHS)
+    assert first.digest == again.digest != trial.run(5).digest
 
 
 # ── planted bugs ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -81,10 +81,10 @@ def test_a_planted_bug_of_recovery_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
-    with pytest.raises(swarm.SwarmFailure, match=rf"swarm --seed \d+ --deaths {DEATHS}"):
+    with pytest.raises(trial.SwarmFailure, match=rf"swarm --seed \d+ --deaths {DEATHS}"):
         _run_until_one_fails()
 
 
 def _run_until_one_fails() -> None:
     for seed in range(SEEDS_TO_FIND):
-        swarm.run(seed, DEATHS)
+        trial.run(seed, DEATHS)

@@ -37,8 +37,9 @@ from orchestrator.core import admission, fleet, fragment_life, fragment_round
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
-from orchestrator.simulation import swarm
-from orchestrator.simulation.configurations import FEATURES, HEALTH, MEMBERSHIP, SPOILT_LINKS, draw
+from orchestrator.simulation.swarm import __main__ as command
+from orchestrator.simulation.swarm import trial
+from orchestrator.simulation.swarm.configurations import FEATURES, HEALTH, MEMBERSHIP, SPOILT_LINKS, draw
 from tests.api.installation import interruptible
 
 SEEDS, CHUNK = 200, 25
@@ -61,18 +62,18 @@ def survivors():
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_everything_holds_under_every_seed(first, survivors):
-    survivors.update((seed, swarm.run(seed)) for seed in range(first, first + CHUNK))
+    survivors.update((seed, trial.run(seed)) for seed in range(first, first + CHUNK))
 
 
 def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in set(range(SEEDS)) - survivors.keys():  # none, unless this test was asked for alone
-        survivors[seed] = swarm.run(seed)
+        survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH}
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)} - {e.FaultInjected.__name__}
     reasons = {str(reason) for reason in (*RefusalReason, *ReleaseReason, *CloseReason) if reason not in NEVER_HAPPENS}
     came = survivors.values()
-    mortal = swarm.run(3, deaths=6).seen
+    mortal = trial.run(3, deaths=6).seen
     assert {"SynchroniserRestarted", "lost"} <= mortal
     assert mortal.union(*(survivor.seen for survivor in came)) >= kinds | reasons
     assert {survivor.outcome for survivor in came} >= {"completed", "cancelled", "failed"}
@@ -83,11 +84,11 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
 def test_a_seed_names_one_world_whatever_the_hash_seed():
     said = {_command("--seed", str(RICH), PYTHONHASHSEED=seed).stdout for seed in ("0", "1", "4242")}
     assert len(said) == 1
-    assert said.pop().strip() == str(swarm.run(RICH))
+    assert said.pop().strip() == str(trial.run(RICH))
 
 
 def test_another_seed_names_another_world():
-    assert swarm.run(RICH).digest != swarm.run(RICH + 1).digest
+    assert trial.run(RICH).digest != trial.run(RICH + 1).digest
 
 
 # ── planted bugs ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -235,10 +236,10 @@ def test_a_planted_bug_is_found_and_named(monkeypatch, plant, sentence):
 
 def test_a_failing_seed_ends_the_command_with_its_story_and_itself(monkeypatch, capsys):
     _weighs_all_alike(monkeypatch)
-    assert swarm.main(["--first", "0", "--count", "3"]) == 1
+    assert command.main(["--first", "0", "--count", "3"]) == 1
     told = capsys.readouterr()
     again = next(line for line in told.out.splitlines() if line.startswith("failed: "))
-    assert swarm.main(again.split("swarm ")[1].split()) == 1
+    assert command.main(again.split("swarm ")[1].split()) == 1
     assert "weights follow the formula" in told.err
     assert "MergeFragment" in told.err
 
@@ -262,8 +263,8 @@ def test_ctrl_c_keeps_the_count():
 
 def _failure_of(seed):
     try:
-        swarm.run(seed)
-    except swarm.SwarmFailure as failure:
+        trial.run(seed)
+    except trial.SwarmFailure as failure:
         return failure
     return None
 

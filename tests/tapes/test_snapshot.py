@@ -64,7 +64,7 @@ def test_a_snapshot_and_the_rest_of_the_tape_are_worth_the_whole_tape(
         whole = remember(read_tape(path), fresh_folds())
         snapshot = read_snapshot(path.parent / "snapshot")
         assert snapshot is not None
-        writer, tape = TapeWriter.reopen(path, snapshot.mark)
+        writer, tape = TapeWriter.reopen(path, mark=snapshot.mark)
         assert (tape.before, tape.count) == (at, len(records))
         past = remember(tape, fresh_folds(), snapshot)
         assert known(past) == known(whole)
@@ -81,12 +81,12 @@ def test_a_snapshot_of_another_tape_or_of_more_than_is_left_of_it_is_passed_over
     assert snapshot is not None
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[: len(records) // 3]))  # a loss of power took the rest
-    tape = read_tape(path, snapshot.mark)
+    tape = read_tape(path, mark=snapshot.mark)
     assert tape.before == 0
     assert known(remember(tape, fresh_folds(), snapshot)) == known(remember(read_tape(path), fresh_folds()))
     other = Mark(snapshot.mark.count, snapshot.mark.size, "0" * 32)
     path.write_bytes(b"".join(lines))
-    assert read_tape(path, other).before == 0
+    assert read_tape(path, mark=other).before == 0
 
 
 def test_damage_anywhere_and_another_build_are_refused_with_the_reason(

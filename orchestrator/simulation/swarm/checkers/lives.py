@@ -13,8 +13,8 @@ from typing import get_args
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy, NodeGroupId
-from orchestrator.simulation.checkers.timers import FLUSH, ROUNDING, Timers, backoff, suspect
-from orchestrator.simulation.checkers.violation import require
+from orchestrator.simulation.swarm.checkers.timers import FLUSH, ROUNDING, Timers, backoff, suspect
+from orchestrator.simulation.swarm.checkers.violation import require
 
 _SPOKEN = get_args(e.IslandEvent)
 

@@ -11,10 +11,10 @@ from typing import get_args
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobOutcome, JobPolicy
-from orchestrator.simulation.checkers.lives import Lives, Stage
-from orchestrator.simulation.checkers.rounds import Rounds
-from orchestrator.simulation.checkers.timers import FLUSH
-from orchestrator.simulation.checkers.violation import require
+from orchestrator.simulation.swarm.checkers.lives import Lives, Stage
+from orchestrator.simulation.swarm.checkers.rounds import Rounds
+from orchestrator.simulation.swarm.checkers.timers import FLUSH
+from orchestrator.simulation.swarm.checkers.violation import require
 
 _COMMANDS = get_args(e.Command)
 _EVALUATED = (e.EvaluationCompleted, e.EvaluationFailed)

@@ -1,8 +1,4 @@
-"""The swarm: whole configurations from seeds, every sentence checked after every event, and one command to see it again.
-
-    python -m orchestrator.simulation.swarm --seed N                 one seed, and what came of it
-    python -m orchestrator.simulation.swarm --first N --count N      many, with progress; Ctrl-C keeps what there is
-                                                      --deaths N     … and in each the synchroniser dies N times
+"""One seed of the swarm: a whole configuration, every sentence checked after every event, and one command to see it again.
 
 Responsible for: running what ``configurations`` draws in ``weather`` under ``checkers``, and asking at the end what no
 single event can answer: did the job end as it must, do the ledger's figures agree with the checkers', was nothing counted
@@ -14,9 +10,6 @@ simulators (one seed, faults injected, checkers outside the system).
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import fsum, isclose
@@ -25,21 +18,17 @@ from random import Random
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.errors import InternalError
-from orchestrator.simulation.checkers import Checkers
-from orchestrator.simulation.checkers.violation import require
-from orchestrator.simulation.configurations import draw
-from orchestrator.simulation.mortality import MortalWorld
-from orchestrator.simulation.weather import RoughWorld
+from orchestrator.simulation.swarm.checkers import Checkers
+from orchestrator.simulation.swarm.checkers.violation import require
+from orchestrator.simulation.swarm.configurations import draw
+from orchestrator.simulation.swarm.mortality import MortalWorld
+from orchestrator.simulation.swarm.weather import RoughWorld
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import STORY_LENGTH, tell
 from orchestrator.tape.replay import replay
 
 UNTIL_S = 3600.0
 """Virtual time after which a job that has not ended never will: they are meant to last some ten seconds."""
-FAILURES_MAX = 10
-"""A soak stops here: it is most likely always the same bug."""
-PROGRESS_LINES = 100
-"""At most so many in one soak, and one for ten seeds, which take a second or two."""
 COMMAND = "python -m orchestrator.simulation.swarm --seed"
 
 
@@ -170,60 +159,3 @@ def _check_summary(world: World) -> None:
     require(tokens["in_flight"] == 0.0, "nothing is in flight after the job's end", tokens)
     accounted = isclose(tokens["merged"] + tokens["discarded"], tokens["trained"], rel_tol=1e-9, abs_tol=1e-6)
     require(accounted, "trained tokens are merged or discarded", tokens)
-
-
-# ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def soak(first: int, count: int, deaths: int = 0) -> int:
-    """Run many seeds; returns how many failed. Says where it is now and then, and after Ctrl-C what there is."""
-    outcomes: Counter[str] = Counter()
-    failures: list[SwarmFailure] = []
-    events, advancing, waited = 0, 0, 0.0
-    every = max(10, count // PROGRESS_LINES)
-    try:
-        for n, seed in enumerate(range(first, first + count), start=1):
-            try:
-                survived = run(seed, deaths)
-            except SwarmFailure as failure:
-                print(failure, file=sys.stderr)
-                failures.append(failure)
-                if len(failures) == FAILURES_MAX:
-                    break
-                continue
-            outcomes[survived.outcome] += 1
-            events, advancing = events + survived.events, advancing + survived.advancing
-            waited = max(waited, survived.waited_ratio)
-            if n % every == 0:
-                print(f"{n} of {count} seeds, {events} events, {len(failures)} failures", flush=True)
-    except KeyboardInterrupt:
-        print("stopped; up to here:")
-    told = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
-    print(f"{outcomes.total()} seeds held from {first} on ({told or 'none'}), {events} events")
-    print(
-        f"{advancing} of them calm for long enough to see every fragment advance; longest wait {waited:.2f} of allowed"
-    )
-    for failed in failures:
-        print(f"failed: {failed.command}")
-    return len(failures)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.simulation.swarm", description=__doc__.split("\n")[0])
-    parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--first", type=int, default=0, help="the first of many (default 0)")
-    parser.add_argument("--count", type=int, default=1000, help="how many (default 1000)")
-    parser.add_argument("--deaths", type=int, default=0, help="how often each job's synchroniser dies (default 0)")
-    asked = parser.parse_args(arguments)
-    if asked.seed is None:
-        return 1 if soak(asked.first, asked.count, asked.deaths) else 0
-    try:
-        print(run(asked.seed, asked.deaths))
-    except SwarmFailure as failure:
-        print(failure, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,7 +15,7 @@ from orchestrator.core import events as e
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import Contribution, FragmentId, Instant, JobPolicy
 from orchestrator.simulation.plan import WorldPlan
-from orchestrator.simulation.weather import RoughWorld, Weather
+from orchestrator.simulation.swarm.weather import RoughWorld, Weather
 from orchestrator.simulation.workshop import Workshop
 from orchestrator.tape.driver import Driver, Fold
 from orchestrator.tape.recovery import remember

@@ -16,12 +16,12 @@ from __future__ import annotations
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Duration, Epoch, Instant, JobPolicy
-from orchestrator.simulation.checkers.health import Health
-from orchestrator.simulation.checkers.job import JobChecker
-from orchestrator.simulation.checkers.lives import Lives
-from orchestrator.simulation.checkers.rounds import Rounds
-from orchestrator.simulation.checkers.timers import Timers
-from orchestrator.simulation.checkers.violation import require
+from orchestrator.simulation.swarm.checkers.health import Health
+from orchestrator.simulation.swarm.checkers.job import JobChecker
+from orchestrator.simulation.swarm.checkers.lives import Lives
+from orchestrator.simulation.swarm.checkers.rounds import Rounds
+from orchestrator.simulation.swarm.checkers.timers import Timers
+from orchestrator.simulation.swarm.checkers.violation import require
 
 
 class Checkers:

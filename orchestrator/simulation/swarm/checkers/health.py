@@ -14,9 +14,9 @@ from orchestrator.accounting.series import median
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Contribution, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason
-from orchestrator.simulation.checkers.lives import Lives
-from orchestrator.simulation.checkers.rounds import Rounds
-from orchestrator.simulation.checkers.violation import require
+from orchestrator.simulation.swarm.checkers.lives import Lives
+from orchestrator.simulation.swarm.checkers.rounds import Rounds
+from orchestrator.simulation.swarm.checkers.violation import require
 
 Line = tuple[IslandId, Incarnation, FragmentId]
 LATEST = 31

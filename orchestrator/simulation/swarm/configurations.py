@@ -26,7 +26,7 @@ from orchestrator.core.vocabulary import (
     NodeGroupId,
 )
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
-from orchestrator.simulation.weather import Weather
+from orchestrator.simulation.swarm.weather import Weather
 
 STRANGER = IslandId("atlantis")
 """No island of any job: operators mistype."""

@@ -26,10 +26,10 @@ from orchestrator.core.vocabulary import (
     RefusalReason,
     ReleaseReason,
 )
-from orchestrator.simulation.checkers.given import Line, Round
-from orchestrator.simulation.checkers.lives import Lives, Stage
-from orchestrator.simulation.checkers.timers import Timers, grace
-from orchestrator.simulation.checkers.violation import require
+from orchestrator.simulation.swarm.checkers.given import Line, Round
+from orchestrator.simulation.swarm.checkers.lives import Lives, Stage
+from orchestrator.simulation.swarm.checkers.timers import Timers, grace
+from orchestrator.simulation.swarm.checkers.violation import require
 
 _SEEN_IN_THE_BYTES = {
     RefusalReason.CORRUPT,

@@ -1,0 +1,156 @@
+"""What a job's tape and journal need of a disk, and the real one. What they know of files, they know from here.
+
+A simulation puts another disk in its place, which fails, tears or forgets as disks do (``simulation/disk``). Source: POSIX;
+a file's own ``fsync`` does not make its name durable, its folder's does; after a failed ``fsync`` the pages may be gone and
+count as clean (Linux), so whoever calls must write anew and not ask again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Protocol
+
+
+class HeldFile(Protocol):
+    """A file that one process at a time writes to; let go of by ``close``, or with the process."""
+
+    def append(self, data: bytes) -> None:
+        """Write behind what is there. Raises OSError; a failure may leave a part. ValueError once it is closed."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """The file's content, and its name, survive a loss of power."""
+        ...
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        ...
+
+    @property
+    def closed(self) -> bool: ...
+
+
+class Disk(Protocol):
+    """Every method raises OSError when it fails, FileNotFoundError where a file that is read is missing."""
+
+    def files(self, folder: Path) -> dict[str, int]:
+        """Names and sizes of a folder's files; the folder is made if it is missing."""
+        ...
+
+    def hold(self, path: Path, *, new: bool) -> HeldFile:
+        """Raises FileExistsError if a new file is there already, BlockingIOError while another process holds it."""
+        ...
+
+    def append(self, path: Path, parts: Sequence[bytes]) -> None:
+        """Write behind what is there; the file is made if it is missing. A failure may leave a part."""
+        ...
+
+    def read(self, path: Path, start: int = 0, count: int = -1) -> bytes:
+        """So many bytes from there on; all that follow if ``count`` is -1."""
+        ...
+
+    def sync(self, path: Path) -> None:
+        """The file's content, and its name, survive a loss of power."""
+        ...
+
+    def truncate(self, path: Path, size: int) -> None: ...
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """The file holds ``data`` and survives a loss of power; after a failure it holds what it held before."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """It need not be there."""
+        ...
+
+
+class LocalDisk:
+    def files(self, folder: Path) -> dict[str, int]:
+        folder.mkdir(parents=True, exist_ok=True)
+        return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
+
+    def hold(self, path: Path, *, new: bool) -> HeldFile:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _LocalFile(path, new=new)
+
+    def append(self, path: Path, parts: Sequence[bytes]) -> None:
+        with path.open("ab", buffering=0) as file:
+            for part in parts:
+                _write_all(file, part)
+
+    def read(self, path: Path, start: int = 0, count: int = -1) -> bytes:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(count)
+
+    def sync(self, path: Path) -> None:
+        for target in (path, path.parent):
+            _sync(target)
+
+    def truncate(self, path: Path, size: int) -> None:
+        os.truncate(path, size)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        beside = path.with_name(f"{path.name}.new")
+        with beside.open("wb", buffering=0) as file:
+            _write_all(file, data)
+            os.fsync(file.fileno())
+        beside.replace(path)
+        _sync(path.parent)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+
+class _LocalFile:
+    """Kept open, so that it is written to also where its folder is removed meanwhile."""
+
+    def __init__(self, path: Path, *, new: bool) -> None:
+        self._file = path.open("xb" if new else "r+b", buffering=0)
+        self._folder, self._named = path.parent, False
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it with the process
+        except BlockingIOError:
+            self._file.close()
+            raise
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, data: bytes) -> None:
+        _write_all(self._file, data)
+
+    def truncate(self, size: int) -> None:
+        self._file.truncate(size)
+        self._file.seek(size)
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+        if not self._named:
+            _sync(self._folder)
+            self._named = True
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _sync(target: Path) -> None:
+    descriptor = os.open(target, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Whole configurations from seeds, simulated in rough weather, with every sentence checked after every event."""

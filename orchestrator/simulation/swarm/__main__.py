@@ -1,0 +1,73 @@
+"""The swarm's command: one seed, or many with progress.
+
+python -m orchestrator.simulation.swarm --seed N                 one seed, and what came of it
+python -m orchestrator.simulation.swarm --first N --count N      many, with progress; Ctrl-C keeps what there is
+                                                  --deaths N     … and in each the synchroniser dies N times
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+
+from orchestrator.simulation.swarm.trial import SwarmFailure, run
+
+FAILURES_MAX = 10
+"""A soak stops here: it is most likely always the same bug."""
+PROGRESS_LINES = 100
+"""At most so many in one soak, and one for ten seeds, which take a second or two."""
+
+
+def soak(first: int, count: int, deaths: int = 0) -> int:
+    """Run many seeds; returns how many failed. Says where it is now and then, and after Ctrl-C what there is."""
+    outcomes: Counter[str] = Counter()
+    failures: list[SwarmFailure] = []
+    events, advancing, waited = 0, 0, 0.0
+    every = max(10, count // PROGRESS_LINES)
+    try:
+        for n, seed in enumerate(range(first, first + count), start=1):
+            try:
+                survived = run(seed, deaths)
+            except SwarmFailure as failure:
+                print(failure, file=sys.stderr)
+                failures.append(failure)
+                if len(failures) == FAILURES_MAX:
+                    break
+                continue
+            outcomes[survived.outcome] += 1
+            events, advancing = events + survived.events, advancing + survived.advancing
+            waited = max(waited, survived.waited_ratio)
+            if n % every == 0:
+                print(f"{n} of {count} seeds, {events} events, {len(failures)} failures", flush=True)
+    except KeyboardInterrupt:
+        print("stopped; up to here:")
+    told = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
+    print(f"{outcomes.total()} seeds held from {first} on ({told or 'none'}), {events} events")
+    print(
+        f"{advancing} of them calm for long enough to see every fragment advance; longest wait {waited:.2f} of allowed"
+    )
+    for failed in failures:
+        print(f"failed: {failed.command}")
+    return len(failures)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.simulation.swarm", description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--first", type=int, default=0, help="the first of many (default 0)")
+    parser.add_argument("--count", type=int, default=1000, help="how many (default 1000)")
+    parser.add_argument("--deaths", type=int, default=0, help="how often each job's synchroniser dies (default 0)")
+    asked = parser.parse_args(arguments)
+    if asked.seed is None:
+        return 1 if soak(asked.first, asked.count, asked.deaths) else 0
+    try:
+        print(run(asked.seed, asked.deaths))
+    except SwarmFailure as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
