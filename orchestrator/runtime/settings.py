@@ -23,6 +23,8 @@ MARGIN_RATIO = 1.1
 NAMESPACE = "atoll"
 CLUSTER_MARKER = "ATOLL_CLUSTER"
 """In the environment of every process of an embedded cluster: how ``down`` finds what is left of it."""
+NODE_MARKER = "ATOLL_NODE"
+"""Beside that, the name of the node that the process belongs to."""
 GROUP_LABEL = "atoll-node-group"
 REGION_LABEL = "region"
 INLINE_BYTES_MAX = 4 << 20
@@ -30,15 +32,23 @@ CONTROL_GROUP = "control"
 """The node group of the head: synchronisers, controllers and evaluators run there, islands do not."""
 
 
-def ray_environment(token_path: Path, partition_tolerance_s: float = PARTITION_TOLERANCE_S) -> dict[str, str]:
-    """Environment variables for every Ray process of the cluster, drivers included."""
+def ray_environment(
+    token_path: Path, partition_tolerance_s: float = PARTITION_TOLERANCE_S, head_storage: Path | None = None
+) -> dict[str, str]:
+    """Environment variables for every Ray process of the cluster, drivers included.
+
+    ``head_storage`` is a folder in which the head keeps what it knows of nodes and actors: with it a head may die and be
+    started again, while islands train on. Without one, what a dead head knew is gone, and its cluster with it.
+    """
     if partition_tolerance_s < CHECK_SECONDS_MIN:
         raise ConfigurationError(
             detail=f"partition_tolerance_s is {partition_tolerance_s}, below the {CHECK_SECONDS_MIN:.0f} s that one "
             "health check takes; every short silence would kill a node. Raise it."
         )
     day_s = 86_400
+    storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(head_storage)} if head_storage else {}
     return {
+        **storage,
         "RAY_health_check_failure_threshold": str(math.ceil(partition_tolerance_s / CHECK_SECONDS_MIN * MARGIN_RATIO)),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(day_s),
         "RAY_subscriber_timeout_ms": str(day_s * 1000),
