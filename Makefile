@@ -37,6 +37,7 @@ bench: $(STAMP)  ## speeds: core events, merge arithmetic, learner overhead
 
 soak: $(STAMP)  ## the synchroniser's death at every point of a round, then thousands of simulated jobs (Ctrl-C keeps the count)
 	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal
+	@ATOLL_CUT_S=600 $(BIN)/python -m pytest -q -s tests/wan
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 5000
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 1000 --deaths 6
 

@@ -150,13 +150,17 @@ class ProgressReported:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The island stopped answering. ``dead`` is true only when its process is known to be gone, not guessed."""
+    """The island stopped answering. ``dead`` is true only when its process is known to be gone, not guessed.
+
+    ``cut_off`` says that where it runs cannot be reached: nothing there answers, not even by refusing.
+    """
 
     at: Instant
     island: IslandId
     incarnation: Incarnation
     dead: bool
     reason: str
+    cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ machine failed us, 2 the settings are wrong.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import shutil
@@ -49,18 +50,18 @@ def up(
 ) -> ClusterFile:
     """Every node of the cluster of ``home`` runs and has joined. What runs already is left alone.
 
-    A head, or a node, that died is started again; islands elsewhere train on meanwhile. ``places`` is by node name, for
-    those that are not on loopback.
+    A head, or a node, that died is started again; islands elsewhere train on meanwhile. A cluster that is there keeps the
+    groups it was begun with. ``places`` is by node name, for those that are not on loopback.
     """
     cluster = ClusterFile.find(home)
     if cluster is not None and not processes.marked(cluster.id):
         down(home)  # what a machine's restart left of it
         cluster = None
     if cluster is None:
-        cluster = _prepare(home, places.get(CONTROL_GROUP, Place()), partition_tolerance_s)
+        cluster = _prepare(home, groups, places.get(CONTROL_GROUP, Place()), partition_tolerance_s)
     fresh = not processes.marked(cluster.id)
     try:
-        _start_missing(cluster, groups, places, dashboard=dashboard)
+        _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
     except BaseException:
         if fresh:
             down(home)
@@ -79,7 +80,7 @@ def down(home: Path) -> int:
     return count
 
 
-def _prepare(home: Path, head: Place, partition_tolerance_s: float) -> ClusterFile:
+def _prepare(home: Path, groups: tuple[NodeGroup, ...], head: Place, partition_tolerance_s: float) -> ClusterFile:
     """All that a cluster needs but its processes."""
     # Ray's socket paths must stay below 107 bytes: not under HOME, which may be deep
     temp_dir = Path(tempfile.mkdtemp(prefix="atoll-"))
@@ -92,8 +93,17 @@ def _prepare(home: Path, head: Place, partition_tolerance_s: float) -> ClusterFi
     token = os.open(temp_dir / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(token, "w") as file:
         file.write(secrets.token_hex(32))
+    _groups_path(cluster).write_text(json.dumps([group.model_dump() for group in groups]))
     cluster.write(home)
     return cluster
+
+
+def _groups_path(cluster: ClusterFile) -> Path:
+    return Path(cluster.temp_dir, "groups.json")
+
+
+def _remembered_groups(cluster: ClusterFile) -> tuple[NodeGroup, ...]:
+    return tuple(NodeGroup.model_validate(group) for group in json.loads(_groups_path(cluster).read_text()))
 
 
 def _start_missing(

@@ -11,12 +11,16 @@ Source: our own measurements on Ray 2.60 (DESIGN section 9): a node cut off from
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 from orchestrator.errors import ConfigurationError
 
 PARTITION_TOLERANCE_S = 600.0
 """How long a region may be cut off without its islands being killed by Ray itself."""
+TOLERANCE_VARIABLE = "ATOLL_PARTITION_TOLERANCE_S"
+ABANDONED_RATIO = 2.0
+"""An island that nobody has listened to for so many tolerances ends itself: nobody else may be able to."""
 CHECK_SECONDS_MIN = 3.0
 """What one failed health check costs at least (measured); the threshold counts checks."""
 MARGIN_RATIO = 1.1
@@ -49,6 +53,7 @@ def ray_environment(
     storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(head_storage)} if head_storage else {}
     return {
         **storage,
+        TOLERANCE_VARIABLE: str(partition_tolerance_s),
         "RAY_health_check_failure_threshold": str(math.ceil(partition_tolerance_s / CHECK_SECONDS_MIN * MARGIN_RATIO)),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(day_s),
         "RAY_subscriber_timeout_ms": str(day_s * 1000),
@@ -73,3 +78,8 @@ def ray_environment(
         # one heap for all threads: what one has used and freed, another need not ask the kernel for
         "MALLOC_ARENA_MAX": "1",
     }
+
+
+def abandoned_after_s() -> float:
+    """For islands of the cluster that this process belongs to."""
+    return float(os.environ.get(TOLERANCE_VARIABLE, PARTITION_TOLERANCE_S)) * ABANDONED_RATIO
