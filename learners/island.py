@@ -27,6 +27,7 @@ import ray
 from learners.correspondence import Correspondence
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
+from learners.vigil import Vigil
 from orchestrator import logbook
 from orchestrator.core.messages import Broken, CatchUpFailure, CaughtUp, Letter, Ready
 from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, Version
@@ -45,7 +46,9 @@ log = logging.getLogger(__name__)
 class Island:
     """One incarnation. Made with many threads: a long poll, an export and deliveries go on at once."""
 
-    def __init__(self, island: IslandId, environment: Mapping[str, str], book: logbook.Logbook) -> None:
+    def __init__(
+        self, island: IslandId, environment: Mapping[str, str], book: logbook.Logbook, abandoned_after_s: float
+    ) -> None:
         os.environ.update(environment)
         logbook.keep(book)
         log.info("%s, incarnation %d, is process %d", island, book.number, os.getpid())
@@ -57,6 +60,7 @@ class Island:
         )
         self._codec: wire.Codec = "float32"
         self._computes = False
+        self._vigil = Vigil(abandoned_after_s, self._give_up)
 
     def hello(self) -> dict[str, Any]:
         """Who this is: the facts of ``Placement``."""
@@ -128,7 +132,9 @@ class Island:
 
     def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> list[tuple[int, Letter]]:
         """See ``Correspondence.letters``."""
-        return self._correspondence.letters(epoch, read, acknowledged, timeout_s)
+        letters = self._correspondence.letters(epoch, read, acknowledged, timeout_s)
+        self._vigil.heard()
+        return letters
 
     def export_state(self) -> dict[str, Any]:
         """A peer's way to this island's state; raises when it has none to give."""
@@ -156,6 +162,10 @@ class Island:
             return
         log.info("the model is built, on %d devices", trainer.device_count)
         self._outbox.put(Ready(trainer.device_count, time.monotonic() - began))
+
+    def _give_up(self) -> None:
+        log.critical("nobody has listened to this island for too long; it ends itself")
+        os._exit(1)  # other threads may be inside a step, or a call
 
     def _in_background(self, name: str, work: Callable[[], None]) -> None:
         """Run ``work`` in a thread which, where this island computes on the host's cores, gives way to the service.

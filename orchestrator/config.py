@@ -108,6 +108,7 @@ class JobSpec(Section):
             flush_timeout_s=recovery.flush_timeout_s,
             moving_average_decay=0.9,
             health=HealthPolicy(**self.health.model_dump()),
+            cut_off_timeout_s=recovery.cut_off_timeout_s,
         )
 
 

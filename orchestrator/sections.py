@@ -140,7 +140,14 @@ class EvaluationSection(Section):
 
 
 class RecoverySection(Section):
+    """When an island is given up as lost, and placed again.
+
+    One that is silent though its node answers hangs, or was stopped: ``suspect_timeout_s``. One whose node cannot be reached
+    trains on, most likely, and its work is lost if it is replaced: ``cut_off_timeout_s``.
+    """
+
     suspect_timeout_s: Positive = 30.0
+    cut_off_timeout_s: Positive = 900.0
     backoff_first_s: Annotated[float, Field(ge=0)] = 0.2
     backoff_max_s: Positive = 60.0
     restarts_max: Annotated[int, Field(ge=0)] = 10

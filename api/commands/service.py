@@ -42,15 +42,27 @@ def up(
     jobs_max: Annotated[
         int | None, typer.Option("--jobs-max", min=1, help="How many jobs run at a time; the others wait. Default: 16.")
     ] = None,
+    partition_tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--partition-tolerance",
+            min=3,
+            metavar="SECONDS",
+            help="How long a region may be cut off and its islands live. Default: 600. Only when the cluster is begun.",
+        ),
+    ] = None,
     database: Annotated[
         str | None,
         typer.Option("--database", envvar=DATABASE_VARIABLE, help="SQLAlchemy URL.", show_default="SQLite in the home"),
     ] = None,
 ) -> None:
-    """Start the service and an embedded cluster. Does nothing if they are up. Leaves an admin's token in HOME/token."""
+    """Start the service and an embedded cluster, or what died of them; nothing if all is up. HOME/token is an admin's."""
     binding = Binding(host, certificate, key, insecure)
     packages = tuple(allow or ())
-    bring_up(Installation(Home(home), runs, groups, port, control, binding, packages, database, jobs_max), say)
+    wanted = Installation(
+        Home(home), runs, groups, port, control, binding, packages, database, jobs_max, partition_tolerance
+    )
+    bring_up(wanted, say)
 
 
 def down(home: HomeOption = DEFAULT_HOME) -> None:

@@ -58,6 +58,8 @@ class Installation:
     database: str | None = None
     jobs_max: int | None = None
     """How many jobs run at a time; None leaves it to the service."""
+    partition_tolerance_s: float | None = None
+    """How long a region may be cut off without Ray ending its islands; None leaves it to the cluster."""
 
     @property
     def with_cluster(self) -> bool:
@@ -90,6 +92,8 @@ def start(wanted: Installation, say: Say) -> Address:
     if home.running():
         # It may be starting, by hand: give it time before taking it for a stuck one.
         if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), PATIENCE_S):
+            if wanted.with_cluster:
+                _cluster("up", home)  # a node of it may have died
             say(f"already up at {address.url} (home {home.path})")
             return address
         say("the service runs, but its cluster does not answer it; starting both again")
@@ -101,7 +105,7 @@ def start(wanted: Installation, say: Say) -> Address:
     try:
         if wanted.with_cluster:
             say(f"starting the embedded cluster ({wanted.groups})")
-            _cluster("up", home, "--groups", str(wanted.groups))
+            _cluster("up", home, "--groups", str(wanted.groups), *tolerance_of(wanted))
         address = _start_service(wanted, say)
     except BaseException:
         _end_service(home, say)
@@ -201,6 +205,12 @@ def options_of(wanted: Installation) -> list[str]:
     if wanted.jobs_max is not None:
         options += ["--jobs-max", str(wanted.jobs_max)]
     return options
+
+
+def tolerance_of(wanted: Installation) -> list[str]:
+    """How the cluster is told how long a cut it has to bear."""
+    tolerance = wanted.partition_tolerance_s
+    return [] if tolerance is None else ["--partition-tolerance-s", str(tolerance)]
 
 
 def bound_listener(binding: Binding, asked: int | None, before: Address | None) -> socket.socket:

@@ -4,7 +4,7 @@ Every event carries ``at``, the instant it was stamped on entry. The core has no
 its incarnation, so that a process which was replaced cannot speak for its successor.
 
 Three groups: the life of the job, the life of an island, the life of a fragment; what operators ask for is in ``commands``,
-what islands give in ``contributions``.
+what islands give in ``contributions``, what is made of it in ``outer_steps``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from orchestrator.core.commands import ScaleRequested as ScaleRequested
 from orchestrator.core.commands import UncordonRequested as UncordonRequested
 from orchestrator.core.contributions import ContributionArrived as ContributionArrived
 from orchestrator.core.contributions import ContributionUnusable as ContributionUnusable
+from orchestrator.core.outer_steps import MergeCompleted as MergeCompleted
+from orchestrator.core.outer_steps import MergeFailed as MergeFailed
 from orchestrator.core.restart import SynchroniserRestarted as SynchroniserRestarted
 from orchestrator.core.vocabulary import (
     CommandId,
@@ -31,7 +33,6 @@ from orchestrator.core.vocabulary import (
     Incarnation,
     Instant,
     IslandId,
-    PayloadId,
     Version,
 )
 
@@ -150,13 +151,17 @@ class ProgressReported:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The island stopped answering. ``dead`` is true only when its process is known to be gone, not guessed."""
+    """The island stopped answering. ``dead`` is true only when its process is known to be gone, not guessed.
+
+    ``cut_off`` says that where it runs cannot be reached: nothing there answers, not even by refusing.
+    """
 
     at: Instant
     island: IslandId
     incarnation: Incarnation
     dead: bool
     reason: str
+    cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,38 +190,6 @@ class IslandDrained:
 
 
 # ── the life of a fragment ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class MergeCompleted:
-    """Fragment ``fragment`` now stands at ``version``; ``digest`` names its bytes, ``base_digest`` those it was made from.
-
-    True only once the merge would survive the synchroniser's death. Tapes of builds without a journal know no base.
-    ``journal_seconds`` is the part of ``merge_seconds`` that this took; None where nobody measured it: in simulations, on
-    older tapes, and where only the journal knew of the merge.
-    """
-
-    at: Instant
-    fragment: FragmentId
-    version: Version
-    digest: str
-    merge_seconds: Duration
-    base_digest: str = ""
-    journal_seconds: Duration | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MergeFailed:
-    """The outer step gave something that is not finite, which was thrown away: the fragment stands where it stood.
-
-    ``inputs`` tell this attempt from a later one to make the same version.
-    """
-
-    at: Instant
-    fragment: FragmentId
-    version: Version
-    inputs: tuple[PayloadId, ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

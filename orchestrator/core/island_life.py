@@ -138,8 +138,9 @@ def connection_lost(state: JobState, island: Island, event: ConnectionLost) -> l
     if island.state is IslandState.SUSPECT:
         return []
     serial = state.next_serial()
-    state.islands[island.id] = membership.suspected(island, event.reason, serial)
-    timer = SetTimer(fleet.suspect_timer(island), serial, event.at + state.policy.suspect_timeout_s)
+    state.islands[island.id] = membership.suspected(island, event.reason, serial, event.at)
+    patience = state.policy.cut_off_timeout_s if event.cut_off else state.policy.suspect_timeout_s
+    timer = SetTimer(fleet.suspect_timer(island), serial, event.at + patience)
     return [timer, *advance_all(state, event.at), *_leave_donor(state, island.id)]
 
 
@@ -175,7 +176,7 @@ def timer_fired(state: JobState, kind: str, island_id: IslandId, serial: int, no
     if kind == "backoff" and island.state is IslandState.LOST:
         return place(state, island, island.reason)
     if kind == "suspect" and island.state is IslandState.SUSPECT:
-        why = f"no answer for {state.policy.suspect_timeout_s:.0f} s ({island.reason})"
+        why = f"no answer for {now - island.suspect_since:.0f} s ({island.reason})"
         return _lose(state, island, why, now, dead=False)
     return []
 

@@ -72,6 +72,7 @@ class Island:
     flushed: bool = False
     doomed: str = ""
     state_before_suspect: IslandState | None = None
+    suspect_since: Instant = 0.0
     step: int = 0
     steps_before: int = 0
     tokens_before: int = 0
@@ -128,13 +129,14 @@ def caught_up(before: Island, event: IslandCaughtUp) -> Island:
     )
 
 
-def suspected(before: Island, reason: str, timer_serial: int) -> Island:
+def suspected(before: Island, reason: str, timer_serial: int, at: Instant) -> Island:
     return replace(
         before,
         state=IslandState.SUSPECT,
         state_before_suspect=before.state,
         reason=reason,
         timer_serial=timer_serial,
+        suspect_since=at,
     )
 
 

@@ -191,6 +191,7 @@ class JobPolicy:
     token_budget            the job ends when its islands have trained this many tokens together
     evaluation_every_merges ask for an evaluation each time this many fragments have merged; 0 for the end only
     suspect_timeout_s       an island without connection is suspect at once, and lost after this long
+    cut_off_timeout_s       the same for one whose whole node cannot be reached: it may well train on
     backoff_first_s/max_s   wait before placing a lost island again: doubled at each failure in a row, capped
     restarts_max            an island that fails this often in a row without contributing is given up
     flush_timeout_s         longest wait for the islands' last contributions when the job ends
@@ -217,3 +218,4 @@ class JobPolicy:
     flush_timeout_s: Duration
     moving_average_decay: float
     health: HealthPolicy = HealthPolicy()
+    cut_off_timeout_s: Duration = 900.0

@@ -10,7 +10,9 @@ import importlib
 import logging
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from orchestrator.runtime import names
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Node
 from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE, REGION_LABEL
+
+REACH_S = 1.0
 
 
 def join(home: Path) -> None:
@@ -84,25 +88,44 @@ def nodes() -> list[Node]:
     ]
 
 
-def gone_nodes() -> frozenset[str]:
-    """Ids of the nodes that Ray believes alive and whose raylet has ended: at its port connections are refused.
+class Reach(StrEnum):
+    """What comes of a connection to a port: somebody takes it; the machine refuses it; or nothing, as when it is cut off."""
 
-    Ray itself, told to bear long cuts, takes as long to believe a death. A node that cannot be reached is not gone.
+    TAKEN = "taken"
+    REFUSED = "refused"
+    NOTHING = "nothing"
+
+
+def reach(host: str, port: int) -> Reach:
+    """Takes up to a second to say ``NOTHING``. A stopped process's connections are taken, by its kernel."""
+    try:
+        socket.create_connection((host, port), timeout=REACH_S).close()
+    except ConnectionRefusedError:
+        return Reach.REFUSED
+    except OSError:
+        return Reach.NOTHING
+    return Reach.TAKEN
+
+
+def node_reaches() -> dict[str, Reach]:
+    """What comes of a connection to the raylet of each node that Ray believes alive, by node id.
+
+    Ray itself, told to bear long cuts, takes as long to believe a death.
     """
     import ray
 
     alive = [entry for entry in ray.nodes() if entry["Alive"]]
-    return frozenset(e["NodeID"] for e in alive if _refuses(e["NodeManagerAddress"], e["NodeManagerPort"]))
+    with ThreadPoolExecutor(max(1, len(alive)), "reach") as pool:
+        found = pool.map(lambda entry: reach(entry["NodeManagerAddress"], entry["NodeManagerPort"]), alive)
+        return dict(zip((entry["NodeID"] for entry in alive), found, strict=True))
 
 
-def _refuses(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=1.0).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
+def address_of(actor: Any) -> tuple[str, int] | None:
+    """Where the actor's own process listens, or ``None`` while it has none."""
+    from ray._private.state import state  # no public equivalent without the dashboard
+
+    address = state.actor_table(actor._actor_id.hex()).get("Address", {})
+    return (address["IPAddress"], address["Port"]) if address.get("IPAddress") else None
 
 
 def actor_named(name: str) -> Any | None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,10 @@ from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
 from orchestrator.runtime.nodes import NodeWatch
-from orchestrator.runtime.placement import environment_of, refusal, resources_of
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
-from orchestrator.runtime.warden import warden_of
+from orchestrator.runtime.placement import Placement, Unplaced, environment_of, refusal, resources_of
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, abandoned_after_s
+from orchestrator.runtime.strays import Life, Strays
+from orchestrator.runtime.wardens import Wardens
 from orchestrator.sections import IslandsSection
 
 log = logging.getLogger(__name__)
@@ -37,29 +37,11 @@ ISLAND_CLASS = "learners.island:Island"
 CAPACITY_WAIT_S = 3.0
 """A killed island's resources are booked until its node notices (well under a second)."""
 HELLO_TIMEOUT_S = 60.0
-KILL_TIMEOUT_S = 3.0
+REACH_TIMEOUT_S = 3.0
 WATCH_S = 2.0
 ORPHANED_S = 10.0
 """A synchroniser that died has its name while Ray makes it again. One without a name for so long does not come back."""
 CONCURRENCY = 32
-
-Life = tuple[IslandId, Incarnation]
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A process that answers. At ``seen_at`` (unix seconds, its node's clock) it had this pid."""
-
-    actor: str
-    node_id: str
-    node: str
-    pid: int
-    seen_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Unplaced:
-    reason: str
 
 
 UNWANTED = Unplaced("it was ended before it was placed")
@@ -76,10 +58,10 @@ class Controller:
         self._placements: dict[Life, Placement] = {}
         self._asked: dict[Life, Future[Placement | Unplaced]] = {}
         self._ended: set[Life] = set()
-        self._wardens: dict[str, Any] = {}
+        self._wardens = Wardens()
         self._making = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
         self._closing = False
-        self._nodes = NodeWatch(self._bury)
+        self._nodes, self._strays = NodeWatch(self._bury), Strays()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def place(self, island: IslandId, incarnation: Incarnation) -> Placement | Unplaced:
@@ -99,8 +81,13 @@ class Controller:
             mine.set_exception(error)
         return mine.result()
 
-    def lives(self) -> list[Life]:
-        """Whose processes there may be, as far as they were made here and not ended."""
+    def lives(self, of_others: Iterable[Life] = ()) -> list[Life]:
+        """Whose processes there may be, as far as they were made here and not ended.
+
+        From now on that includes those ``of_others`` that answer: made by a controller that died with its node.
+        """
+        for life in of_others:
+            self._placed(*life)
         with self._lock:
             return sorted(self._actors)
 
@@ -131,7 +118,7 @@ class Controller:
             self.end(island, incarnation)
             now = refusal(section.node_group, wanted, self._nodes.known())
             return Unplaced(now.reason if now else f"its process did not answer: {first_line(error)}")
-        self._warden(about["node_id"])  # started now, so that a kill finds it there
+        self._wardens.ensure(about["node_id"])
         placed = Placement(island_name(self._job, island, incarnation), **about)
         log.info("%s.%s is process %d on %s", island, incarnation, placed.pid, placed.node)
         with self._lock:
@@ -144,18 +131,10 @@ class Controller:
     def kill(self, island: IslandId, incarnation: Incarnation) -> None:
         """SIGKILL the process, if there is one."""
         log.info("%s.%s is killed", island, incarnation)
-        with self._lock:
-            placed = self._placements.get((island, incarnation))
-        actor = self._actor(island, incarnation)
-        if placed is None:
-            if actor is not None:
-                cluster.end_actor(actor)
-            return
-        try:
-            ray.get(self._warden(placed.node_id).kill.remote(placed.pid, placed.seen_at), timeout=KILL_TIMEOUT_S)
-        except (RayError, TimeoutError):
-            with self._lock:
-                self._wardens.pop(placed.node_id, None)
+        placed = self._placed(island, incarnation)
+        if (placed is None or not self._wardens.kill(placed)) and (
+            actor := self._actor(island, incarnation)
+        ) is not None:
             cluster.end_actor(actor)  # no warden within reach: Ray's own way, which needs the process to cooperate
 
     def stop(self, island: IslandId, incarnation: Incarnation, duration_s: float) -> str:
@@ -168,29 +147,30 @@ class Controller:
 
     def kill_node(self, island: IslandId, incarnation: Incarnation) -> str:
         """SIGKILL the raylet of the process's node; what runs on it dies within seconds. Answers as ``stop``."""
-        with self._lock:
-            placed = self._placements.get((island, incarnation))
-        if placed is None:
-            return f"{island} has no process"
-        warden = self._warden(placed.node_id)
-        with self._lock:
-            self._wardens.pop(placed.node_id, None)  # it dies, too
-        try:
-            return str(ray.get(warden.kill_node.remote(), timeout=KILL_TIMEOUT_S))
-        except (RayError, TimeoutError) as error:
-            return f"the warden of {placed.node} did not answer: {first_line(error)}"
+        placed = self._placed(island, incarnation)
+        return self._wardens.kill_node(placed) if placed is not None else f"{island} has no process"
 
     def end(self, island: IslandId, incarnation: Incarnation) -> None:
-        """Take the name away and end the process for certain, also one that is stopped or hangs."""
+        """Take the name away and end the process for certain, also one that is stopped or hangs.
+
+        One whose node is out of reach is ended once that can be reached again.
+        """
         life = (island, incarnation)
+        placed = self._placed(island, incarnation)
         with self._lock:
             self._ended.add(life)
+        away = placed is not None and not self._closing and self._nodes.out_of_reach(placed.node_id)
+        if away and self._strays.add(life, placed.node_id):
+            # Ray would call it dead at once, and nobody could ever ask it what it trained meanwhile
+            log.warning("%s.%s is ended once its node can be reached", island, incarnation)
+            return
         if (actor := self._actor(island, incarnation)) is not None:
             self.kill(island, incarnation)
             cluster.end_actor(actor)
         with self._lock:
             self._actors.pop(life, None)
             self._placements.pop(life, None)
+        self._strays.discard([life])
 
     def close(self) -> None:
         """End all islands, then the job's other actors, then this one. Nothing is placed from now on."""
@@ -210,6 +190,21 @@ class Controller:
             known = self._actors.get((island, incarnation))
         return known if known is not None else cluster.actor_named(island_name(self._job, island, incarnation))
 
+    def _placed(self, island: IslandId, incarnation: Incarnation) -> Placement | None:
+        """Where its process is, which says so itself where another controller placed it."""
+        life = (island, incarnation)
+        with self._lock:
+            placed, ours = self._placements.get(life), life in self._asked
+        if placed is not None or ours or (actor := self._actor(island, incarnation)) is None:
+            return placed
+        try:
+            about = ray.get(actor.hello.remote(), timeout=REACH_TIMEOUT_S)
+        except (RayError, TimeoutError):
+            return None
+        with self._lock:
+            self._actors[life] = actor
+            return self._placements.setdefault(life, Placement(island_name(self._job, island, incarnation), **about))
+
     def _over(self, life: Life) -> bool:
         with self._lock:
             return self._closing or life in self._ended
@@ -219,6 +214,8 @@ class Controller:
         seen_at = time.monotonic()
         while not self._closing:
             time.sleep(WATCH_S)
+            for life in self._strays.due(self._nodes.out_of_reach, time.monotonic()):
+                self.end(*life)
             try:
                 there = cluster.actor_named(synchroniser_name(self._job)) is not None
                 own = cluster.actor_named(controller_name(self._job))
@@ -241,21 +238,8 @@ class Controller:
             cluster.end_actor(actor)
 
     def _signal(self, island: IslandId, incarnation: Incarnation, what: str, *arguments: Any) -> str:
-        with self._lock:
-            placed = self._placements.get((island, incarnation))
-        if placed is None:
-            return f"{island} has no process"
-        asked = getattr(self._warden(placed.node_id), what).remote(placed.pid, placed.seen_at, *arguments)
-        try:
-            return "" if ray.get(asked, timeout=KILL_TIMEOUT_S) else f"the process of {island} is gone"
-        except (RayError, TimeoutError) as error:
-            return f"the warden of {placed.node} did not answer: {first_line(error)}"
-
-    def _warden(self, node_id: str) -> Any:
-        with self._lock:
-            if node_id not in self._wardens:
-                self._wardens[node_id] = warden_of(node_id)
-            return self._wardens[node_id]
+        placed = self._placed(island, incarnation)
+        return self._wardens.signal(placed, what, *arguments) if placed is not None else f"{island} has no process"
 
     def _make(
         self, island: IslandId, incarnation: Incarnation, section: IslandsSection, wanted: Mapping[str, float]
@@ -275,7 +259,12 @@ class Controller:
                 label_selector={GROUP_LABEL: section.node_group, **self._nodes.selector()},
                 enable_task_events=False,
             )
-            .remote(island, environment_of(section), logbook.island_logbook(self._run_dir, island, incarnation))
+            .remote(
+                island,
+                environment_of(section),
+                logbook.island_logbook(self._run_dir, island, incarnation),
+                abandoned_after_s(),
+            )
         )
 
 

@@ -4,8 +4,8 @@
     python -m orchestrator.runtime.embedded down --home .atoll
 
 Responsible for: nodes with labels and capacities as the group file says; processes that outlive whoever started them; a
-file ``HOME/cluster.json`` that says how to join; and that after ``down`` no process and no temporary file is left.
-Refuses to know jobs.
+file ``HOME/cluster.json`` that says how to join; that what died of a cluster is started again, while the rest trains on;
+and that after ``down`` no process and no temporary file is left. Refuses to know jobs.
 
 ``ray start`` is used rather than Ray's test cluster, because its processes belong to nobody. Exit codes: 0 done, 1 the
 machine failed us, 2 the settings are wrong.
@@ -26,26 +26,18 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup, read_groups
-from orchestrator.runtime.settings import (
-    CLUSTER_MARKER,
-    CONTROL_GROUP,
-    GROUP_LABEL,
-    PARTITION_TOLERANCE_S,
-    REGION_LABEL,
-    ray_environment,
-)
+from orchestrator.runtime.ray_start import LOOPBACK, Place, free_port, log_of, start_head, start_node
+from orchestrator.runtime.settings import CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
 
-LOOPBACK = "127.0.0.1"
-NODE_ADDRESS = "127.0.0.2" if sys.platform == "linux" else LOOPBACK
-"""Loopback too; Ray takes 127.0.0.1 for a mistake and uses the machine's outer address instead."""
 START_TIMEOUT_S = 120.0
-OBJECT_STORE_BYTES_MAX = 2 << 30
-"""Per node. It is reserved address space; memory is used only for what is in it."""
+RAYLET = "raylet"
+HERE: Mapping[str, Place] = MappingProxyType({})
 
 
 def up(
@@ -54,28 +46,25 @@ def up(
     *,
     dashboard: bool = False,
     partition_tolerance_s: float = PARTITION_TOLERANCE_S,
+    places: Mapping[str, Place] = HERE,
 ) -> ClusterFile:
-    """Start the cluster of ``home`` and wait until every node has joined. A cluster that is up already is left alone."""
-    if (existing := ClusterFile.find(home)) is not None:
-        if processes.marked(existing.id) and existing.answers():
-            return existing
-        down(home)  # also what is left of one whose head is gone
-    # Ray's socket paths must stay below 107 bytes: not under HOME, which may be deep
-    temp_dir = Path(tempfile.mkdtemp(prefix="atoll-"))
-    cluster = ClusterFile(
-        id=uuid.uuid4().hex,
-        address=f"{NODE_ADDRESS}:{_free_port()}",
-        temp_dir=str(temp_dir),
-        environment=ray_environment(temp_dir / "token", partition_tolerance_s),
-    )
-    token = os.open(temp_dir / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(token, "w") as file:
-        file.write(secrets.token_hex(32))
-    cluster.write(home)
+    """Every node of the cluster of ``home`` runs and has joined. What runs already is left alone.
+
+    A head, or a node, that died is started again; islands elsewhere train on meanwhile. A cluster that is there keeps the
+    groups it was begun with. ``places`` is by node name, for those that are not on loopback.
+    """
+    cluster = ClusterFile.find(home)
+    if cluster is not None and not processes.marked(cluster.id):
+        down(home)  # what a machine's restart left of it
+        cluster = None
+    if cluster is None:
+        cluster = _prepare(home, groups, places.get(CONTROL_GROUP, Place()), partition_tolerance_s)
+    fresh = not processes.marked(cluster.id)
     try:
-        _start_nodes(cluster, groups, dashboard=dashboard)
+        _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
     except BaseException:
-        down(home)
+        if fresh:
+            down(home)
         raise
     return cluster
 
@@ -86,84 +75,74 @@ def down(home: Path) -> int:
     if cluster is None:
         return 0
     count = processes.end_all(cluster.id)
-    _clean(home, cluster)
+    shutil.rmtree(cluster.temp_dir, ignore_errors=True)
+    ClusterFile.path(home).unlink(missing_ok=True)
     return count
 
 
-def _clean(home: Path, cluster: ClusterFile) -> None:
-    shutil.rmtree(cluster.temp_dir, ignore_errors=True)
-    ClusterFile.path(home).unlink(missing_ok=True)
+def _prepare(home: Path, groups: tuple[NodeGroup, ...], head: Place, partition_tolerance_s: float) -> ClusterFile:
+    """All that a cluster needs but its processes."""
+    # Ray's socket paths must stay below 107 bytes: not under HOME, which may be deep
+    temp_dir = Path(tempfile.mkdtemp(prefix="atoll-"))
+    cluster = ClusterFile(
+        id=uuid.uuid4().hex,
+        address=f"{head.address}:{free_port()}",
+        temp_dir=str(temp_dir),
+        environment=ray_environment(temp_dir / "token", partition_tolerance_s, temp_dir / "head-storage"),
+    )
+    token = os.open(temp_dir / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(token, "w") as file:
+        file.write(secrets.token_hex(32))
+    _groups_path(cluster).write_text(json.dumps([group.model_dump() for group in groups]))
+    cluster.write(home)
+    return cluster
 
 
-def _start_nodes(cluster: ClusterFile, groups: tuple[NodeGroup, ...], *, dashboard: bool) -> None:
-    """The head first, as far as its port; then all nodes at once. Returns when all are up."""
-    environment = {**os.environ, **cluster.environment, CLUSTER_MARKER: cluster.id}
+def _groups_path(cluster: ClusterFile) -> Path:
+    return Path(cluster.temp_dir, "groups.json")
+
+
+def _remembered_groups(cluster: ClusterFile) -> tuple[NodeGroup, ...]:
+    return tuple(NodeGroup.model_validate(group) for group in json.loads(_groups_path(cluster).read_text()))
+
+
+def _start_missing(
+    cluster: ClusterFile, groups: tuple[NodeGroup, ...], places: Mapping[str, Place], *, dashboard: bool
+) -> None:
+    """The head first, as far as its port; then all other nodes that do not run, at once. Returns when all are up."""
     deadline = time.monotonic() + START_TIMEOUT_S
+    running = processes.nodes_with(cluster.id, RAYLET)
+    if not cluster.answers():
+        running -= {CONTROL_GROUP}
+    starting: dict[str, subprocess.Popen[bytes]] = {}
     # Ray starts a dashboard process of 3 cpu-seconds and 120 MB even where none is wanted, unless its port is taken: it
     # then says so in the node's log and goes on. So the port is held until the head is up.
     with socket.create_server((LOOPBACK, 0)) as held:
-        dashboard_number = held.getsockname()[1]
+        dashboard_port = held.getsockname()[1]
         if dashboard:
             held.close()
-        head = _ray_start(cluster, environment, CONTROL_GROUP, _head_arguments(cluster, dashboard, dashboard_number))
-        starting = {CONTROL_GROUP: head}
-        _wait_for_port(cluster, head, deadline)
+        if CONTROL_GROUP not in running:
+            processes.end_all(cluster.id, node=CONTROL_GROUP)
+            place = places.get(CONTROL_GROUP, Place())
+            starting[CONTROL_GROUP] = start_head(cluster, place, dashboard=dashboard, dashboard_port=dashboard_port)
+            _wait_for_port(cluster, starting[CONTROL_GROUP], deadline)
         for group in groups:
             for number in range(group.nodes):
                 name = group.name if group.nodes == 1 else f"{group.name}-{number}"
-                starting[name] = _ray_start(cluster, environment, name, _node_arguments(cluster, group))
-        for name, process in starting.items():
-            try:
-                code = process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                code = None
-            if code != 0:
-                _raise_start_failure(cluster, name, code)
+                if name not in running:
+                    processes.end_all(cluster.id, node=name)
+                    starting[name] = start_node(cluster, name, group, places.get(name, Place()))
+        _wait_for_all(cluster, starting, deadline)
 
 
-def _head_arguments(cluster: ClusterFile, dashboard: bool, dashboard_port: int) -> list[str]:
-    port = cluster.address.rpartition(":")[2]
-    return [
-        *("--head", "--port", port, "--num-cpus", "0", "--no-monitor"),
-        *("--include-dashboard", str(dashboard).lower(), "--dashboard-host", LOOPBACK),
-        *("--dashboard-port", str(dashboard_port), "--ray-client-server-port", str(_free_port())),
-        *("--labels", f"{GROUP_LABEL}={CONTROL_GROUP}"),
-    ]
-
-
-def _node_arguments(cluster: ClusterFile, group: NodeGroup) -> list[str]:
-    arguments = ["--address", cluster.address, "--num-cpus", str(group.cpus)]
-    if group.accelerator == "gpu":
-        arguments += ["--num-gpus", str(group.accelerators)]
-    elif group.accelerators:
-        arguments += ["--resources", json.dumps({"TPU": group.accelerators})]
-    return [*arguments, "--labels", f"{GROUP_LABEL}={group.name},{REGION_LABEL}={group.region}"]
-
-
-def _ray_start(
-    cluster: ClusterFile, environment: Mapping[str, str], name: str, arguments: list[str]
-) -> subprocess.Popen[bytes]:
-    # a folder for each node: nodes that start at once in one folder take the same socket names
-    folder = Path(cluster.temp_dir, name)
-    folder.mkdir()
-    shared_memory_bytes = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 1 << 30
-    with Path(cluster.temp_dir, f"{name}.log").open("wb") as log:
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "ray.scripts.scripts", "start", *arguments),
-                *("--node-ip-address", NODE_ADDRESS, "--temp-dir", str(folder), "--node-name", name),
-                *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
-                *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
-                *("--include-log-monitor", "false", "--disable-usage-stats"),
-            ],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            # Ctrl-C at the terminal is not for the cluster. A group, not a session: Linux shares the processors between
-            # sessions first (autogroups), and with one for each node an island's steps took up to ten times as long
-            process_group=0,
-        )
+def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, subprocess.Popen[bytes]], deadline: float) -> None:
+    for name, process in starting.items():
+        try:
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            code = None
+        if code != 0:
+            _raise_start_failure(cluster, name, code)
 
 
 def _wait_for_port(cluster: ClusterFile, head: subprocess.Popen[bytes], deadline: float) -> None:
@@ -174,19 +153,12 @@ def _wait_for_port(cluster: ClusterFile, head: subprocess.Popen[bytes], deadline
 
 
 def _raise_start_failure(cluster: ClusterFile, name: str, code: int | None) -> None:
-    log = Path(cluster.temp_dir, f"{name}.log").read_text(errors="replace").strip().splitlines()
+    log = log_of(cluster, name).read_text(errors="replace").strip().splitlines()
     how = f"did not start within {START_TIMEOUT_S:.0f} s" if code is None else f"ended with code {code}"
     raise InfrastructureError(
         detail=f"The Ray node {name!r} {how}. Its last words: {' | '.join(log[-3:]) or '(none)'}",
         remedy="Check memory and disk, then try again.",
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -22,10 +22,10 @@ from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, ReleaseRe
 from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
 from orchestrator.runtime import cluster
-from orchestrator.runtime.controller import Placement, Unplaced
 from orchestrator.runtime.links import Failed, Link, Post
 from orchestrator.runtime.names import island_name
 from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.runtime.placement import Placement, Unplaced
 from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop
 
@@ -62,6 +62,7 @@ class Interpreter:
         self._timers, self._post, self._resolve, self._finish = timers, post, resolve, finish
         self._failed, self._epoch, self._kept_count = failed, epoch, kept_count
         self._links: dict[Life, Link] = {}
+        self._strays: dict[Life, Link] = {}  # over, and silent when that was decided
         self._over: set[Life] = set()
         self._lives = threading.Lock()  # guards the two above: placing threads open links, the pump closes them
         self._placing = ThreadPoolExecutor(max(4, island_count), "place")
@@ -117,17 +118,21 @@ class Interpreter:
             self._links[island, incarnation] = self._linked(island, incarnation, actor, lost=lost)
 
     def end(self, island: IslandId, incarnation: Incarnation) -> None:
-        """Hear nothing more of this incarnation, and end its process for certain."""
+        """End the process of this incarnation for certain, and hear nothing more of it; of a silent one, its last words."""
+        life = (island, incarnation)
         with self._lives:
-            self._over.add((island, incarnation))
-            link = self._links.pop((island, incarnation), None)
+            self._over.add(life)
+            link = self._strays.pop(life, None)
+            if link is None and (link := self._links.pop(life, None)) is not None and link.silent:
+                link.hear_out()
+                self._strays[life], link = link, None
         if link is not None:
             link.close()
         self._ask("end", island, incarnation)
 
     def forget(self, island: IslandId, incarnation: Incarnation) -> None:
         """The process is known to be gone, or broken: close the link; what is left of it is ended."""
-        if (island, incarnation) in self._links:
+        if (island, incarnation) in self._links or (island, incarnation) in self._strays:
             self.end(island, incarnation)
 
     def weather(self, island: IslandId, incarnation: Incarnation) -> Weather | None:
@@ -137,7 +142,8 @@ class Interpreter:
 
     def close(self) -> None:
         with self._lives:
-            links, self._links = list(self._links.values()), {}
+            links = [*self._links.values(), *self._strays.values()]
+            self._links, self._strays = {}, {}
         for link in links:
             link.close()
         self._placing.shutdown(wait=False, cancel_futures=True)

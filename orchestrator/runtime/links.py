@@ -1,12 +1,14 @@
 """The synchroniser's link to one incarnation of an island: letters and payloads in, published fragments out.
 
     poll      one long poll after another; an answer that fails is how a death is known, within milliseconds
+              of one that is over and was silent, the last words: what it trained meanwhile, once it can be heard again
     relay     letters in their order → events; an offer's bytes are pulled and examined before its event exists; a letter
               is acknowledged, so that the island need not keep it, once its event is kept on the tape
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
 Each is a thread of its own, so an island that hangs holds up nobody else. Refuses to decide what silence means: it says
-"lost" with what it knows (``dead``), and "restored" when an answer comes. What chaos does to a link is its ``passage``.
+"lost" with what it knows (``dead``, ``cut_off``), and "restored" when an answer comes. What chaos does to a link is its
+``passage``.
 
 Source: Ray 2.60 as measured (DESIGN section 9): pending calls to a killed actor fail in 10 ms with ActorDiedError; calls
 to a stopped or cut-off one hang, so every get has a timeout and keeps waiting on the *same* call, whose answer still comes.
@@ -30,6 +32,7 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, Instant
 from orchestrator.errors import Fenced, first_line
 from orchestrator.merge.examination import examine
 from orchestrator.merge.wire import WireError
+from orchestrator.runtime import cluster
 from orchestrator.runtime.passage import Passage
 from orchestrator.runtime.payloads import Arrays, PayloadTable
 
@@ -75,7 +78,9 @@ class Link:
     ) -> None:
         self._island, self._incarnation, self.actor, self._epoch = island, incarnation, actor, epoch
         self._payloads, self._post, self._kept_count, self._anchor = payloads, post, kept_count, anchor
-        self._failed, self._lost = failed, lost
+        self._failed, self.silent = failed, lost
+        self._address: tuple[str, int] | None = None
+        self._over = threading.Event()
         self._closed = threading.Event()
         self.passage = Passage(self._closed)
         self._inbox: queue.SimpleQueue[tuple[int, messages.Letter, Any] | str | None] = queue.SimpleQueue()
@@ -93,6 +98,10 @@ class Link:
             self._outgoing[fragment] = (version, step, merged_offer, payload)
             self._outgoing_changed.notify()
 
+    def hear_out(self) -> None:
+        """The incarnation is over: nothing but its last words is wanted. Returns at once."""
+        self._over.set()
+
     def close(self) -> None:
         """Hear nothing more of this incarnation. Returns at once."""
         self._closed.set()
@@ -109,7 +118,8 @@ class Link:
     # ── poll ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _poll(self) -> None:
-        read, acknowledged, lost = 0, 0, self._lost
+        read, acknowledged = 0, 0
+        self._address = cluster.address_of(self.actor)
         while not self._closed.is_set():
             while self._told and self._told[0][0] <= self._kept_count():
                 _, acknowledged = self._told.popleft()
@@ -122,9 +132,7 @@ class Link:
                     except TimeoutError:
                         if self._closed.is_set():
                             return
-                        if not lost:
-                            lost = True
-                            self._say_lost(f"no answer for {POLL_S + SILENCE_S:.1f} s", dead=False)
+                        self._say_silent(f"no answer for {POLL_S + SILENCE_S:.1f} s")
             except ActorDiedError as error:
                 self._inbox.put(_death_of(error))  # behind the letters that were read: they were true before
                 return
@@ -132,13 +140,14 @@ class Link:
                 if isinstance(error, RayTaskError) and isinstance(error.cause, Fenced):
                     self._failed(error.cause)
                     return
-                if not lost:
-                    lost = True
-                    self._say_lost(f"{type(error).__name__}: {first_line(error)}", dead=False)
+                self._say_silent(f"{type(error).__name__}: {first_line(error)}")
                 self._closed.wait(RETRY_S)
                 continue
-            if lost:
-                lost = False
+            if self._over.is_set():
+                self._give_last_words([letter for number, letter in letters if number > read])
+                return
+            if self.silent:
+                self.silent = False
                 self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
             for number, letter in letters:
                 if number <= read:
@@ -150,15 +159,30 @@ class Link:
                     pulled = self.actor.take_payload.remote(letter.fragment, letter.offer)
                 self._inbox.put((number, letter, pulled))
 
-    def _say_lost(self, reason: str, *, dead: bool) -> None:
-        self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, dead, reason))
+    def _say_silent(self, reason: str) -> None:
+        """Once, until it is heard again."""
+        if not self.silent:
+            self.silent = True
+            cut_off = self._address is not None and cluster.reach(*self._address) is cluster.Reach.NOTHING
+            why = f"{reason}; its node cannot be reached" if cut_off else reason
+            self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, False, why, cut_off))
+
+    def _say_dead(self, reason: str) -> None:
+        self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, True, reason))
+
+    def _give_last_words(self, letters: list[messages.Letter]) -> None:
+        """What it trained while nobody heard it counts, as lost; that it is back is said behind that, for it is its end."""
+        for letter in letters:
+            if isinstance(letter, messages.Progress):
+                self._post(lambda at, letter=letter: event_of(letter, at, self._island, self._incarnation))
+        self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
 
     # ── relay ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _relay(self) -> None:
         while (item := self._inbox.get()) is not None and not self._closed.is_set():
             if isinstance(item, str):
-                self._say_lost(item, dead=True)
+                self._say_dead(item)
                 return
             number, letter, pulled = item
             if isinstance(letter, messages.Offer):

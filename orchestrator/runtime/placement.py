@@ -1,4 +1,4 @@
-"""Whether an island fits on its node group, and if not, why: a pure decision over plain data.
+"""Whether an island fits on its node group, and if not, why: a pure decision over plain data; and what came of placing it.
 
 Source: Ray would wait without end, and without a word, for a label or a resource that no node has.
 """
@@ -30,6 +30,22 @@ class Refusal:
 
     reason: str
     final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A process that answers. At ``seen_at`` (unix seconds, its node's clock) it had this pid."""
+
+    actor: str
+    node_id: str
+    node: str
+    pid: int
+    seen_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    reason: str
 
 
 def resources_of(section: IslandsSection) -> dict[str, float]:

@@ -15,15 +15,28 @@ from contextlib import suppress
 import psutil
 
 from orchestrator.errors import InfrastructureError
-from orchestrator.runtime.settings import CLUSTER_MARKER
+from orchestrator.runtime.settings import CLUSTER_MARKER, NODE_MARKER
 
 
-def marked(cluster_id: str) -> list[psutil.Process]:
-    """Every live process that carries this cluster's mark, but this one."""
-    everywhere = marked_by_any()
+def marked(cluster_id: str, node: str | None = None) -> list[psutil.Process]:
+    """Every live process that carries this cluster's mark, and this node's if one is given, but this one."""
     return [
-        one for one, environment in everywhere if environment[CLUSTER_MARKER] == cluster_id and one.pid != os.getpid()
+        process
+        for process, environment in marked_by_any()
+        if environment[CLUSTER_MARKER] == cluster_id
+        and node in (None, environment.get(NODE_MARKER))
+        and process.pid != os.getpid()
     ]
+
+
+def nodes_with(cluster_id: str, name: str) -> set[str]:
+    """The nodes of this cluster, by their marks, that have a live process of this name."""
+    found = set()
+    for process, environment in marked_by_any():
+        with suppress(psutil.NoSuchProcess):
+            if environment[CLUSTER_MARKER] == cluster_id and NODE_MARKER in environment and process.name() == name:
+                found.add(environment[NODE_MARKER])
+    return found
 
 
 def marked_by_any() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
@@ -36,18 +49,18 @@ def marked_by_any() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
                 yield process, environment
 
 
-def end_all(cluster_id: str, polite_s: float = 0.5, timeout_s: float = 10.0) -> int:
+def end_all(cluster_id: str, polite_s: float = 0.5, timeout_s: float = 10.0, *, node: str | None = None) -> int:
     """End every marked process: asked first, then by SIGKILL until none is left. Returns how many there were.
 
     Raises InfrastructureError when some cannot be ended.
     """
-    asked = marked(cluster_id)
+    asked = marked(cluster_id, node)
     ended = {process.pid for process in asked}
     for process in asked:
         _signal(process, signal.SIGTERM)
     psutil.wait_procs(asked, timeout=polite_s)
     deadline = time.monotonic() + timeout_s
-    while left := marked(cluster_id):  # again and again: those that live may start others meanwhile
+    while left := marked(cluster_id, node):  # again and again: those that live may start others meanwhile
         if time.monotonic() > deadline:
             pids = ", ".join(str(process.pid) for process in left)
             raise InfrastructureError(detail=f"Processes {pids} do not end.", remedy="Look at them with ps.")

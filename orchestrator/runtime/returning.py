@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 UNLOCK_TIMEOUT_S = 10.0
 SYNC_EVERY_S = 0.5
-LIVES_TIMEOUT_S = 10.0
+LIVES_TIMEOUT_S = 60.0
 KINDS: dict[type, str] = {
     e.KillRequested: "kill",
     e.DrainRequested: "drain",
@@ -133,8 +133,9 @@ def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, contro
 
 def _end_strays(islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: Any) -> None:
     """What was decided to end, as ``islands`` knows them, and may live all the same; later incarnations are left alone."""
+    there = [(one.id, one.incarnation) for one in islands.values() if one.state in WITH_PROCESS - {IslandState.PLACING}]
     try:
-        lives = ray.get(controller.lives.remote(), timeout=LIVES_TIMEOUT_S)
+        lives = ray.get(controller.lives.remote(there), timeout=LIVES_TIMEOUT_S)
     except (RayError, TimeoutError) as error:
         log.warning("the controller does not say who lives: %s", first_line(error))
         return

@@ -11,18 +11,24 @@ Source: our own measurements on Ray 2.60 (DESIGN section 9): a node cut off from
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 from orchestrator.errors import ConfigurationError
 
 PARTITION_TOLERANCE_S = 600.0
 """How long a region may be cut off without its islands being killed by Ray itself."""
+TOLERANCE_VARIABLE = "ATOLL_PARTITION_TOLERANCE_S"
+ABANDONED_RATIO = 2.0
+"""An island that nobody has listened to for so many tolerances ends itself: nobody else may be able to."""
 CHECK_SECONDS_MIN = 3.0
 """What one failed health check costs at least (measured); the threshold counts checks."""
 MARGIN_RATIO = 1.1
 NAMESPACE = "atoll"
 CLUSTER_MARKER = "ATOLL_CLUSTER"
 """In the environment of every process of an embedded cluster: how ``down`` finds what is left of it."""
+NODE_MARKER = "ATOLL_NODE"
+"""Beside that, the name of the node that the process belongs to."""
 GROUP_LABEL = "atoll-node-group"
 REGION_LABEL = "region"
 INLINE_BYTES_MAX = 4 << 20
@@ -30,15 +36,24 @@ CONTROL_GROUP = "control"
 """The node group of the head: synchronisers, controllers and evaluators run there, islands do not."""
 
 
-def ray_environment(token_path: Path, partition_tolerance_s: float = PARTITION_TOLERANCE_S) -> dict[str, str]:
-    """Environment variables for every Ray process of the cluster, drivers included."""
+def ray_environment(
+    token_path: Path, partition_tolerance_s: float = PARTITION_TOLERANCE_S, head_storage: Path | None = None
+) -> dict[str, str]:
+    """Environment variables for every Ray process of the cluster, drivers included.
+
+    ``head_storage`` is a folder in which the head keeps what it knows of nodes and actors: with it a head may die and be
+    started again, while islands train on. Without one, what a dead head knew is gone, and its cluster with it.
+    """
     if partition_tolerance_s < CHECK_SECONDS_MIN:
         raise ConfigurationError(
             detail=f"partition_tolerance_s is {partition_tolerance_s}, below the {CHECK_SECONDS_MIN:.0f} s that one "
             "health check takes; every short silence would kill a node. Raise it."
         )
     day_s = 86_400
+    storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(head_storage)} if head_storage else {}
     return {
+        **storage,
+        TOLERANCE_VARIABLE: str(partition_tolerance_s),
         "RAY_health_check_failure_threshold": str(math.ceil(partition_tolerance_s / CHECK_SECONDS_MIN * MARGIN_RATIO)),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(day_s),
         "RAY_subscriber_timeout_ms": str(day_s * 1000),
@@ -63,3 +78,8 @@ def ray_environment(token_path: Path, partition_tolerance_s: float = PARTITION_T
         # one heap for all threads: what one has used and freed, another need not ask the kernel for
         "MALLOC_ARENA_MAX": "1",
     }
+
+
+def abandoned_after_s() -> float:
+    """For islands of the cluster that this process belongs to."""
+    return float(os.environ.get(TOLERANCE_VARIABLE, PARTITION_TOLERANCE_S)) * ABANDONED_RATIO

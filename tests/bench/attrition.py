@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from api.client import Client
-from api.home import Home
-from api.up import Installation, down, up
+from api.installation.home import Home
+from api.installation.up import Installation, down, up
 from orchestrator.config import read_document
 from tests.bench.surface import wait
 from tests.ray.jobs import GROUPS

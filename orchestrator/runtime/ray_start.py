@@ -1,0 +1,91 @@
+"""One Ray node's processes: the head's or a node group's, started by ``ray start`` in a place of this machine.
+
+Responsible for the arguments, for a folder and a log of its own for each node, and for a mark in the environment of all
+its processes by which the node's, and only they, are found again. Refuses to know which nodes there should be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.groups import NodeGroup
+from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
+
+LOOPBACK = "127.0.0.1"
+NODE_ADDRESS = "127.0.0.2" if sys.platform == "linux" else LOOPBACK
+"""Loopback too; Ray takes 127.0.0.1 for a mistake and uses the machine's outer address instead."""
+OBJECT_STORE_BYTES_MAX = 2 << 30
+"""Per node. It is reserved address space; memory is used only for what is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node runs: its address, and the command that starts a program there, as one in a network namespace needs."""
+
+    address: str = NODE_ADDRESS
+    enter: tuple[str, ...] = ()
+
+
+def start_head(cluster: ClusterFile, place: Place, *, dashboard: bool, dashboard_port: int) -> subprocess.Popen[bytes]:
+    port = cluster.address.rpartition(":")[2]
+    arguments = [
+        *("--head", "--port", port, "--num-cpus", "0", "--no-monitor"),
+        *("--include-dashboard", str(dashboard).lower(), "--dashboard-host", LOOPBACK),
+        *("--dashboard-port", str(dashboard_port), "--ray-client-server-port", str(free_port())),
+        *("--labels", f"{GROUP_LABEL}={CONTROL_GROUP}"),
+    ]
+    return _start(cluster, CONTROL_GROUP, place, arguments)
+
+
+def start_node(cluster: ClusterFile, name: str, group: NodeGroup, place: Place) -> subprocess.Popen[bytes]:
+    arguments = ["--address", cluster.address, "--num-cpus", str(group.cpus)]
+    if group.accelerator == "gpu":
+        arguments += ["--num-gpus", str(group.accelerators)]
+    elif group.accelerators:
+        arguments += ["--resources", json.dumps({"TPU": group.accelerators})]
+    labels = f"{GROUP_LABEL}={group.name},{REGION_LABEL}={group.region}"
+    return _start(cluster, name, place, [*arguments, "--labels", labels])
+
+
+def log_of(cluster: ClusterFile, name: str) -> Path:
+    """What ``ray start`` said for this node."""
+    return Path(cluster.temp_dir, f"{name}.log")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _start(cluster: ClusterFile, name: str, place: Place, arguments: list[str]) -> subprocess.Popen[bytes]:
+    # a folder for each node: nodes that start at once in one folder take the same socket names
+    folder = Path(cluster.temp_dir, name)
+    folder.mkdir(exist_ok=True)
+    shared_memory_bytes = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 1 << 30
+    with log_of(cluster, name).open("wb") as log:
+        return subprocess.Popen(
+            [
+                *(*place.enter, sys.executable, "-m", "ray.scripts.scripts", "start", *arguments),
+                *("--node-ip-address", place.address, "--temp-dir", str(folder), "--node-name", name),
+                *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
+                *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
+                *("--include-log-monitor", "false", "--disable-usage-stats"),
+            ],
+            env={**os.environ, **cluster.environment, CLUSTER_MARKER: cluster.id, NODE_MARKER: name},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C at the terminal is not for the cluster. A group, not a session: Linux shares the processors between
+            # sessions first (autogroups), and with one for each node an island's steps took up to ten times as long
+            process_group=0,
+        )

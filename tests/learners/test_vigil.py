@@ -1,0 +1,45 @@
+"""An island that nobody listens to ends itself in time, and not while somebody does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from learners.vigil import Vigil
+
+PROGRAM = """
+import os, sys
+from learners.vigil import Vigil
+Vigil(0.5, lambda: os._exit(7), tick_s=0.05)
+print("on watch", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_is_heard_again_and_again_is_not_abandoned_and_who_is_not_is() -> None:
+    abandoned = threading.Event()
+    vigil = Vigil(0.4, abandoned.set, tick_s=0.02)
+    for _ in range(20):
+        assert not abandoned.wait(0.05)
+        vigil.heard()
+    assert abandoned.wait(5.0)
+
+
+def test_a_process_that_was_stopped_for_long_does_not_take_that_for_silence() -> None:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(1.0)
+        os.kill(process.pid, signal.SIGCONT)
+        continued_at = time.monotonic()
+        assert process.wait(10.0) == 7
+        assert time.monotonic() - continued_at >= 0.2
+    finally:
+        process.kill()
+        process.communicate()

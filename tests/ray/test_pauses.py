@@ -1,0 +1,99 @@
+"""What keeps a job from merging pauses it, with a visible reason, while islands train on; it goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.events import MergeCompleted
+from orchestrator.tape.storage import read_tape
+from tests.programs import missing, required
+from tests.ray.jobs import Job, synthetic
+from tests.ray.test_recovery import assert_sound
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+Start = Callable[[dict[str, Any]], Job]
+ENDLESS = 100_000
+BOTH = ("us-east", "asia")
+PAUSED_S = 3.0
+GAP_MAX_S = 1.0
+"""Less than the pause: who waited for it would show more."""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """The test's folder is a disk of its own, of a few megabytes. Asked for before ``start``, it outlives its jobs."""
+    mount = required("mount")
+    if os.geteuid() != 0:
+        missing("root, which mounting a disk needs,")
+    subprocess.run([mount, "-t", "tmpfs", "-o", "size=16m", "atoll-test", str(tmp_path)], check=True)
+    yield tmp_path
+    subprocess.run([required("umount"), "--lazy", str(tmp_path)], check=True)
+
+
+def merges(job: Job, since: float = 0.0) -> int:
+    records = read_tape(job.run_dir / "tape.jsonl").records
+    return sum(isinstance(record.event, MergeCompleted) and record.event.at > since for record in records)
+
+
+def paused(job: Job) -> str:
+    return job.status()["view"]["pause_reason"] or ""
+
+
+def test_a_full_disk_pauses_merging_and_nothing_is_lost_once_there_is_room_again(
+    small_disk: Path, start: Start
+) -> None:
+    job = start(synthetic(steps=ENDLESS, groups=BOTH))
+    for island in BOTH:
+        job.wait_for_merge(island, 1)
+    ballast = small_disk / "ballast"
+    fill(ballast)
+    job.wait_until(lambda: "No space left" in paused(job), "a pause for want of room")
+    full_at = time.monotonic()
+    before = (job.run_dir / "tape.jsonl").stat().st_size
+    time.sleep(PAUSED_S)
+    assert (job.run_dir / "tape.jsonl").stat().st_size == before
+    assert "No space left" in paused(job)
+    assert time.monotonic() - full_at >= PAUSED_S
+    ballast.unlink()
+    job.wait_until(lambda: not paused(job), "the end of the pause")
+    at = job.status()["at"]
+    job.wait_until(lambda: merges(job, since=at) >= 4, "merges after the pause")
+    for island in BOTH:
+        assert job.gap_max_s(island, 0.0) <= GAP_MAX_S
+    assert job.status()["view"]["epoch"] == 1, "nobody died of it"
+    job.command("cancel")
+    job.wait_for_end()
+    assert_sound(job)
+
+
+def test_with_fewer_islands_than_the_quorum_wants_merging_waits_and_goes_on_when_they_are_back(start: Start) -> None:
+    job = start(synthetic(steps=ENDLESS, groups=BOTH, synchroniser={"quorum": 2}))
+    job.wait_for_merge("asia", 1)
+    job.command("kill", "asia", restart=False)
+    job.wait_for_state("asia", "stopped")
+    assert "1 of the 2" in job.wait_until(lambda: paused(job), "a pause for want of islands")
+    at, steps = job.status()["at"], job.island("us-east")["steps_total"]
+    time.sleep(PAUSED_S)
+    assert merges(job, since=at + 1.0) == 0
+    assert job.island("us-east")["steps_total"] > steps + 20
+    assert job.gap_max_s("us-east", at) <= GAP_MAX_S
+    job.command("readd", "asia")
+    job.wait_for_merge("asia", 2)
+    job.wait_until(lambda: not paused(job), "the end of the pause")
+
+
+def fill(ballast: Path) -> None:
+    """Until not a byte is left on its disk."""
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        for size in (1 << 20, 1 << 12, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(b"\0" * size)

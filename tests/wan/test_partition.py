@@ -1,0 +1,93 @@
+"""A region is cut off for real: packets vanish, nobody is told. Its island trains on, and comes back, or is fenced.
+
+What the island did is read from its own diary, what was made of it from the tape. ``ATOLL_CUT_S`` makes the first cut longer
+(``make soak``: ten minutes).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.core import events
+from tests.ray.jobs import STEP_S, gone
+from tests.ray.test_recovery import assert_sound
+from tests.wan.conftest import ASIA, EAST, Archipelago, WideJob
+
+CUT_S = float(os.environ.get("ATOLL_CUT_S", "15"))
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(round(CUT_S) + 240)]
+Submit = Callable[..., WideJob]
+BACK_S = 30.0
+GAP_MAX_S = 1.0
+"""Of a machine with other work to do; whoever waited for the other side would stand still for the whole cut."""
+UNTOLD_STEPS_MAX = 2.0 / STEP_S
+"""Taken after an island's last report, and before it ended."""
+
+
+def test_a_region_that_is_cut_off_trains_on_and_contributes_again_with_the_right_counters(
+    archipelago: Archipelago, submit: Submit
+) -> None:
+    job = submit()
+    job.wait_for_merge(EAST, 1)
+    pid = job.wait_for_merge(ASIA, 1)["pid"]
+    region = archipelago.region_of(pid)
+
+    archipelago.regions.cut(region)
+    cut_at = time.monotonic()
+    job.wait_for_state(ASIA, "suspect")
+    assert "cannot be reached" in job.island(ASIA)["reason"]
+    time.sleep(max(0.0, cut_at + CUT_S - time.monotonic()))
+    at = job.status()["at"]
+    archipelago.regions.heal(region)
+    healed_at = time.monotonic()
+    job.wait_until(lambda: ASIA in job.contributors_since(at), "a contribution of asia", timeout_s=BACK_S)
+    job.wait_until(lambda: job.island(ASIA)["last_merge_at"] > at, "a merge with asia")
+    print(f"contributed {time.monotonic() - healed_at:.1f} s after a cut of {healed_at - cut_at:.0f} s")
+
+    diary = job.diary(pid)
+    assert diary.longest_gap(cut_at, healed_at) <= GAP_MAX_S
+    assert (job.island(ASIA)["incarnation"], job.island(ASIA)["pid"]) == (1, pid)
+    job.cancel()
+    job.wait_for_end()
+    assert_sound(job)
+    reports, steps = job.events(events.ProgressReported, ASIA), len(job.diary(pid).ends)
+    assert steps - UNTOLD_STEPS_MAX <= reports[-1].steps_total <= steps
+    assert job.last["goodput"]["islands"][ASIA]["tokens"]["trained"] == reports[-1].tokens_total
+
+
+def test_an_island_replaced_behind_a_cut_is_fenced_when_it_is_back_and_all_it_trained_is_counted(
+    archipelago: Archipelago, submit: Submit
+) -> None:
+    job = submit(recovery={"cut_off_timeout_s": 2.0})
+    job.wait_for_merge(EAST, 1)
+    old = job.wait_for_merge(ASIA, 1)["pid"]
+    region = archipelago.region_of(old)
+
+    archipelago.regions.cut(region)
+    cut_at = time.monotonic()
+    new = job.wait_for_merge(ASIA, 2)["pid"]
+    assert archipelago.region_of(new) == ({"asia-0", "asia-1"} - {region}).pop()
+    assert not gone(old)
+    at = job.status()["at"]
+    archipelago.regions.heal(region)
+    healed_at = time.monotonic()
+    job.wait_until(lambda: gone(old), "the end of the one that was replaced", timeout_s=BACK_S)
+    diary = job.diary(old)
+    assert diary.longest_gap(cut_at, healed_at) <= GAP_MAX_S
+    assert job.island(ASIA)["pid"] == new
+    print(f"fenced {diary.ends[-1] - healed_at:.1f} s after healing")
+
+    job.cancel()
+    job.wait_for_end()
+    assert_sound(job)
+    reports = job.events(events.ProgressReported, ASIA)
+    last_words = [e for e in reports if e.incarnation == 1 and e.at > at][-1]
+    assert len(diary.ends) - UNTOLD_STEPS_MAX <= last_words.steps_total <= len(diary.ends)
+    unmerged = last_words.tokens_total - [e for e in reports if e.incarnation == 1 and e.at < at][-1].tokens_total
+    goodput = job.last["goodput"]
+    assert goodput["islands"][ASIA]["tokens"]["trained"] == last_words.tokens_total + reports[-1].tokens_total
+    assert goodput["discarded_tokens"]["lost with the island"] >= unmerged > 0
+    assert {c.incarnation for c in job.contributions_since(at) if c.island == ASIA} == {2}
