@@ -57,6 +57,7 @@ class Island:
         )
         self._codec: wire.Codec = "float32"
         self._computes = False
+        self._device_count = self._shard_index = 0
 
     def hello(self) -> dict[str, Any]:
         """Who this is: the facts of ``Placement``."""
@@ -101,6 +102,29 @@ class Island:
         versions, step = tuple(state["versions"]), state["step"]
         log.info("caught up from %s, at step %d", donor, step)
         self._outbox.put(CaughtUp(donor, versions, step, time.monotonic() - began))
+
+    def take_over(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
+        """A standby becomes an island: its name, data and logbook. ``Ready`` follows; answers as ``hello``."""
+        log.info("this process is %s, incarnation %d, from here on", island, book.number)
+        logbook.keep(book)
+        log.info("%s, incarnation %d, is process %d, which was %s", island, book.number, os.getpid(), self._island)
+        self._island, self._shard_index = island, shard_index
+        self._correspondence.forget()
+        self._outbox.put(Ready(self._device_count, 0.0))
+        return self.hello()
+
+    def resume(self, epoch: Epoch, cursor: int) -> None:
+        """Go on from what this process holds from its time as a standby. ``CaughtUp`` or ``CatchUpFailure`` follows."""
+        self._correspondence.heed(epoch)
+        began = time.monotonic()
+        try:
+            versions, step = self._built().take_over(self._shard_index, cursor)
+        except Exception as error:
+            log.exception("what this standby holds cannot be gone on from")
+            self._outbox.put(CatchUpFailure(None, _told(error)))
+            return
+        log.info("goes on from its own state, at step %d", step)
+        self._outbox.put(CaughtUp(None, versions, step, time.monotonic() - began))
 
     def start(self, epoch: Epoch) -> None:
         self._correspondence.heed(epoch)
@@ -148,7 +172,7 @@ class Island:
                 adoption=knobs["adoption"],
                 mix_alpha=knobs["mix_alpha"],
             )
-            self._codec = knobs["wire"]
+            self._codec, self._device_count = knobs["wire"], trainer.device_count
             self._loop = IslandLoop(trainer, plan, self._outbox)
         except Exception as error:
             log.exception("the model cannot be built")

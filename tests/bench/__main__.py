@@ -1,7 +1,7 @@
 """``make bench``: events per second of core and fleet model, the merge arithmetic, what synchronising costs a step, what
-keeping a merge costs, and how soon operators are served.
+keeping a merge costs, how soon operators are served, and how soon a killed island is back.
 
-python -m tests.bench [core] [fleet] [merge] [journal] [overhead] [surface [--json]]        all without arguments
+python -m tests.bench [core] [fleet] [merge] [journal] [overhead] [surface [--json]] [recovery [--json]]; all without arguments
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orchestrator.core.vocabulary import IslandPlan
 from orchestrator.merge import benchmark
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
-from tests.bench import fleet, journal, overhead, surface
+from tests.bench import fleet, journal, overhead, recovery, surface
 from tests.core.story import policy
 
 EVENTS_PER_SECOND_GOAL = 50_000
@@ -59,8 +59,9 @@ PARTS = {
     "journal": journal.main,
     "overhead": overhead.main,
     "surface": surface.main,
+    "recovery": recovery.main,
 }
 
 if __name__ == "__main__":
-    for part in [argument for argument in sys.argv[1:] if argument != "--json"] or PARTS:
+    for part in [argument for argument in sys.argv[1:] if argument in PARTS] or PARTS:
         PARTS[part]()
