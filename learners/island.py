@@ -19,13 +19,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
 from learners.correspondence import Correspondence
 from learners.loop import IslandLoop, LoopPlan
+from learners.niceness import give_way, give_way_since, threads
 from learners.outbox import Outbox
 from orchestrator import logbook
 from orchestrator.core.messages import Broken, CatchUpFailure, CaughtUp, Letter, Ready
@@ -36,7 +37,6 @@ from orchestrator.merge import fragment_map, wire
 EXPORT_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 35.0
 """A little more than the donor takes at most."""
-TRAINING_NICENESS = 10
 SYNTHETIC = "learners.synthetic"
 
 log = logging.getLogger(__name__)
@@ -68,10 +68,15 @@ class Island:
             "node": socket.gethostname(),
         }
 
-    def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int) -> None:
-        """Begin to build and compile the model; ``Ready`` or ``Broken`` follows."""
+    def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, hurry: bool) -> None:
+        """Begin to build and compile the model; ``Ready`` or ``Broken`` follows.
+
+        An island that comes back may ``hurry``: until it is ready, it does not give way to those that train.
+        """
         self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not spec["trainer"].startswith(SYNTHETIC)
-        self._in_background("prepare", lambda: self._prepare(spec, shard_index, shard_count))
+        threading.Thread(
+            target=self._prepare, args=(spec, shard_index, shard_count, hurry), name="prepare", daemon=True
+        ).start()
 
     def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: bytes) -> None:
         """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
@@ -128,7 +133,7 @@ class Island:
 
     def start(self, epoch: Epoch) -> None:
         self._correspondence.heed(epoch)
-        self._in_background("start", self._built().start)
+        threading.Thread(target=self._start, name="start", daemon=True).start()
 
     def flush(self, epoch: Epoch) -> None:
         self._correspondence.heed(epoch)
@@ -158,8 +163,10 @@ class Island:
         """A peer's way to this island's state; raises when it has none to give."""
         return self._built().export_state(EXPORT_TIMEOUT_S)
 
-    def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int) -> None:
-        began = time.monotonic()
+    def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, hurry: bool) -> None:
+        began, before = time.monotonic(), threads()
+        if self._computes and not hurry:
+            give_way()
         try:
             module, _, name = spec["trainer"].partition(":")
             trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
@@ -178,22 +185,16 @@ class Island:
             log.exception("the model cannot be built")
             self._outbox.put(Broken(_told(error)))
             return
+        if self._computes:
+            give_way_since(before)
         log.info("the model is built, on %d devices", trainer.device_count)
         self._outbox.put(Ready(trainer.device_count, time.monotonic() - began))
 
-    def _in_background(self, name: str, work: Callable[[], None]) -> None:
-        """Run ``work`` in a thread which, where this island computes on the host's cores, gives way to the service.
-
-        Linux keeps niceness per thread and hands it on to threads started from there: XLA's pool and the island's loop.
-        Without it four islands on two cores starve the synchroniser for seconds, and everyone looks dead.
-        """
-
-        def run() -> None:
-            if self._computes:
-                os.nice(TRAINING_NICENESS)
-            work()
-
-        threading.Thread(target=run, name=name, daemon=True).start()
+    def _start(self) -> None:
+        """From a thread that gives way, where this island computes on the host's cores: the loop's own does as well."""
+        if self._computes:
+            give_way()
+        self._built().start()
 
     def _built(self) -> IslandLoop:
         if self._loop is None:

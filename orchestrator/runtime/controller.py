@@ -106,7 +106,8 @@ class Controller:
             self.end(island, incarnation)
             return UNWANTED
         shard = self._shards.index(island) if island in self._shards else 0  # a standby's is that of whom it becomes
-        actor.prepare.remote(self._document, shard, len(self._shards))
+        hurry = island in self._shards and incarnation > 1  # it is missed
+        actor.prepare.remote(self._document, shard, len(self._shards), hurry)
         try:
             about = ray.get(actor.hello.remote(), timeout=HELLO_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
