@@ -49,7 +49,7 @@ class Island(Answer):
     region: str
     accelerator_count: int
     state: str = Field(
-        description="placing, starting, catching_up, training, suspect, draining, drained, cordoned, lost, "
+        description="placing, starting, catching_up, training, standby, suspect, draining, drained, cordoned, lost, "
         "stopped or failed"
     )
     reason: str = Field(description="why the island is in this state")
@@ -65,6 +65,7 @@ class Island(Answer):
     restarts: int = 0
     flag: str = Field(default="", description="what is wrong with what it contributes; empty once good work is merged")
     quarantines: int = Field(default=0, description="times it was replaced for that, since an operator re-added it")
+    standby: bool = Field(default=False, description="no island yet: a process that waits to take a lost one's place")
 
 
 class Fragment(Answer):

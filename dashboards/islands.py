@@ -12,6 +12,7 @@ STATES = (
     ("starting", "light-yellow"),
     ("catching_up", "purple"),
     ("training", "green"),
+    ("standby", "light-green"),
     ("suspect", "orange"),
     ("draining", "light-blue"),
     ("drained", "blue"),

@@ -87,6 +87,10 @@ class Trainer(Protocol):
         """Go on in the data as if ``cursor`` batches had been drawn."""
         ...
 
+    def take_shard(self, index: int) -> None:
+        """From here on the data is that of this shard; of a standby that takes an island's place before its first step."""
+        ...
+
     def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
         """Mean loss, in nats per token, of these parameters on the held-out split."""
         ...

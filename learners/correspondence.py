@@ -33,6 +33,12 @@ class Correspondence:
                 for offer in self._letters.missing(self._standing()):
                     self._outbox.put_again(offer)
 
+    def forget(self) -> None:
+        """Whoever reads next is told nothing of what was written until now."""
+        with self._lock:
+            self._outbox.take(0.0)
+            self._unread = []
+
     def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> Numbered:
         """Letters after number ``read``, oldest first; waits for one. Those up to ``acknowledged`` are forgotten."""
         self.heed(epoch)

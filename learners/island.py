@@ -19,13 +19,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
 from learners.correspondence import Correspondence
 from learners.loop import IslandLoop, LoopPlan
+from learners.niceness import give_way, give_way_since, threads
 from learners.outbox import Outbox
 from learners.vigil import Vigil
 from orchestrator import logbook
@@ -37,7 +38,6 @@ from orchestrator.merge import fragment_map, wire
 EXPORT_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 35.0
 """A little more than the donor takes at most."""
-TRAINING_NICENESS = 10
 SYNTHETIC = "learners.synthetic"
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class Island:
         self._codec: wire.Codec = "float32"
         self._computes = False
         self._vigil = Vigil(abandoned_after_s, self._give_up)
+        self._device_count = self._shard_index = 0
 
     def hello(self) -> dict[str, Any]:
         """Who this is: the facts of ``Placement``."""
@@ -71,10 +72,15 @@ class Island:
             "node": socket.gethostname(),
         }
 
-    def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int) -> None:
-        """Begin to build and compile the model; ``Ready`` or ``Broken`` follows."""
+    def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, hurry: bool) -> None:
+        """Begin to build and compile the model; ``Ready`` or ``Broken`` follows.
+
+        An island that comes back may ``hurry``: until it is ready, it does not give way to those that train.
+        """
         self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not spec["trainer"].startswith(SYNTHETIC)
-        self._in_background("prepare", lambda: self._prepare(spec, shard_index, shard_count))
+        threading.Thread(
+            target=self._prepare, args=(spec, shard_index, shard_count, hurry), name="prepare", daemon=True
+        ).start()
 
     def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: bytes) -> None:
         """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
@@ -106,9 +112,32 @@ class Island:
         log.info("caught up from %s, at step %d", donor, step)
         self._outbox.put(CaughtUp(donor, versions, step, time.monotonic() - began))
 
+    def take_over(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
+        """A standby becomes an island: its name, data and logbook. ``Ready`` follows; answers as ``hello``."""
+        log.info("this process is %s, incarnation %d, from here on", island, book.number)
+        logbook.keep(book)
+        log.info("%s, incarnation %d, is process %d, which was %s", island, book.number, os.getpid(), self._island)
+        self._island, self._shard_index = island, shard_index
+        self._correspondence.forget()
+        self._outbox.put(Ready(self._device_count, 0.0))
+        return self.hello()
+
+    def resume(self, epoch: Epoch, cursor: int) -> None:
+        """Go on from what this process holds from its time as a standby. ``CaughtUp`` or ``CatchUpFailure`` follows."""
+        self._correspondence.heed(epoch)
+        began = time.monotonic()
+        try:
+            versions, step = self._built().take_over(self._shard_index, cursor)
+        except Exception as error:
+            log.exception("what this standby holds cannot be gone on from")
+            self._outbox.put(CatchUpFailure(None, _told(error)))
+            return
+        log.info("goes on from its own state, at step %d", step)
+        self._outbox.put(CaughtUp(None, versions, step, time.monotonic() - began))
+
     def start(self, epoch: Epoch) -> None:
         self._correspondence.heed(epoch)
-        self._in_background("start", self._built().start)
+        threading.Thread(target=self._start, name="start", daemon=True).start()
 
     def flush(self, epoch: Epoch) -> None:
         self._correspondence.heed(epoch)
@@ -140,8 +169,10 @@ class Island:
         """A peer's way to this island's state; raises when it has none to give."""
         return self._built().export_state(EXPORT_TIMEOUT_S)
 
-    def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int) -> None:
-        began = time.monotonic()
+    def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, hurry: bool) -> None:
+        began, before = time.monotonic(), threads()
+        if self._computes and not hurry:
+            give_way()
         try:
             module, _, name = spec["trainer"].partition(":")
             trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
@@ -154,12 +185,14 @@ class Island:
                 adoption=knobs["adoption"],
                 mix_alpha=knobs["mix_alpha"],
             )
-            self._codec = knobs["wire"]
+            self._codec, self._device_count = knobs["wire"], trainer.device_count
             self._loop = IslandLoop(trainer, plan, self._outbox)
         except Exception as error:
             log.exception("the model cannot be built")
             self._outbox.put(Broken(_told(error)))
             return
+        if self._computes:
+            give_way_since(before)
         log.info("the model is built, on %d devices", trainer.device_count)
         self._outbox.put(Ready(trainer.device_count, time.monotonic() - began))
 
@@ -167,19 +200,11 @@ class Island:
         log.critical("nobody has listened to this island for too long; it ends itself")
         os._exit(1)  # other threads may be inside a step, or a call
 
-    def _in_background(self, name: str, work: Callable[[], None]) -> None:
-        """Run ``work`` in a thread which, where this island computes on the host's cores, gives way to the service.
-
-        Linux keeps niceness per thread and hands it on to threads started from there: XLA's pool and the island's loop.
-        Without it four islands on two cores starve the synchroniser for seconds, and everyone looks dead.
-        """
-
-        def run() -> None:
-            if self._computes:
-                os.nice(TRAINING_NICENESS)
-            work()
-
-        threading.Thread(target=run, name=name, daemon=True).start()
+    def _start(self) -> None:
+        """From a thread that gives way, where this island computes on the host's cores: the loop's own does as well."""
+        if self._computes:
+            give_way()
+        self._built().start()
 
     def _built(self) -> IslandLoop:
         if self._loop is None:

@@ -41,7 +41,8 @@ def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> JaxTr
     return JaxTrainer(
         spec,
         model.build(spec),
-        draw=lambda: data.shard_batches(text.corpus, spec, shard_index, shard_count),
+        draw=lambda index: data.shard_batches(text.corpus, spec, index, shard_count),
+        shard_index=shard_index,
         text=text,
     )
 
@@ -66,17 +67,23 @@ class DeviceCopy:
 
 
 class JaxTrainer:
-    """See ``contract.Trainer``. ``draw`` makes the source of batches when the first one is needed.
+    """See ``contract.Trainer``. ``draw`` makes the source of a shard's batches when the first one is needed.
 
     Not thread-safe: one thread at a time. Snapshots may be read from any thread.
     """
 
     def __init__(
-        self, spec: Mapping[str, Any], built: model.Model, draw: Callable[[], data.Draw], text: _Text | None = None
+        self,
+        spec: Mapping[str, Any],
+        built: model.Model,
+        draw: Callable[[int], data.Draw],
+        *,
+        shard_index: int = 0,
+        text: _Text | None = None,
     ) -> None:
         self._spec = spec
         self._model = built
-        self._make_draw = draw
+        self._make_draw, self._shard_index = draw, shard_index
         self._text = text or _Text(spec)
         self._inner = spec["training"]["inner_optimizer"]
         self._horizon_steps = inner_optimizer.horizon_steps(spec)
@@ -92,6 +99,7 @@ class JaxTrainer:
         self._parameters: dict[str, jax.Array] = {}
         self._state: Any = None
         self._cursor = 0
+        self._draw: data.Draw | None = None
         self._drawn: tuple[int, np.ndarray] | None = None
 
     @property
@@ -163,6 +171,9 @@ class JaxTrainer:
     def seek(self, cursor: int) -> None:
         self._cursor = cursor
 
+    def take_shard(self, index: int) -> None:
+        self._shard_index, self._draw, self._drawn = index, None, None
+
     def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
         sequences = self._text.held_out
         batch = next(size for size in range(EVALUATION_BATCH_MAX, 0, -1) if len(sequences) % size == 0)
@@ -181,10 +192,6 @@ class JaxTrainer:
     @cached_property
     def _initial(self) -> Arrays:
         return self._model.initialise(self._spec["seed"])
-
-    @cached_property
-    def _draw(self) -> data.Draw:
-        return self._make_draw()
 
     @property
     def _batch_shape(self) -> tuple[int, int]:
@@ -214,6 +221,8 @@ class JaxTrainer:
 
     def _batch(self) -> np.ndarray:
         """The batch at the cursor, drawn once."""
+        if self._draw is None:
+            self._draw = self._make_draw(self._shard_index)
         if self._drawn is None or self._drawn[0] != self._cursor:
             self._drawn = (self._cursor, self._draw(self._cursor))
         return self._drawn[1]

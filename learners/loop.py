@@ -83,6 +83,26 @@ class IslandLoop:
             bases = [self._trainer.snapshot(names).arrays() if keeps else None for names in self._plan.fragments]
             self._begin_from(state["versions"], state["step"], cursor, bases)
 
+    def take_over(self, shard_index: int, cursor: int) -> tuple[tuple[Version, ...], int]:
+        """Begin from the state that was loaded and what was published since; tell its versions, and the logical step.
+
+        Nothing was trained on it, so it is overwritten, and said to nobody. Asked again before ``start``, it tells the same.
+        """
+        with self._loading:
+            if self._thread is not None or not self._fragments:
+                raise InternalError(
+                    detail="only an island that holds a state, and has not trained, takes a place over."
+                )
+            for mail in self._mailbox.take_all():
+                if mail.version > self._fragments[mail.fragment].version:
+                    self._trainer.load(mail.arrays)
+                    self._fragments[mail.fragment] = FragmentWork(mail.version, base=mail.arrays)
+                    self._step = max(self._step, mail.step)
+            self._asked_step = self._step
+            self._trainer.take_shard(shard_index)
+            self._trainer.seek(cursor)
+            return tuple(fragment.version for fragment in self._fragments), self._step
+
     def start(self) -> None:
         """Train until flushed, drained or stopped. Asked again, it calls a drain off, or changes nothing."""
         self._draining.clear()

@@ -113,6 +113,9 @@ class SyntheticTrainer:
     def seek(self, cursor: int) -> None:
         self._cursor = cursor
 
+    def take_shard(self, index: int) -> None:
+        self._shard_index = index
+
     def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
         return self._loss(arrays)
 

@@ -75,23 +75,34 @@ class JobSpec(Section):
         named = ((section, section.island_names(spares=spares)) for section in self.islands)
         return {IslandId(name): section for section, names in named for name in names}
 
+    def standby_sections(self) -> dict[IslandId, IslandsSection]:
+        """Every standby by name, with the entry whose islands it may become."""
+        return {IslandId(name): section for section in self.islands for name in section.standby_names()}
+
     def wanted_counts(self) -> dict[NodeGroupId, int]:
         """How many islands are wanted at first, of each node group with spares."""
         return {NodeGroupId(section.node_group): section.count for section in self.islands if section.has_spares}
 
     def policy(self, regions: Mapping[str, str] | None = None, *, spares: bool = False) -> JobPolicy:
-        """What the core may know. ``regions`` maps node groups to regions (a node group's own name if absent)."""
+        """What the core may know. ``regions`` maps node groups to regions (a node group's own name if absent).
+
+        Standbys go with ``spares``: both are of jobs whose processes are real.
+        """
         sync, recovery = self.synchroniser, self.recovery
-        return JobPolicy(
-            islands=tuple(
+
+        def plans(sections: Mapping[IslandId, IslandsSection]) -> tuple[IslandPlan, ...]:
+            return tuple(
                 IslandPlan(
                     island=island,
                     node_group=NodeGroupId(section.node_group),
                     region=(regions or {}).get(section.node_group, section.node_group),
                     accelerator_count=max(1, section.accelerators),
                 )
-                for island, section in self.island_sections(spares=spares).items()
-            ),
+                for island, section in sections.items()
+            )
+
+        return JobPolicy(
+            islands=plans(self.island_sections(spares=spares)),
             fragment_count=sync.fragments,
             sync_interval_steps=sync.interval_steps,
             overlap_steps=sync.overlap_steps,
@@ -109,6 +120,7 @@ class JobSpec(Section):
             moving_average_decay=0.9,
             health=HealthPolicy(**self.health.model_dump()),
             cut_off_timeout_s=recovery.cut_off_timeout_s,
+            standbys=plans(self.standby_sections()) if spares else (),
         )
 
 
@@ -161,7 +173,7 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     islands, sync = sections.get("islands"), sections.get("synchroniser")
     if islands:
         count = sum(section.count for section in islands)
-        names = [name for section in islands for name in section.island_names(spares=True)]
+        names = [n for section in islands for n in (*section.island_names(spares=True), *section.standby_names())]
         groups = [section.node_group for section in islands]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield Problem("islands", f"the name {name!r} is used twice.", "Give each entry its own name.")

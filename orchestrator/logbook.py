@@ -29,6 +29,8 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 log = logging.getLogger(__name__)
 
+_kept: Logbook | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Logbook:
@@ -66,7 +68,8 @@ def logbooks(run_dir: Path) -> list[Logbook]:
 
 
 def keep(book: Logbook) -> None:
-    """From here on all that this process says is in its logbook, what was there before kept."""
+    """From here on all that this process says is in its logbook, what was there before kept. A later one takes its place."""
+    global _kept
     try:
         book.path.parent.mkdir(parents=True, exist_ok=True)
         _turn_to(book.path)
@@ -77,6 +80,7 @@ def keep(book: Logbook) -> None:
     logging.Formatter.converter = time.gmtime
     logging.basicConfig(level=logging.INFO, format=FORMAT, stream=sys.stderr, force=True)
     faulthandler.enable(file=sys.stderr)
+    _kept = book
     threading.Thread(target=_keep_short, args=(book,), name="logbook", daemon=True).start()
 
 
@@ -96,6 +100,8 @@ def _turn_to(path: Path) -> None:
 def _keep_short(book: Logbook) -> None:
     while True:
         time.sleep(CHECK_S)
+        if book is not _kept:
+            return
         try:
             if book.path.stat().st_size > BYTES_MAX:
                 os.replace(book.path, book.older)

@@ -103,13 +103,16 @@ class IslandsSection(Section):
     """One or more islands on one node group. ``accelerators`` 0 means CPU; ``cpus`` is what Ray reserves.
 
     Of the islands from ``count`` up to ``count_max`` each has a name and a data shard from the beginning, and a process only
-    once the job is scaled up.
+    once the job is scaled up. Beside them ``standby`` processes wait to take the place of one that is lost.
     """
 
     node_group: Name
     count: Count = 1
     count_max: Count | None = Field(
         None, description="islands that the job may be scaled up to; no more than count if absent"
+    )
+    standby: Annotated[int, Field(ge=0)] = Field(
+        0, description="processes that are started, hold a state, and train once an island of this entry is lost"
     )
     name: Name | None = Field(None, description="defaults to the node group's; numbered when count is above 1")
     accelerator: Literal["cpu", "gpu", "tpu"] = "cpu"
@@ -125,6 +128,10 @@ class IslandsSection(Section):
         base, most = self.name or self.node_group, max(self.count, self.count_max or 0)
         names = [base] if most == 1 else [f"{base}-{number}" for number in range(most)]
         return names if spares else names[: self.count]
+
+    def standby_names(self) -> list[str]:
+        base = f"{self.name or self.node_group}-standby"
+        return [base] if self.standby == 1 else [f"{base}-{number}" for number in range(self.standby)]
 
 
 class BudgetSection(Section):

@@ -186,8 +186,8 @@ class ChaosRuns:
 
 
 def _spare(island: Island) -> bool:
-    """Nothing of it ever ran: a fault that is drawn for it could strike nobody."""
-    return island.state == "stopped" and island.incarnation == 0
+    """It waits to be an island: a fault that is drawn for it could strike nobody, or nobody who trains."""
+    return island.standby or (island.state == "stopped" and island.incarnation == 0)
 
 
 def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, Any]:

@@ -177,5 +177,6 @@ class Dispatcher:
 
 
 def sections_of(row: JobRow, *, spares: bool = False) -> dict[IslandId, IslandsSection]:
-    """The islands of the job's specification, by name."""
-    return JobSpec.model_validate(row.spec).island_sections(spares=spares)
+    """The islands and standbys of the job's specification, by name."""
+    spec = JobSpec.model_validate(row.spec)
+    return {**spec.island_sections(spares=spares), **spec.standby_sections()}

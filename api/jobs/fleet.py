@@ -53,7 +53,7 @@ def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroup
                         f"An island runs on one node: ask for at most {one_node:g}, or use a group with larger nodes.",
                     )
                 )
-            amount = sum(getattr(section, field) * section.count for section in sections)
+            amount = sum(getattr(section, field) * (section.count + section.standby) for section in sections)
             if amount > has and not too_large:
                 problems.append(
                     Problem(

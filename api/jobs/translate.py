@@ -48,7 +48,7 @@ def job_of(
         submitted_at=row.submitted_at,
         started_at=started_at,
         ended_at=started_at + record["at"] if record and started_at and state.final else None,
-        island_count=len(islands),
+        island_count=sum(not island.standby for island in islands),
         islands_training=sum(island.state == "training" for island in islands),
         token_budget=view.get("token_budget", token_budget),
         tokens_trained=view.get("tokens_trained", 0),
@@ -102,6 +102,7 @@ def island_of(view: Mapping[str, Any]) -> Island:
         restarts=view["restarts"],
         flag=view.get("flag", ""),
         quarantines=view.get("quarantines", 0),
+        standby=view.get("standby", False),
     )
 
 

@@ -109,6 +109,10 @@ _FAMILIES = (
     Family("gauge", "atoll_training_loss_nats", ISLAND, "Training loss of the island's last step, nats per token."),
     Family("counter", "atoll_island_merges", ISLAND, "Merges that the island's work is in."),
     Family("gauge", "atoll_island_last_merge_age_seconds", ISLAND, "Time since a merge last held the island's work."),
+    Family(
+        "gauge", "atoll_standby_seconds", ("job", "class"), "Time of standbys, ready or preparing; no island's time."
+    ),
+    Family("counter", "atoll_standby_takeovers", ("job",), "Lost islands that went on as a standby's process."),
     Family("counter", "atoll_catch_ups", ("job", "source"), "States handed to islands, by who gave them."),
     Family("counter", "atoll_catch_up_failures", ("job",), "Attempts to hand over a state that failed."),
     Family("counter", "atoll_placement_failures", ("job",), "Attempts to make an island's process that failed."),

@@ -71,6 +71,10 @@ def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
     yield Sample("atoll_job_token_budget", (job,), view["token_budget"])
     yield Sample("atoll_goodput_ratio", (job,), worth["goodput_ratio"])
     yield Sample("atoll_uptime_ratio", (job,), worth["uptime_ratio"])
+    if standbys := worth.get("standbys"):  # not of jobs that ended under an earlier build
+        for kind in ("ready", "preparing"):
+            yield Sample("atoll_standby_seconds", (job, kind), standbys[f"{kind}_seconds"])
+        yield Sample("atoll_standby_takeovers", (job,), standbys["takeovers"])
     for cause, seconds in worth["badput_seconds"].items():
         yield Sample("atoll_badput_seconds", (job, cause), seconds)
     for cause, tokens in worth["discarded_tokens"].items():

@@ -25,6 +25,7 @@ STATE_STYLES = {
     "starting": "yellow",
     "catching_up": "cyan",
     "training": "green",
+    "standby": "dim green",
     "suspect": "magenta",
     "draining": "blue",
     "drained": "dim blue",

@@ -10,7 +10,7 @@ const LEFT = new Set(["stopped", "drained", "draining"]);
 
 /** The islands of the job on a node group: `{training, wanted, most}`. */
 export function counts(job, group) {
-  const there = job.islands.filter((island) => island.node_group === group);
+  const there = job.islands.filter((island) => island.node_group === group && !island.standby);
   return {
     training: there.filter((island) => island.state === "training").length,
     wanted: there.filter((island) => !LEFT.has(island.state)).length,

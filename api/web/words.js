@@ -46,6 +46,7 @@ export const day = (unix) => new Date(unix * 1000).toLocaleString([], { month: "
  */
 export const STATES = {
   training: { word: "training", tone: "good", icon: "play" },
+  standby: { word: "standing by", tone: "calm", icon: "pause" },
   draining: { word: "draining", tone: "busy", icon: "down" },
   drained: { word: "drained", tone: "calm", icon: "tick" },
   flushed: { word: "waiting for the end", tone: "calm", icon: "dots" },

@@ -20,6 +20,7 @@ from typing import Any
 from orchestrator.accounting.island_time import IslandTime
 from orchestrator.accounting.ledger import QUARANTINED, Ledger
 from orchestrator.accounting.lifecycle import GONE, Change, Lifecycle
+from orchestrator.accounting.standbys import Standbys
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandState, JobPolicy
@@ -43,6 +44,7 @@ class Goodput:
         self._accelerators = {plan.island: plan.accelerator_count for plan in policy.islands}
         self._lifecycle = Lifecycle(islands)
         self._uptime = _Uptime(policy.quorum)
+        self._standbys = Standbys(policy)
 
     @property
     def finished_at(self) -> Instant | None:
@@ -61,6 +63,7 @@ class Goodput:
                 self.ledger.lost(effect.island, QUARANTINED)
         for change in self._lifecycle.apply(event, effects):
             self._changed(change)
+        self._standbys.apply(event, effects)
         for effect in effects:
             if isinstance(effect, _LEDGER_EFFECTS):
                 self.ledger.apply(effect)
@@ -92,6 +95,7 @@ class Goodput:
             "discarded_tokens": _ranked(_added(self._discards(island) for island in self.times)),
             "tokens_merged_per_second": tokens["merged"] / (at - self.started_at) if at > self.started_at else 0.0,
             "islands": islands,
+            "standbys": self._standbys.summary(at),
         }
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -21,6 +21,7 @@ ACTIVE = frozenset(
         IslandState.STARTING.value,
         IslandState.CATCHING_UP.value,
         IslandState.TRAINING.value,
+        IslandState.STANDBY.value,
         IslandState.SUSPECT.value,
         IslandState.DRAINING.value,
         FLUSHED,
@@ -57,7 +58,7 @@ class Life:
 
 
 class Lifecycle:
-    """All islands' lives. ``apply`` returns what changed, in order."""
+    """The lives of these islands, or standbys; of others nothing is heard. ``apply`` returns what changed, in order."""
 
     def __init__(self, islands: tuple[IslandId, ...]) -> None:
         self.lives = {island: Life() for island in islands}
@@ -69,18 +70,20 @@ class Lifecycle:
             return changes
         if isinstance(event, _SPOKEN):
             self._spoke(event, effects, changes)
-        elif isinstance(event, _WANTING) and _accepted(event.command, effects):
+        elif isinstance(event, _WANTING) and event.island in self.lives and _accepted(event.command, effects):
             readded = isinstance(event, e.ReaddRequested)
             self.lives[event.island].wanted = event.restart if isinstance(event, e.KillRequested) else readded
         for effect in effects:
-            if isinstance(effect, f.HoldIsland):
+            if isinstance(effect, f.FinishJob):
+                self.finished_at = event.at
+            elif not isinstance(effect, _OF_ISLANDS) or effect.island not in self.lives:
+                continue
+            elif isinstance(effect, f.HoldIsland):
                 self._move(event.at, effect.island, self.lives[effect.island], IslandState.CORDONED.value, changes)
             elif isinstance(effect, f.WantIsland):
                 self._want(event.at, effect, changes)
-            elif isinstance(effect, _ASKED):
+            else:
                 self._asked(event.at, effect, effects, changes)
-            elif isinstance(effect, f.FinishJob):
-                self.finished_at = event.at
         return changes
 
     def _want(self, at: Instant, effect: f.WantIsland, changes: list[Change]) -> None:
@@ -120,6 +123,8 @@ class Lifecycle:
             return
         elif isinstance(effect, f.BeginCatchUp):
             self._move(at, effect.island, life, IslandState.CATCHING_UP.value, changes)
+        elif isinstance(effect, f.StandBy):
+            self._move(at, effect.island, life, IslandState.STANDBY.value, changes)
         elif isinstance(effect, f.StartTraining):
             self._move(at, effect.island, life, IslandState.TRAINING.value, changes)
         elif isinstance(effect, f.DrainIsland):
@@ -139,8 +144,9 @@ class Lifecycle:
 Spoken = (
     e.IslandPlaced | e.PlacementFailed | e.ConnectionLost | e.ConnectionRestored | e.IslandFlushed | e.IslandDrained
 )
-Asked = f.PlaceIsland | f.BeginCatchUp | f.StartTraining | f.DrainIsland | f.StopIsland
-_SPOKEN, _ASKED, _WANTING = get_args(Spoken), get_args(Asked), get_args(e.IslandCommand)
+Asked = f.PlaceIsland | f.BeginCatchUp | f.StandBy | f.StartTraining | f.DrainIsland | f.StopIsland
+_SPOKEN, _WANTING = get_args(Spoken), get_args(e.IslandCommand)
+_OF_ISLANDS = (f.HoldIsland, f.WantIsland, *get_args(Asked))
 
 
 def _gone(island: IslandId, life: Life, effects: tuple[f.Effect, ...]) -> str:

@@ -111,12 +111,17 @@ class ReleasePayload:
 
 @dataclass(frozen=True, slots=True)
 class PlaceIsland:
-    """Make a process for this incarnation on its node group. Answered by ``IslandPlaced`` or ``PlacementFailed``."""
+    """Make a process for this incarnation on its node group. Answered by ``IslandPlaced`` or ``PlacementFailed``.
+
+    With ``standby`` (a standby and its incarnation) there is one: that process is this incarnation of the island from now
+    on, with the island's data, and nothing that names the standby's incarnation concerns it any more.
+    """
 
     island: IslandId
     incarnation: Incarnation
     node_group: NodeGroupId
     reason: str
+    standby: tuple[IslandId, Incarnation] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,8 @@ class HoldIsland:
 class BeginCatchUp:
     """Give the island a state, from ``donor`` (island, incarnation), or from the synchroniser when ``None``.
 
-    ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn.
+    ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn. With ``held`` it goes
+    on from the state that its process has from its time as a standby, and ``donor`` is ``None``.
     """
 
     island: IslandId
@@ -149,6 +155,15 @@ class BeginCatchUp:
     donor: tuple[IslandId, Incarnation] | None
     cursor: int
     reason: str
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StandBy:
+    """The standby holds a state, keeps what is published, and steps not. For records, nothing to do."""
+
+    island: IslandId
+    incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +254,7 @@ Effect = (
     | WantIsland
     | HoldIsland
     | BeginCatchUp
+    | StandBy
     | StartTraining
     | FlushIsland
     | DrainIsland

@@ -17,6 +17,7 @@ from orchestrator.core.effects import (
     HoldIsland,
     KillIsland,
     SetTimer,
+    StandBy,
     StartTraining,
     StopIsland,
 )
@@ -89,8 +90,11 @@ def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Ef
     if state.phase is not JobPhase.RUNNING:
         state.islands[island.id] = replace(island, reason="the job is ending")
         return []
-    state.islands[island.id] = membership.caught_up(island, event)
     newer = publish_newer(state, island, event.versions, event.at)
+    if island.id in state.standbys:
+        state.islands[island.id] = membership.standing_by(island, event)
+        return [StandBy(island.id, island.incarnation), *newer]
+    state.islands[island.id] = membership.caught_up(island, event)
     return [StartTraining(island.id, island.incarnation), *newer]
 
 
@@ -152,9 +156,11 @@ def connection_restored(state: JobState, island: Island, event: ConnectionRestor
     waits_for_state = after.state is IslandState.STARTING and after.ready
     if (waits_for_state and state.seeded) or after.state is IslandState.CATCHING_UP:
         return catch_up(state, island.id)
-    if after.state not in (IslandState.TRAINING, IslandState.DRAINING):
+    if after.state not in (IslandState.TRAINING, IslandState.STANDBY, IslandState.DRAINING):
         return []
     missed = publish_newer(state, island, tuple(Version(0) for _ in state.rounds), event.at)
+    if after.state is IslandState.STANDBY:
+        return [*missed]
     usual = StartTraining if after.state is IslandState.TRAINING else DrainIsland
     asked = FlushIsland if state.phase is JobPhase.FINISHING else usual
     return [*missed, asked(island.id, island.incarnation), *flush_deadline(state, event.at)]
@@ -204,8 +210,15 @@ def _lose(state: JobState, island: Island, reason: str, now: Instant, *, dead: b
 
 
 def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
-    """Give the island a state: from a healthy peer once there is something to catch up with, else the synchroniser."""
+    """Give the island a state: from a healthy peer once there is something to catch up with, else the synchroniser.
+
+    The process of a standby has one already.
+    """
     island = state.islands[island_id]
+    if island.process is not None:
+        why = f"going on from what the standby {island.process[0]} holds"
+        state.islands[island_id] = membership.catching_up(island, None, why)
+        return [BeginCatchUp(island.id, island.incarnation, None, island.steps_before, why, held=True)]
     steps = {other: state.step_of(other) for other in state.islands.values()}
     donor = membership.choose_donor(steps, island) if state.global_version else None
     source = f"{donor.id} (step {steps[donor]})" if donor else "the synchroniser"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import island_life, membership
+from orchestrator.core import island_life, membership, standby
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -64,7 +64,8 @@ def settle(state: JobState, event: Event) -> list[Effect]:
         if isinstance(event, MAY_GIVE_UP) and all(i.state is IslandState.FAILED for i in state.known):
             reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.known)
             return finish(state, JobOutcome.FAILED, f"every island was given up ({reasons})")
-    elif state.phase is JobPhase.FINISHING:
+        return standby.take_over(state) if state.standbys else []
+    if state.phase is JobPhase.FINISHING:
         return _go_on_finishing(state)
     return []
 

@@ -9,6 +9,7 @@
         └──────────────▶ LOST ◀─────────────────┘                (dead; known or decided)
                           │ back-off over: PLACING, incarnation + 1 (``fleet``)
                           ├──▶ STOPPED   an operator wants it away
+                          ├──▶ PLACING   at once, incarnation + 1, as the process of a standby (``standby``)
                           ├──▶ CORDONED  its node group takes nothing new; PLACING once it does
                           └──▶ FAILED    given up, with the reason
 
@@ -40,6 +41,7 @@ WITH_PROCESS = frozenset(
         IslandState.STARTING,
         IslandState.CATCHING_UP,
         IslandState.TRAINING,
+        IslandState.STANDBY,
         IslandState.SUSPECT,
         IslandState.DRAINING,
     }
@@ -59,6 +61,7 @@ class Island:
     ``donor`` is whom it takes a state from, or took the last one; ``failed_donors`` those who did not give one.
     ``strikes`` counts bad contributions in a row by fragment, ``struck_offer`` is the latest of them; ``flag`` says what was
     wrong with the last, until work of the island is merged again. ``quarantines`` are counted until it is re-added.
+    ``process`` is the standby, with its incarnation, whose process this incarnation took over; ``None`` has one of its own.
     """
 
     plan: IslandPlan
@@ -90,6 +93,7 @@ class Island:
     struck_offer: dict[FragmentId, int] = field(default_factory=dict)
     flag: str = ""
     quarantines: int = 0
+    process: tuple[IslandId, Incarnation] | None = None
 
     @property
     def id(self) -> IslandId:
@@ -119,13 +123,25 @@ def failed_by(before: Island, donor: IslandId) -> Island:
 
 
 def caught_up(before: Island, event: IslandCaughtUp) -> Island:
-    source = event.donor or "the synchroniser"
+    source = event.donor or (f"the standby {before.process[0]}" if before.process else "the synchroniser")
     return replace(
         before,
         state=IslandState.TRAINING,
         reason=f"state taken from {source}",
         step=event.step,
         failed_donors=frozenset(),
+    )
+
+
+def standing_by(before: Island, event: IslandCaughtUp) -> Island:
+    """It holds a state, and waits to be needed. That it came so far ends the row of its failures."""
+    return replace(
+        before,
+        state=IslandState.STANDBY,
+        reason=f"ready to take a lost island's place, with a state of {event.donor or 'the synchroniser'}",
+        step=event.step,
+        failed_donors=frozenset(),
+        failures=0,
     )
 
 

@@ -46,9 +46,11 @@ def _asked_again(state: JobState, island: Island, now: Instant) -> list[Effect]:
     effects: list[Effect] = []
     match island.state:
         case IslandState.PLACING:
-            effects.append(PlaceIsland(*life, island.plan.node_group, island.reason))
+            effects.append(PlaceIsland(*life, island.plan.node_group, island.reason, island.process))
         case IslandState.CATCHING_UP:
             effects += island_life.catch_up(state, island.id)
+        case IslandState.STANDBY:
+            effects += publish_newer(state, island, tuple(Version(0) for _ in state.rounds), now)
         case IslandState.TRAINING | IslandState.DRAINING:
             effects += publish_newer(state, island, tuple(Version(0) for _ in state.rounds), now)
             usual = StartTraining if island.state is IslandState.TRAINING else DrainIsland

@@ -21,7 +21,7 @@ from orchestrator.core.vocabulary import IslandState, JobPhase
 
 
 def scale_requested(state: JobState, event: ScaleRequested) -> list[Effect]:
-    there = [i for i in state.islands.values() if i.plan.node_group == event.node_group]
+    there = [state.islands[p.island] for p in state.policy.islands if p.node_group == event.node_group]
     wanted = [i for i in there if i.wanted]
     leaving = wanted[event.count :]
     if refusal := _refusal(state, event, there, leaving):

@@ -37,7 +37,8 @@ class JobState:
         self.reason = ""
         self.seeded = False
         self.pace = Pace()
-        self.islands: dict[IslandId, Island] = {plan.island: Island(plan) for plan in policy.islands}
+        self.standbys = frozenset(plan.island for plan in policy.standbys)
+        self.islands: dict[IslandId, Island] = {p.island: Island(p) for p in (*policy.islands, *policy.standbys)}
         self.rounds = [FragmentRound(FragmentId(p)) for p in range(policy.fragment_count)]
         self.usual = [Usual()] * policy.fragment_count
         self.reports: dict[IslandId, ProgressReported] = {}
@@ -62,8 +63,8 @@ class JobState:
 
     @property
     def known(self) -> tuple[Island, ...]:
-        """All but spares that were never wanted."""
-        return tuple(i for i in self.islands.values() if i.wanted or i.incarnation)
+        """All islands but standbys, and spares that were never wanted."""
+        return tuple(i for i in self.islands.values() if i.id not in self.standbys and (i.wanted or i.incarnation))
 
     @property
     def global_version(self) -> int:
@@ -82,7 +83,7 @@ class JobState:
     @property
     def holders(self) -> tuple[Island, ...]:
         """Who hears of a new version: those that hold a state, also when we only think that they are gone."""
-        holding = (IslandState.TRAINING, IslandState.SUSPECT, IslandState.DRAINING)
+        holding = (IslandState.TRAINING, IslandState.STANDBY, IslandState.SUSPECT, IslandState.DRAINING)
         return tuple(i for i in self.islands.values() if i.state in holding)
 
     def pause_reason(self) -> str | None:
@@ -104,14 +105,14 @@ class JobState:
             tokens_trained=self.tokens_trained,
             global_version=self.global_version,
             cordoned=tuple(sorted(self.cordoned)),
-            islands=tuple(_view_of(island, self.reports.get(island.id)) for island in self.islands.values()),
+            islands=tuple(_view_of(i, self.reports.get(i.id), i.id in self.standbys) for i in self.islands.values()),
             fragments=tuple(
                 FragmentView(r.fragment, r.version, r.phase, tuple(sorted(r.offered)), r.step) for r in self.rounds
             ),
         )
 
 
-def _view_of(island: Island, report: ProgressReported | None) -> IslandView:
+def _view_of(island: Island, report: ProgressReported | None, standby: bool) -> IslandView:
     return IslandView(
         island=island.id,
         node_group=island.plan.node_group,
@@ -131,4 +132,5 @@ def _view_of(island: Island, report: ProgressReported | None) -> IslandView:
         restarts=island.restarts,
         flag=island.flag,
         quarantines=island.quarantines,
+        standby=standby,
     )

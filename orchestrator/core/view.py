@@ -28,6 +28,7 @@ class IslandView:
     """One island. ``steps_total`` and ``tokens_total`` are over all its incarnations; ``reason`` says why this state.
 
     ``flag`` says what was wrong with its last contribution, until work of it is merged again; empty while it is well.
+    ``standby``: it is no island yet, and waits to take the place of one.
     """
 
     island: IslandId
@@ -48,6 +49,7 @@ class IslandView:
     restarts: int
     flag: str
     quarantines: int
+    standby: bool
 
 
 @dataclass(frozen=True, slots=True)

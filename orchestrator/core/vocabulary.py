@@ -55,6 +55,7 @@ class IslandState(StrEnum):
     CATCHING_UP = "catching_up"
     TRAINING = "training"
     SUSPECT = "suspect"
+    STANDBY = "standby"
     DRAINING = "draining"
     DRAINED = "drained"
     CORDONED = "cordoned"
@@ -197,6 +198,7 @@ class JobPolicy:
     flush_timeout_s         longest wait for the islands' last contributions when the job ends
     moving_average_decay    weight of the past in ξ_step, ξ_quorum and ξ_sync
     health                  what contributions must be like; absent from tapes written before there was one
+    standbys                processes that wait to take the place of a lost island (``core.standby``); none on older tapes
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
@@ -219,3 +221,4 @@ class JobPolicy:
     moving_average_decay: float
     health: HealthPolicy = HealthPolicy()
     cut_off_timeout_s: Duration = 900.0
+    standbys: tuple[IslandPlan, ...] = ()

@@ -94,7 +94,7 @@ def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
     wide["islands"][0] = {**wide["islands"][0], "count": 1}
     wide["training"]["batch_size"] = spec.training.batch_size * count
     trainer = jax_trainer.JaxTrainer(
-        wide, model.build(wide), draw=lambda: data.union_batches(corpus.load(plain["data"]), plain, count)
+        wide, model.build(wide), draw=lambda _: data.union_batches(corpus.load(plain["data"]), plain, count)
     )
     names = list(trainer.tensor_shapes())
     evaluations = 8

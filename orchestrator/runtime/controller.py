@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,16 @@ from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
+from orchestrator.runtime.making import CONCURRENCY, make
 from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
 from orchestrator.runtime.nodes import NodeWatch
-from orchestrator.runtime.placement import Placement, Unplaced, environment_of, refusal, resources_of
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, abandoned_after_s
-from orchestrator.runtime.strays import Life, Strays
+from orchestrator.runtime.placement import Life, Placement, Unplaced, refusal, resources_of
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
+from orchestrator.runtime.strays import Strays
 from orchestrator.runtime.wardens import Wardens
-from orchestrator.sections import IslandsSection
 
 log = logging.getLogger(__name__)
 
-ISLAND_CLASS = "learners.island:Island"
 CAPACITY_WAIT_S = 3.0
 """A killed island's resources are booked until its node notices (well under a second)."""
 HELLO_TIMEOUT_S = 60.0
@@ -41,9 +40,6 @@ REACH_TIMEOUT_S = 3.0
 WATCH_S = 2.0
 ORPHANED_S = 10.0
 """A synchroniser that died has its name while Ray makes it again. One without a name for so long does not come back."""
-CONCURRENCY = 32
-
-
 UNWANTED = Unplaced("it was ended before it was placed")
 
 
@@ -52,21 +48,24 @@ class Controller:
         logbook.keep(logbook.service_logbook(Path(run_dir), "controller"))
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
         self._document = spec.model_dump(mode="json")
-        self._sections = spec.island_sections(spares=True)
+        self._shards = list(spec.island_sections(spares=True))
+        self._sections = {**spec.island_sections(spares=True), **spec.standby_sections()}
         self._lock = threading.Lock()
         self._actors: dict[Life, Any] = {}
         self._placements: dict[Life, Placement] = {}
         self._asked: dict[Life, Future[Placement | Unplaced]] = {}
         self._ended: set[Life] = set()
+        self._taken: set[Life] = set()
         self._wardens = Wardens()
         self._making = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
         self._closing = False
         self._nodes, self._strays = NodeWatch(self._bury), Strays()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
-    def place(self, island: IslandId, incarnation: Incarnation) -> Placement | Unplaced:
+    def place(self, island: IslandId, incarnation: Incarnation, standby: Life | None = None) -> Placement | Unplaced:
         """Make the process of this incarnation and have it build its model; returns once it answers.
 
+        With ``standby`` that one's process is it, and the standby's incarnation has none any more.
         Asked again, as by a synchroniser whose predecessor died waiting for the answer, it gives the same answer.
         """
         with self._lock:
@@ -76,7 +75,8 @@ class Controller:
         if asked is not None:
             return asked.result()
         try:
-            mine.set_result(self._place(island, incarnation))
+            made = self._place(island, incarnation) if standby is None else self._take((island, incarnation), standby)
+            mine.set_result(made)
         except BaseException as error:
             mine.set_exception(error)
         return mine.result()
@@ -105,13 +105,16 @@ class Controller:
         with self._making:
             if self._over(life):
                 return UNWANTED
-            actor = self._make(island, incarnation, section, wanted)
+            book = logbook.island_logbook(self._run_dir, island, incarnation)
+            actor = make(self._job, life, section, wanted, self._nodes.selector(), book)
             with self._lock:
                 self._actors[life] = actor
         if self._over(life):
             self.end(island, incarnation)
             return UNWANTED
-        actor.prepare.remote(self._document, list(self._sections).index(island), len(self._sections))
+        shard = self._shards.index(island) if island in self._shards else 0  # a standby's is that of whom it becomes
+        hurry = island in self._shards and incarnation > 1  # it is missed
+        actor.prepare.remote(self._document, shard, len(self._shards), hurry)
         try:
             about = ray.get(actor.hello.remote(), timeout=HELLO_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
@@ -121,6 +124,30 @@ class Controller:
         self._wardens.ensure(about["node_id"])
         placed = Placement(island_name(self._job, island, incarnation), **about)
         log.info("%s.%s is process %d on %s", island, incarnation, placed.pid, placed.node)
+        with self._lock:
+            self._placements[life] = placed
+        if self._over(life):
+            self.end(island, incarnation)
+            return UNWANTED
+        return placed
+
+    def _take(self, life: Life, standby: Life) -> Placement | Unplaced:
+        island, incarnation = life
+        with self._lock:
+            actor, before = self._actors.pop(standby, None), self._placements.pop(standby, None)
+            self._taken.add(standby)
+            if actor is not None:
+                self._actors[life] = actor
+        book = logbook.island_logbook(self._run_dir, island, incarnation)
+        try:
+            if actor is None or before is None:
+                return Unplaced(f"the standby {standby[0]} is gone")
+            call = actor.take_over.remote(island, self._shards.index(island), book)
+            placed = Placement(before.actor, **ray.get(call, timeout=HELLO_TIMEOUT_S))
+        except (RayError, TimeoutError) as error:
+            self.end(island, incarnation)
+            return Unplaced(f"the standby {standby[0]} did not answer: {first_line(error)}")
+        log.info("%s.%s is process %d, until now the standby %s", island, incarnation, placed.pid, standby[0])
         with self._lock:
             self._placements[life] = placed
         if self._over(life):
@@ -185,8 +212,10 @@ class Controller:
             cluster.end_own_actor()
 
     def _actor(self, island: IslandId, incarnation: Incarnation) -> Any | None:
-        """Its handle; by name where another controller made it."""
+        """Its handle; by name where another controller made it. A standby whose process was taken has none."""
         with self._lock:
+            if (island, incarnation) in self._taken:
+                return None
             known = self._actors.get((island, incarnation))
         return known if known is not None else cluster.actor_named(island_name(self._job, island, incarnation))
 
@@ -240,32 +269,6 @@ class Controller:
     def _signal(self, island: IslandId, incarnation: Incarnation, what: str, *arguments: Any) -> str:
         placed = self._placed(island, incarnation)
         return self._wardens.signal(placed, what, *arguments) if placed is not None else f"{island} has no process"
-
-    def _make(
-        self, island: IslandId, incarnation: Incarnation, section: IslandsSection, wanted: Mapping[str, float]
-    ) -> Any:
-        named = {"CPU", "GPU"}
-        return (
-            cluster.actor_class(ISLAND_CLASS)
-            .options(
-                name=island_name(self._job, island, incarnation),
-                namespace=NAMESPACE,
-                lifetime="detached",
-                max_restarts=0,
-                max_concurrency=CONCURRENCY,
-                num_cpus=wanted["CPU"],
-                num_gpus=wanted.get("GPU", 0),
-                resources={name: amount for name, amount in wanted.items() if name not in named},
-                label_selector={GROUP_LABEL: section.node_group, **self._nodes.selector()},
-                enable_task_events=False,
-            )
-            .remote(
-                island,
-                environment_of(section),
-                logbook.island_logbook(self._run_dir, island, incarnation),
-                abandoned_after_s(),
-            )
-        )
 
 
 def controller_of(job: str, spec: JobSpec, run_dir: str) -> Any:

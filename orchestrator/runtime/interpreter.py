@@ -25,7 +25,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.links import Failed, Link, Post
 from orchestrator.runtime.names import island_name
 from orchestrator.runtime.payloads import PayloadTable
-from orchestrator.runtime.placement import Placement, Unplaced
+from orchestrator.runtime.placement import Life, Placement, Unplaced
 from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop
 
@@ -35,8 +35,6 @@ PLACEMENT_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 10.0
 TELL_ATTEMPTS = 5
 RETRY_S = 0.5
-
-Life = tuple[IslandId, Incarnation]
 
 
 class Interpreter:
@@ -64,6 +62,7 @@ class Interpreter:
         self._links: dict[Life, Link] = {}
         self._strays: dict[Life, Link] = {}  # over, and silent when that was decided
         self._over: set[Life] = set()
+        self._processes: dict[Life, Life] = {}  # lives that go on as the process of another: a standby's
         self._lives = threading.Lock()  # guards the two above: placing threads open links, the pump closes them
         self._placing = ThreadPoolExecutor(max(4, island_count), "place")
         self._asking = ThreadPoolExecutor(max(8, 4 * island_count), "ask")
@@ -81,7 +80,9 @@ class Interpreter:
             case f.ReleasePayload(payload, _):
                 self._payloads.release(payload)
             case f.PlaceIsland(island, incarnation):
-                self._placing.submit(self._guarded, self._place, island, incarnation)
+                if effect.standby is not None:
+                    self._take(effect.standby, (island, incarnation))
+                self._placing.submit(self._guarded, self._place, island, incarnation, effect.standby)
             case f.BeginCatchUp():
                 self._catch_up(effect)
             case f.StartTraining(island, incarnation):
@@ -101,15 +102,25 @@ class Interpreter:
             case f.FinishJob():
                 self._finish(effect)
             case (
-                f.AdmitContribution() | f.RefuseContribution() | f.HoldIsland() | f.WantIsland() | f.QuarantineIsland()
+                f.AdmitContribution()
+                | f.RefuseContribution()
+                | f.HoldIsland()
+                | f.WantIsland()
+                | f.QuarantineIsland()
+                | f.StandBy()
             ):
                 pass  # for the record
             case _:
                 raise InternalError(detail=f"No way is known to carry out {effect}.")
 
-    def reconnect(self, island: IslandId, incarnation: Incarnation, *, lost: bool) -> None:
-        """Listen to a process that an earlier synchroniser placed, and did not hear any more if ``lost``."""
-        actor = cluster.actor_named(island_name(self._job, island, incarnation))
+    def reconnect(self, island: IslandId, incarnation: Incarnation, process: Life | None, *, lost: bool) -> None:
+        """Listen to a process that an earlier synchroniser placed, and did not hear any more if ``lost``.
+
+        ``process`` is the standby that it was.
+        """
+        if process is not None:
+            self._processes[island, incarnation] = process
+        actor = cluster.actor_named(self._name(island, incarnation))
         if actor is None:
             gone = "its process was gone when the synchroniser came back"
             self._post(lambda at: events.ConnectionLost(at, island, incarnation, True, gone))
@@ -151,10 +162,24 @@ class Interpreter:
         self._timers.close()
         self._workshop.close()
 
-    def _place(self, island: IslandId, incarnation: Incarnation) -> None:
-        """In a thread of its own: have the process made, then listen to it."""
+    def _take(self, standby: Life, life: Life) -> None:
+        """The standby's process is ``life`` from here on: hear nothing more of it as the standby."""
+        self._processes[life] = standby
+        with self._lives:
+            self._over.add(standby)
+            link = self._links.pop(standby, None)
+        if link is not None:
+            link.close()
+
+    def _name(self, island: IslandId, incarnation: Incarnation) -> str:
+        """What Ray calls the process of this incarnation."""
+        return island_name(self._job, *self._processes.get((island, incarnation), (island, incarnation)))
+
+    def _place(self, island: IslandId, incarnation: Incarnation, standby: Life | None) -> None:
+        """In a thread of its own: have the process made, or the standby's taken, then listen to it."""
         try:
-            placed = ray.get(self._controller.place.remote(island, incarnation), timeout=PLACEMENT_TIMEOUT_S)
+            call = self._controller.place.remote(island, incarnation, standby)
+            placed = ray.get(call, timeout=PLACEMENT_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             placed = Unplaced(f"the controller did not answer: {type(error).__name__}")
             self._end_for_certain("end", island, incarnation)  # a process may have come of it all the same
@@ -204,13 +229,14 @@ class Interpreter:
         link = self._link(effect.island, effect.incarnation)
         if link is None:
             return
-        if effect.donor is None:
+        if effect.held:
+            call = link.actor.resume.remote(self._epoch, effect.cursor)
+        elif effect.donor is None:
             versions, step, payloads = self._workshop.whole_state()
             call = link.actor.load.remote(self._epoch, versions, step, effect.cursor, *payloads)
         else:
-            donor, incarnation = effect.donor
-            name = island_name(self._job, donor, incarnation)
-            call = link.actor.load_from.remote(self._epoch, name, donor, effect.cursor)
+            donor, _ = effect.donor
+            call = link.actor.load_from.remote(self._epoch, self._name(*effect.donor), donor, effect.cursor)
         self._asking.submit(self._guarded, self._await_state, effect, link, call)
 
     def _await_state(self, effect: f.BeginCatchUp, link: Link, call: Any) -> None:
@@ -259,7 +285,8 @@ class Interpreter:
             ray.get(getattr(self._controller, what).remote(island, incarnation), timeout=ANSWER_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             log.warning("the controller does not %s %s.%s: %s", what, island, incarnation, first_line(error))
-            cluster.end_actor_named(island_name(self._job, island, incarnation))
+            if (island, incarnation) not in self._processes.values():
+                cluster.end_actor_named(self._name(island, incarnation))
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -127,7 +127,8 @@ def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, contro
     islands = dict(past.core.state.islands)
     for island in islands.values():
         if island.state in WITH_PROCESS and island.state is not IslandState.PLACING:
-            interpreter.reconnect(island.id, island.incarnation, lost=island.state is IslandState.SUSPECT)
+            suspect = island.state is IslandState.SUSPECT
+            interpreter.reconnect(island.id, island.incarnation, island.process, lost=suspect)
     threading.Thread(target=_end_strays, args=(islands, interpreter, controller), name="strays", daemon=True).start()
 
 
@@ -139,7 +140,10 @@ def _end_strays(islands: Mapping[IslandId, Island], interpreter: Interpreter, co
     except (RayError, TimeoutError) as error:
         log.warning("the controller does not say who lives: %s", first_line(error))
         return
+    taken = {island.process for island in islands.values() if island.state in WITH_PROCESS}
     for island_id, incarnation in lives:
+        if (island_id, incarnation) in taken:
+            continue  # a standby whose process is about to be an island's
         now = islands[island_id]
         if incarnation < now.incarnation or (incarnation == now.incarnation and now.state not in WITH_PROCESS):
             interpreter.end(island_id, incarnation)

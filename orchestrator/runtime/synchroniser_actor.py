@@ -80,7 +80,7 @@ class SynchroniserActor:
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
             job,
-            island_count=len(self._policy.islands),
+            island_count=len(self._core.state.islands),
             controller=controller,
             workshop=self._workshop,
             payloads=payloads,
@@ -140,10 +140,8 @@ class SynchroniserActor:
 
         With ``fault`` it is one of chaos, and put on the tape as that.
         """
-        if kind not in ("cancel", Kind.KILL_SYNCHRONISER) and island not in {
-            plan.island for plan in self._policy.islands
-        }:
-            known = ", ".join(plan.island for plan in self._policy.islands)
+        if kind not in ("cancel", Kind.KILL_SYNCHRONISER) and island not in self._core.state.islands:
+            known = ", ".join(self._core.state.islands)
             raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=f"Its islands are {known}.")
         if not self._noted(command, kind, island, caller):
             return

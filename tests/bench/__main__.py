@@ -1,7 +1,8 @@
 """``make bench``: events per second of core and fleet model, the merge arithmetic, what synchronising costs a step, what
-keeping a merge costs, how soon operators are served, and what attrition costs.
+keeping a merge costs, how soon operators are served, what attrition costs, and how soon a killed island is back.
 
-python -m tests.bench [core] [fleet] [merge] [journal] [overhead] [surface [--json]] [attrition]        all without arguments
+python -m tests.bench [core] [fleet] [merge] [journal] [overhead] [surface [--json]] [attrition]
+                      [recovery [cold] [standby] [--json]]                               all without arguments
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from orchestrator.core.vocabulary import IslandPlan
 from orchestrator.merge import benchmark
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
-from tests.bench import attrition, fleet, journal, overhead, surface
+from tests.bench import attrition, fleet, journal, overhead, recovery, surface
 from tests.core.story import policy
 
 EVENTS_PER_SECOND_GOAL = 50_000
@@ -60,8 +61,10 @@ PARTS = {
     "overhead": overhead.main,
     "surface": surface.main,
     "attrition": attrition.main,
+    "recovery": recovery.main,
 }
 
 if __name__ == "__main__":
-    for part in [argument for argument in sys.argv[1:] if argument != "--json"] or PARTS:
+    options = {"--json", *recovery.GOALS_S}
+    for part in [argument for argument in sys.argv[1:] if argument not in options] or PARTS:
         PARTS[part]()

@@ -1,0 +1,47 @@
+"""How an island's process is made as a Ray actor: which class, where, what is booked.
+
+Refuses to decide whether there is room (``placement``), and to wait (``controller``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.logbook import Logbook
+from orchestrator.runtime import cluster
+from orchestrator.runtime.names import island_name
+from orchestrator.runtime.placement import Life, environment_of
+from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE, abandoned_after_s
+from orchestrator.sections import IslandsSection
+
+ISLAND_CLASS = "learners.island:Island"
+CONCURRENCY = 32
+
+
+def make(
+    job: str,
+    life: Life,
+    section: IslandsSection,
+    wanted: Mapping[str, float],
+    selector: Mapping[str, str],
+    book: Logbook,
+) -> Any:
+    """Ask for the process of this life on a node of its group that ``selector`` allows, with ``wanted`` booked there."""
+    named = {"CPU", "GPU"}
+    return (
+        cluster.actor_class(ISLAND_CLASS)
+        .options(
+            name=island_name(job, *life),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=0,
+            max_concurrency=CONCURRENCY,
+            num_cpus=wanted["CPU"],
+            num_gpus=wanted.get("GPU", 0),
+            resources={name: amount for name, amount in wanted.items() if name not in named},
+            label_selector={GROUP_LABEL: section.node_group, **selector},
+            enable_task_events=False,
+        )
+        .remote(life[0], environment_of(section), book, abandoned_after_s())
+    )

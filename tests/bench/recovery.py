@@ -1,0 +1,103 @@
+"""How soon an island is back: from its SIGKILL to the first merge with its new work in it, with real JAX islands.
+
+The job of ``make demo`` on a real service; islands are killed over REST, one after the other, each once all train again and
+the last one's work has been merged. Parts and totals are those of the job's own report, folded from its tape. Two jobs: one
+whose islands are placed again from nothing (``cold``), and one with a standby in each node group (``standby``); both unless
+one is named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from api.home import Home
+from api.up import DEPLOY, Installation, down, up
+
+from api.client import Client
+from orchestrator.accounting.recovery import PARTS
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.config import read_job_document
+from orchestrator.tape.storage import read_tape
+from tests.bench.surface import pid_of, wait
+
+KILLS = int(os.environ.get("ATOLL_BENCH_KILLS", "8"))
+GOALS_S = {"cold": 8.0, "standby": 2.0}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs")
+        load = os.getloadavg()[0]
+        up(installation, lambda _: None)
+        try:
+            with Client.at(installation.home.path) as client:
+                wanted = [name for name in GOALS_S if name in sys.argv] or list(GOALS_S)
+                figures = {name: measure(client, installation, name == "standby") for name in wanted}
+        finally:
+            down(installation.home, lambda _: None)
+    if "--json" in sys.argv:
+        print(json.dumps({**figures, "load_before": round(load, 1)}, indent=2))
+    else:
+        show(figures, load)
+
+
+def measure(client: Client, installation: Installation, standby: bool) -> list[dict[str, Any]]:
+    """The recoveries of one job, as its report has them."""
+    document = read_job_document(DEPLOY / "demo.yaml")
+    document["islands"] = [{**entry, "standby": 1} if standby else entry for entry in document["islands"]]
+    document["budget"] = {"tokens": 100 * document["budget"]["tokens"]}
+    job = client.submit(document).job
+    tape = installation.runs / job / "tape.jsonl"
+    groups = [entry["node_group"] for entry in document["islands"]]
+    for number, group in zip(range(KILLS), cycle(groups), strict=False):
+        wait(lambda done=number: settled(client, job, groups, standby) and len(complete(tape)) == done, "all train")
+        island = next(i.island for i in client.islands(job) if i.island.startswith(group))
+        assert pid_of(client, job, island) is not None
+        client.kill(job, island)
+    wait(lambda: len(complete(tape)) == KILLS, "the last one is back")
+    client.cancel(job)
+    wait(lambda: client.job(job).state.final, "the end")
+    return complete(tape)
+
+
+def settled(client: Client, job: str, groups: list[str], standby: bool) -> bool:
+    """Whether every island trains and every standby stands by."""
+    states = [island.state for island in client.islands(job)]
+    return states.count("training") == len(groups) and states.count("standby") == (len(groups) if standby else 0)
+
+
+def complete(tape: Path) -> list[dict[str, Any]]:
+    read = read_tape(tape)
+    told = Statistics(read.header.policy)
+    for record in read.records:
+        told.apply(record.event, record.effects)
+    return [recovery for recovery in told.summary()["recoveries"] if recovery["complete"]]
+
+
+def show(figures: dict[str, list[dict[str, Any]]], load: float) -> None:
+    for name, recoveries in figures.items():
+        totals = sorted(recovery["total"] for recovery in recoveries)
+        median = statistics.median(totals)
+        verdict = "met" if median <= GOALS_S[name] else "MISSED"
+        print(
+            f"recovery   {name:<8} SIGKILL to first merge: median {median:.2f} s, {totals[0]:.2f} to {totals[-1]:.2f} s "
+            f"({len(totals)} kills; goal {GOALS_S[name]:.0f} s: {verdict}; load before {load:.1f})"
+        )
+        print(f"           {' + '.join(parts(recoveries))}   (medians)")
+
+
+def parts(recoveries: Iterable[dict[str, Any]]) -> list[str]:
+    found = list(recoveries)
+    return [f"{part} {statistics.median(recovery['parts'][part] for recovery in found):.2f}" for part in PARTS]
+
+
+if __name__ == "__main__":
+    main()
