@@ -20,17 +20,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import ray
 
+from learners import checkpointing
 from learners.correspondence import Correspondence
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator import logbook
-from orchestrator.core.messages import Broken, CatchUpFailure, CaughtUp, Letter, Ready
-from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, Version
-from orchestrator.errors import last_line
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import part_digest
+from orchestrator.core.messages import Broken, CatchUpFailure, CaughtUp, Letter, NotSaved, Ready, Saved
+from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, Version
+from orchestrator.errors import InfrastructureError, last_line
 from orchestrator.merge import fragment_map, wire
 
 EXPORT_TIMEOUT_S = 30.0
@@ -49,7 +53,9 @@ class Island:
         os.environ.update(environment)
         logbook.keep(book)
         log.info("%s, incarnation %d, is process %d", island, book.number, os.getpid())
-        self._island = island
+        self._island, self._incarnation = island, Incarnation(book.number)
+        self._synthetic = False
+        self._saves: set[int] = set()
         self._outbox = Outbox()
         self._loop: IslandLoop | None = None
         self._correspondence = Correspondence(
@@ -69,7 +75,8 @@ class Island:
 
     def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int) -> None:
         """Begin to build and compile the model; ``Ready`` or ``Broken`` follows."""
-        self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not spec["trainer"].startswith(SYNTHETIC)
+        self._synthetic = spec["trainer"].startswith(SYNTHETIC)
+        self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not self._synthetic
         self._in_background("prepare", lambda: self._prepare(spec, shard_index, shard_count))
 
     def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: bytes) -> None:
@@ -121,6 +128,19 @@ class Island:
         self._correspondence.heed(epoch)
         self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer)
 
+    def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
+        """Cut at the next boundary, and write this island's part while it trains on. ``Saved`` or ``NotSaved`` follows."""
+        self._correspondence.heed(epoch)
+        if checkpoint in self._saves:
+            return  # the marker came twice
+        self._saves.add(checkpoint)
+        try:
+            cut = self._built().request_cut()
+        except InfrastructureError as error:
+            self._outbox.put(NotSaved(checkpoint, _told(error)))
+            return
+        self._in_background("save", lambda: self._save(checkpoint, folder, cut))
+
     def take_payload(self, fragment: FragmentId, offer: int) -> bytes | None:
         """The offer's bytes, or ``None`` if a newer offer has replaced it."""
         arrays = self._built().take(fragment, offer)
@@ -156,6 +176,18 @@ class Island:
             return
         log.info("the model is built, on %d devices", trainer.device_count)
         self._outbox.put(Ready(trainer.device_count, time.monotonic() - began))
+
+    def _save(self, checkpoint: int, folder: str, asked: Future[checkpointing.Cut]) -> None:
+        try:
+            cut = asked.result()
+            orbax = not self._synthetic
+            part = checkpointing.write(cut, Folder(folder), self._island, self._incarnation, orbax=orbax)
+        except Exception as error:  # a full disk is only one of the ways; training goes on
+            log.exception("this island's part of checkpoint %d is not written", checkpoint)
+            self._outbox.put(NotSaved(checkpoint, _told(error)))
+            return
+        log.info("saved for checkpoint %d, at step %d", checkpoint, cut.step)
+        self._outbox.put(Saved(checkpoint, part_digest(part), cut.tokens_total, cut.held_seconds))
 
     def _in_background(self, name: str, work: Callable[[], None]) -> None:
         """Run ``work`` in a thread which, where this island computes on the host's cores, gives way to the service.

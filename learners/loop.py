@@ -16,6 +16,7 @@ import logging
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from learners.adoption import FragmentWork, Rule, Sent, combine
+from learners.checkpointing import Cut, cut_of
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import Exports, require_numbers
 from learners.mailbox import Mail, Mailbox
@@ -59,6 +61,7 @@ class IslandLoop:
         self._stopping, self._flushing, self._draining, self._gave_all = (threading.Event() for _ in range(4))
         self._standing: dict[FragmentId, tuple[Offer, Snapshot]] = {}  # under the lock: other threads take from it
         self._exports: Exports[tuple[Snapshot, tuple[Version, ...], int]] = Exports()
+        self._cuts: Exports[Cut] = Exports()
         self._fragments: list[FragmentWork] = []
         self._offers_made = 0
         self._step = self._asked_step = 0
@@ -99,6 +102,7 @@ class IslandLoop:
                 if not self._fragments:
                     raise InternalError(detail="an island was started before it held a state.")
                 self._exports.open()
+                self._cuts.open()
                 self._thread = threading.Thread(target=self._run, name="island-loop", daemon=True)
                 self._thread.start()
 
@@ -140,6 +144,13 @@ class IslandLoop:
         snapshot, versions, step = self._exports.ask(timeout_s)
         return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
 
+    def request_cut(self) -> Future[Cut]:
+        """The state at the next boundary, before anything is adopted that is delivered after this call.
+
+        Raises InfrastructureError, or the future does, when this island does not train.
+        """
+        return self._cuts.request()
+
     # ── the loop's own thread ─────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
@@ -160,6 +171,7 @@ class IslandLoop:
             self._outbox.put(Broken(traceback.format_exception_only(error)[-1].strip()))
         finally:
             self._exports.close()
+            self._cuts.close()
 
     def advance(self) -> None:
         """One boundary and the inner step after it, in the calling thread."""
@@ -185,7 +197,10 @@ class IslandLoop:
 
     def adopt_mail(self) -> None:
         """Take over what was published and has arrived."""
-        for mail in self._mailbox.take_all():
+        arrived = self._mailbox.take_all()
+        # looked at only now: a marker that came before any of this mail is seen before it is adopted
+        self._cuts.answer(lambda: cut_of(self._trainer, self._odometer, self._fragments, self._step))
+        for mail in arrived:
             self._adopt(mail)
 
     def offer_due(self) -> None:

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from orchestrator.core.vocabulary import HealthPolicy, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import CheckpointPolicy, HealthPolicy, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.sections import (
     BudgetSection,
+    CheckpointsSection,
     DataSection,
     EvaluationSection,
     HealthSection,
@@ -46,6 +47,7 @@ class JobSpec(Section):
     evaluation: EvaluationSection = EvaluationSection()
     recovery: RecoverySection = RecoverySection()
     health: HealthSection = HealthSection()
+    checkpoints: CheckpointsSection = CheckpointsSection()
     synthetic: SyntheticSection = SyntheticSection()
     trainer: Literal["learners.jax_trainer:create", "learners.synthetic:create"] = "learners.jax_trainer:create"
     seed: int = 0
@@ -108,6 +110,7 @@ class JobSpec(Section):
             flush_timeout_s=recovery.flush_timeout_s,
             moving_average_decay=0.9,
             health=HealthPolicy(**self.health.model_dump()),
+            checkpoints=CheckpointPolicy(**self.checkpoints.model_dump(exclude={"folder"})),
         )
 
 

@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "orchestrator.merge": frozenset({CORE, "orchestrator.errors", "numpy", "ml_dtypes"}),
     "orchestrator.journal": frozenset({CORE, "orchestrator.merge", "orchestrator.errors", "numpy"}),
+    "orchestrator.checkpoints": frozenset({CORE, "orchestrator.merge", "orchestrator.errors", "numpy", "fsspec"}),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
     "orchestrator.tape": frozenset({CORE, FOLDS, "orchestrator.elastic", "orchestrator.errors", "pydantic"}),
@@ -99,6 +100,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.core.schedule",
             "orchestrator.merge.wire",
             "orchestrator.merge.fragment_map",
+            "orchestrator.checkpoints",
             "orchestrator.errors",
             "jax",
             "numpy",
@@ -111,7 +113,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "learners.island": frozenset(
-        {"learners", CORE, "orchestrator.merge", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
+        {
+            "learners",
+            CORE,
+            "orchestrator.merge",
+            "orchestrator.checkpoints",
+            "orchestrator.errors",
+            "orchestrator.logbook",
+            "ray",
+            "numpy",
+        }
     ),
     "learners.evaluator": frozenset(
         {"learners", CORE, "orchestrator.merge", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}

@@ -93,12 +93,22 @@ class Account:
         return tokens - left
 
 
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What a checkpoint keeps: tokens trained by all, by each incarnation, and in merges that were closed, by fragment."""
+
+    trained: int
+    totals: dict[tuple[str, int], int]
+    merged: tuple[int, ...]
+
+
 class Ledger:
     """Accounts of all islands and fragments."""
 
     def __init__(self, islands: tuple[IslandId, ...], fragment_count: int) -> None:
         self.accounts = {island: [Account() for _ in range(fragment_count)] for island in islands}
         self.trained = dict.fromkeys(islands, 0)
+        self._fragment_count = fragment_count
         self._totals: dict[tuple[IslandId, Incarnation], int] = {}
         self._merging: dict[tuple[FragmentId, Version], list[tuple[IslandId, PayloadId]]] = {}
 
@@ -209,6 +219,15 @@ class Ledger:
                 account.discard(account.in_flight, UNFINISHED)
                 account.local = 0
                 account.held.clear()
+
+    def books(self) -> Books:
+        """As they stand; what is being merged counts as merged."""
+        merged = [sum(accounts[p].merged for accounts in self.accounts.values()) for p in range(self._fragment_count)]
+        for (fragment, _), inputs in self._merging.items():
+            accounts = (self.accounts[island][fragment].held.get(payload) for island, payload in inputs)
+            merged[fragment] += sum(held.tokens for held in accounts if held is not None)
+        totals = {(str(island), int(incarnation)): tokens for (island, incarnation), tokens in self._totals.items()}
+        return Books(sum(self.trained.values()), totals, tuple(merged))
 
     # ── questions ─────────────────────────────────────────────────────────────────────────────────────────────
 

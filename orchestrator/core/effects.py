@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.core.saving import SavingEffect
 from orchestrator.core.vocabulary import (
     CloseReason,
     CommandId,
@@ -247,5 +248,6 @@ Effect = (
     | StopIsland
     | Evaluate
     | ResolveCommand
+    | SavingEffect
     | FinishJob
 )

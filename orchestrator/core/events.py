@@ -24,6 +24,7 @@ from orchestrator.core.commands import UncordonRequested as UncordonRequested
 from orchestrator.core.contributions import ContributionArrived as ContributionArrived
 from orchestrator.core.contributions import ContributionUnusable as ContributionUnusable
 from orchestrator.core.restart import SynchroniserRestarted as SynchroniserRestarted
+from orchestrator.core.saving import SavingEvent
 from orchestrator.core.vocabulary import (
     CommandId,
     Duration,
@@ -292,5 +293,6 @@ Event = (
     | TimerFired
     | FaultInjected
     | SynchroniserRestarted
+    | SavingEvent
     | Command
 )

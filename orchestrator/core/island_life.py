@@ -35,13 +35,15 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.fragment_life import advance_all, publish_newer
 from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.saving import IslandNotSaved, IslandSaved
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPhase, Version
 
 FLUSH_TIMER = "flush:job"
+Said = IslandEvent | IslandSaved | IslandNotSaved
 
 
-def current_island(state: JobState, event: IslandEvent) -> Island | None:
+def current_island(state: JobState, event: Said) -> Island | None:
     """The island an event speaks of, if it may speak: an earlier incarnation, or one that is over, is not heard."""
     island = state.islands.get(event.island)
     if island is None or island.incarnation != event.incarnation or island.state not in WITH_PROCESS:
@@ -49,7 +51,7 @@ def current_island(state: JobState, event: IslandEvent) -> Island | None:
     return island
 
 
-def fence(state: JobState, event: IslandEvent) -> list[Effect]:
+def fence(state: JobState, event: Said) -> list[Effect]:
     """A process that was replaced shows up: end it."""
     if isinstance(event, (IslandPlaced, IslandReady, IslandCaughtUp, ProgressReported, ConnectionRestored)):
         return [StopIsland(event.island, event.incarnation, "this incarnation is over")]

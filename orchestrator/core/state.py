@@ -6,6 +6,7 @@ What an island's current incarnation has trained is its latest report, kept as i
 
 from __future__ import annotations
 
+from orchestrator.core.checkpoints import Checkpoints
 from orchestrator.core.events import ProgressReported
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.grace import Pace
@@ -43,6 +44,7 @@ class JobState:
         self.reports: dict[IslandId, ProgressReported] = {}
         self.commands: set[CommandId] = set()
         self.cordoned: set[NodeGroupId] = set()
+        self.checkpoints = Checkpoints()
         self.evaluating: int | None = None
         self.evaluated: int | None = None
         self.merges_since_evaluation = 0

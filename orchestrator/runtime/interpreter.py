@@ -17,11 +17,12 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.core import effects as f
-from orchestrator.core import events
-from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
+from orchestrator.core import events, saving
+from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId
 from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
 from orchestrator.runtime import cluster
+from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.controller import Placement, Unplaced
 from orchestrator.runtime.links import Failed, Link, Post
 from orchestrator.runtime.names import island_name
@@ -56,11 +57,14 @@ class Interpreter:
         kept_count: Callable[[], int],
         resolve: Callable[[f.ResolveCommand], None],
         finish: Callable[[f.FinishJob], None],
+        checkpoints: Checkpoints,
+        now: Callable[[], Instant],
         failed: Failed,
     ) -> None:
         self._job, self._controller, self._workshop, self._payloads = job, controller, workshop, payloads
         self._timers, self._post, self._resolve, self._finish = timers, post, resolve, finish
         self._failed, self._epoch, self._kept_count = failed, epoch, kept_count
+        self._checkpoints, self._now = checkpoints, now
         self._links: dict[Life, Link] = {}
         self._over: set[Life] = set()
         self._lives = threading.Lock()  # guards the two above: placing threads open links, the pump closes them
@@ -93,6 +97,8 @@ class Interpreter:
                 self.end(island, incarnation)
             case f.Evaluate(global_version):
                 self._workshop.evaluate(global_version)
+            case saving.BeginCheckpoint() | saving.SealCheckpoint() | saving.DropCheckpoint():
+                self._save(effect)
             case f.ResolveCommand():
                 self._resolve(effect)
             case f.FinishJob():
@@ -142,6 +148,7 @@ class Interpreter:
         self._asking.shutdown(wait=False)
         self._timers.close()
         self._workshop.close()
+        self._checkpoints.close()
 
     def _place(self, island: IslandId, incarnation: Incarnation) -> None:
         """In a thread of its own: have the process made, then listen to it."""
@@ -191,6 +198,15 @@ class Interpreter:
         for to in effect.recipients:
             if (link := self._link(to.island, to.incarnation)) is not None:
                 link.publish(effect.fragment, effect.version, effect.step, to.merged_offer, published.payload)
+
+    def _save(self, effect: saving.SavingEffect) -> None:
+        """What is saved here is cut before any island hears of it."""
+        self._checkpoints.act(effect, self._now())
+        if isinstance(effect, saving.BeginCheckpoint):
+            folder = self._checkpoints.folder(effect.checkpoint).url
+            for life in effect.islands:
+                if (link := self._link(*life)) is not None:
+                    link.mark(effect.checkpoint, folder)
 
     def _catch_up(self, effect: f.BeginCatchUp) -> None:
         link = self._link(effect.island, effect.incarnation)

@@ -25,6 +25,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
+from orchestrator.core import saving
 from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
@@ -48,6 +49,7 @@ KINDS: dict[type, str] = {
     e.DrainRequested: "drain",
     e.ReaddRequested: "readd",
     e.CancelRequested: "cancel",
+    saving.CheckpointRequested: "checkpoint",
     e.CordonRequested: "cordon",
     e.UncordonRequested: "uncordon",
     e.ScaleRequested: "scale",

@@ -30,7 +30,8 @@ from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
 from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
 from orchestrator.errors import Conflict, Fenced, NotFound
-from orchestrator.runtime import ending, faults, records, returning
+from orchestrator.runtime import ending, faults, orders, records, returning
+from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.files import Make
 from orchestrator.runtime.interpreter import Interpreter
@@ -95,6 +96,17 @@ class SynchroniserActor:
             kept_count=self._syncing.kept_count,
             resolve=self._resolve,
             finish=self._finish,
+            checkpoints=Checkpoints(
+                job,
+                spec,
+                self._run_dir,
+                self._core.state,
+                self._goodput.ledger,
+                self._workshop.take_outer,
+                self._post,
+                self._queue.put,
+            ),
+            now=self._now,
             failed=self._queue.put,
         )
         self._chaos = faults.Chaos(controller, self._interpreter, self._post, self._resolve, self._incarnation_of)
@@ -145,7 +157,7 @@ class SynchroniserActor:
 
         With ``fault`` it is one of chaos, and put on the tape as that.
         """
-        if kind not in ("cancel", Kind.KILL_SYNCHRONISER) and island not in {
+        if kind not in (*orders.OF_THE_JOB, Kind.KILL_SYNCHRONISER) and island not in {
             plan.island for plan in self._policy.islands
         }:
             known = ", ".join(plan.island for plan in self._policy.islands)
@@ -155,13 +167,7 @@ class SynchroniserActor:
         name, whom = CommandId(command), IslandId(island or "")
         if fault is not None and not self._chaos.inject(kind, name, caller, whom, fault):
             return
-        makers: dict[str, Make] = {
-            "kill": lambda at: events.KillRequested(at, name, caller, whom, restart),
-            "drain": lambda at: events.DrainRequested(at, name, caller, whom),
-            "readd": lambda at: events.ReaddRequested(at, name, caller, whom),
-            "cancel": lambda at: events.CancelRequested(at, name, caller),
-        }
-        self._post(makers[kind])
+        self._post(orders.order(kind, name, caller, whom, restart))
 
     def save_parameters(self) -> str:
         """Write Θ as it stands into the run folder, for the caller to read and remove; returns the file's name."""
@@ -186,15 +192,7 @@ class SynchroniserActor:
         with self._state:
             if command in self._commands:
                 return False
-            noted = {
-                "kind": kind,
-                "island": island,
-                "caller": caller,
-                "at": self._now(),
-                "accepted": None,
-                "detail": "",
-            }
-            self._commands[command] = noted
+            self._commands[command] = orders.noted(kind, island, caller, self._now())
             return True
 
     # ── the pump ──────────────────────────────────────────────────────────────────────────────────────────────────

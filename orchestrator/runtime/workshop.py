@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from orchestrator.journal.keeper import Insist, Keeper
 from orchestrator.journal.storage import Journal
 from orchestrator.logbook import service_logbook
 from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import NotFinite, OuterState
+from orchestrator.merge.outer_state import FragmentState, NotFinite, OuterState
 from orchestrator.runtime import cluster, records
 from orchestrator.runtime.links import Post
 from orchestrator.runtime.names import evaluator_name
@@ -76,7 +76,7 @@ class Workshop:
         self._evaluators_made = 0
         self._keeper: Keeper | None = None
         self._published: dict[FragmentId, Published] = {}
-        self._highest_step = 0
+        self._steps: dict[FragmentId, int] = {}
         self.unigram_loss: float | None = None
 
     # ── asked by the pump ─────────────────────────────────────────────────────────────────────────────────────────
@@ -87,9 +87,9 @@ class Workshop:
 
     def remember(self, outer: OuterState, merges: Sequence[Facts]) -> None:
         """Go on from Θ as the journal has it; ``merges`` are the last of each fragment."""
-        self._highest_step = max(facts.step for facts in merges)
         for facts in merges:
             fragment = FragmentId(facts.fragment)
+            self._steps[fragment] = facts.step
             self._publish(fragment, facts.version, wire.encode(outer.state(fragment).parameters))
         self._keeper = Keeper(outer, self._journal, self._insist)
         self._measuring.submit(self._guarded, self._measure_unigram)
@@ -103,13 +103,17 @@ class Workshop:
         parameters = self.parameters()
         self._measuring.submit(self._guarded, lambda: self._evaluate(global_version, parameters))
 
+    def take_outer(self) -> Future[list[tuple[FragmentState, int]]]:
+        """Every fragment with the step of its last merge, once the merges ordered so far are done."""
+        return self._merging.submit(lambda: [(self._state().state(p), self._steps[p]) for p in sorted(self._steps)])
+
     def published(self, fragment: FragmentId) -> Published:
         return self._published[fragment]
 
     def whole_state(self) -> tuple[tuple[Version, ...], int, list[Any]]:
         """For an island that takes its state from here: versions, logical step, one reference a fragment."""
         published = [self._published[fragment] for fragment in sorted(self._published)]
-        return tuple(p.version for p in published), self._highest_step, [p.payload for p in published]
+        return tuple(p.version for p in published), max(self._steps.values()), [p.payload for p in published]
 
     def fragment(self, fragment: FragmentId) -> dict[str, Array]:
         """Θ_p as it stands: what contributions are measured against."""
@@ -166,6 +170,7 @@ class Workshop:
         keeper = Keeper(state, self._journal, self._insist)
         for number in range(knobs.fragments):
             made = keeper.begin(FragmentId(number), self._epoch)
+            self._steps[FragmentId(number)] = made.facts.step
             self._publish(FragmentId(number), made.facts.version, made.payload)
         self._keeper = keeper
         count = sum(array.size for array in parameters.values())
@@ -189,7 +194,7 @@ class Workshop:
             why, merged = error.detail, tuple(item.payload for item in order.inputs)
             self._post(lambda at: events.MergeFailed(at, order.fragment, order.version, merged, why))
             return
-        self._highest_step = max(self._highest_step, order.step)
+        self._steps[order.fragment] = order.step
         self._publish(order.fragment, order.version, made.payload)
         seconds, digests = time.monotonic() - began, (made.facts.digest, made.facts.base_digest)
         self._post(lambda at: events.MergeCompleted(at, order.fragment, order.version, digests[0], seconds, digests[1]))

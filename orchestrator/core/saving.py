@@ -1,0 +1,112 @@
+"""What may happen around checkpoints, and what the core asks for: events, commands and effects. Nothing here decides.
+
+A checkpoint is a *cut* through the job: Θ and momentum as they stand when every merge that was closed before
+``BeginCheckpoint`` is done, and of each island the state at its first boundary after the marker reached it, before it
+adopts anything that was published after the marker. An offer is in the cut's Θ or in its island's state, never in both.
+
+Source: Chandy and Lamport, Distributed snapshots, ACM TOCS 3 (1985).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.core.vocabulary import CommandId, Duration, Incarnation, Instant, IslandId, Version
+
+Life = tuple[IslandId, Incarnation]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """An operator wants a checkpoint now."""
+
+    at: Instant
+    command: CommandId
+    caller: str
+
+
+@dataclass(frozen=True, slots=True)
+class IslandSaved:
+    """The island's part of the checkpoint is on disk; ``digest`` names it. ``tokens_total`` is of its cut and incarnation.
+
+    ``held_seconds`` is how long its loop took over the cut: what the checkpoint cost in steps.
+    """
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    checkpoint: int
+    digest: str
+    tokens_total: int
+    held_seconds: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class IslandNotSaved:
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTaken:
+    """It is whole and sealed. ``seconds`` since it began; ``byte_count`` is all of its files."""
+
+    at: Instant
+    checkpoint: int
+    byte_count: int
+    seconds: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """There is no such checkpoint, and nothing of it counts."""
+
+    at: Instant
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCheckpoint:
+    """Save Θ at exactly ``versions``, the accounts as they are now, and send the marker to these islands.
+
+    The marker goes the way of publications, before any that is decided later. Answered by ``IslandSaved`` or
+    ``IslandNotSaved`` of each island, as far as they live, and by ``CheckpointFailed`` when Θ cannot be saved.
+    """
+
+    checkpoint: int
+    versions: tuple[Version, ...]
+    islands: tuple[Life, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """What an incarnation wrote, by the digest it told."""
+
+    island: IslandId
+    incarnation: Incarnation
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealCheckpoint:
+    """Make the checkpoint one whole of Θ and these parts. Answered by ``CheckpointTaken`` or ``CheckpointFailed``."""
+
+    checkpoint: int
+    parts: tuple[SavedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropCheckpoint:
+    """Remove it: superseded, or never finished. No answer is expected."""
+
+    checkpoint: int
+    reason: str
+
+
+SavingCommand = CheckpointRequested
+SavingEvent = IslandSaved | IslandNotSaved | CheckpointTaken | CheckpointFailed
+SavingEffect = BeginCheckpoint | SealCheckpoint | DropCheckpoint
