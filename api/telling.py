@@ -44,6 +44,7 @@ EVENTS = {
     "ScaleRequested": "{caller} asks for {count} islands on {node_group}",
     "CordonRequested": "{caller} asks to place nothing new on {node_group}",
     "UncordonRequested": "{caller} asks to place islands on {node_group} again",
+    "JobResumed": "the job goes on from {checkpoint}, with {tokens_trained:,} tokens trained before",
     "CheckpointRequested": "{caller} asks for a checkpoint",
     "IslandSaved": "{island} has saved its state for checkpoint {checkpoint}, held up for {held_seconds:.3f} s",
     "IslandNotSaved": "{island} could not save its state for checkpoint {checkpoint}: {reason}",

@@ -22,8 +22,11 @@ from learners.contract import Arrays, Snapshot, Trainer
 from learners.odometer import Odometer
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, File, Part, encode_part
-from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.checkpoints.reading import manifest_of
+from orchestrator.checkpoints.writing import parameters_name
+from orchestrator.core.vocabulary import Incarnation, IslandId, Version
 from orchestrator.errors import DataError
+from orchestrator.merge import wire
 
 ORBAX, PLAIN = "arrays", "arrays.safetensors"
 
@@ -37,6 +40,7 @@ class Cut:
 
     snapshot: Snapshot
     step: int
+    asked_step: int
     steps_total: int
     tokens_total: int
     cursor: int
@@ -46,13 +50,14 @@ class Cut:
     held_seconds: float
 
 
-def cut_of(trainer: Trainer, odometer: Odometer, work: Sequence[FragmentWork], step: int) -> Cut:
+def cut_of(trainer: Trainer, odometer: Odometer, work: Sequence[FragmentWork], step: int, asked_step: int) -> Cut:
     """The island's state at this boundary; the copy to the host goes on while the next steps are taken."""
     began = monotonic()
     snapshot = trainer.export_state()
     return Cut(
         snapshot=snapshot,
         step=step,
+        asked_step=asked_step,
         steps_total=odometer.steps_total,
         tokens_total=odometer.tokens_total,
         cursor=trainer.cursor(),
@@ -70,12 +75,13 @@ def write(cut: Cut, folder: Folder, island: IslandId, incarnation: Incarnation, 
     if orbax:
         _write_orbax(arrays, own)
     else:
-        own.write(PLAIN, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+        own.write(PLAIN, save({name: np.asarray(array, order="C") for name, array in arrays.items()}))
     own.sync()
     part = Part(
         island=island,
         incarnation=incarnation,
         step=cut.step,
+        asked_step=cut.asked_step,
         steps_total=cut.steps_total,
         tokens_total=cut.tokens_total,
         cursor=cut.cursor,
@@ -86,6 +92,35 @@ def write(cut: Cut, folder: Folder, island: IslandId, incarnation: Incarnation, 
     )
     own.write(PART, encode_part(part))
     return part
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """An island's state as the checkpoint has it, and Θ at the cut by fragment, at ``versions``."""
+
+    part: Part
+    arrays: Arrays
+    versions: tuple[Version, ...]
+    outer: tuple[Arrays, ...]
+
+    def goes_on_with(self, p: int, fragment: FragmentWork) -> bool:
+        """Count the island's own work on a fragment that Θ has not moved past; whether there is any to go on with."""
+        if self.part.versions[p] != fragment.version:
+            return False
+        fragment.step_count, fragment.token_count = self.part.step_counts[p], self.part.token_counts[p]
+        return True
+
+
+def restored(url: str, island: IslandId) -> Restored:
+    """What the checkpoint at ``url`` has of the island. Raises DataError when that is nothing, or damaged."""
+    folder = Folder(url)
+    manifest = manifest_of(folder)
+    part = next((part for part in manifest.parts if part.island == island), None)
+    if part is None:
+        raise DataError(detail=f"The checkpoint {url} holds no state of {island}.")
+    outer = tuple(wire.decode(folder.read(parameters_name(p))) for p in range(len(manifest.fragments)))
+    versions = tuple(Version(fragment.version) for fragment in manifest.fragments)
+    return Restored(part, read(folder, part), versions, outer)
 
 
 def read(folder: Folder, part: Part) -> Arrays:

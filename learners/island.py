@@ -109,6 +109,20 @@ class Island:
         log.info("caught up from %s, at step %d", donor, step)
         self._outbox.put(CaughtUp(donor, versions, step, time.monotonic() - began))
 
+    def load_saved(self, epoch: Epoch, folder: str, cursor: int) -> None:
+        """Take the state that the checkpoint has of this island. ``CaughtUp`` or ``CatchUpFailure`` follows."""
+        self._correspondence.heed(epoch)
+        began = time.monotonic()
+        try:
+            saved = checkpointing.restored(folder, self._island)
+            self._built().load_saved(saved, cursor)
+        except Exception as error:
+            log.exception("the checkpoint's state cannot be taken")
+            self._outbox.put(CatchUpFailure(self._island, _told(error)))
+            return
+        log.info("gone on from %s, at step %d", folder, saved.part.step)
+        self._outbox.put(CaughtUp(self._island, saved.versions, saved.part.step, time.monotonic() - began))
+
     def start(self, epoch: Epoch) -> None:
         self._correspondence.heed(epoch)
         self._in_background("start", self._built().start)

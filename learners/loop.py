@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from learners.adoption import FragmentWork, Rule, Sent, combine
-from learners.checkpointing import Cut, cut_of
+from learners.checkpointing import Cut, Restored, cut_of
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import Exports, require_numbers
 from learners.mailbox import Mail, Mailbox
@@ -86,6 +86,18 @@ class IslandLoop:
             bases = [self._trainer.snapshot(names).arrays() if keeps else None for names in self._plan.fragments]
             self._begin_from(state["versions"], state["step"], cursor, bases)
 
+    def load_saved(self, saved: Restored, cursor: int) -> None:
+        """Begin where the checkpoint cut this island. Work that Θ has moved past is overwritten, the rest goes on."""
+        with self._loading:
+            self._refuse_unless_idle(saved.versions)
+            require_numbers(saved.arrays)
+            self._trainer.import_state(saved.arrays)
+            self._begin_from(saved.versions, saved.part.step, cursor, saved.outer)
+            self._asked_step = saved.part.asked_step
+            for p, fragment in enumerate(self._fragments):
+                if not saved.goes_on_with(p, fragment):
+                    self._trainer.load(saved.outer[p])
+
     def start(self) -> None:
         """Train until flushed, drained or stopped. Asked again, it calls a drain off, or changes nothing."""
         self._draining.clear()
@@ -145,10 +157,7 @@ class IslandLoop:
         return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
 
     def request_cut(self) -> Future[Cut]:
-        """The state at the next boundary, before anything is adopted that is delivered after this call.
-
-        Raises InfrastructureError, or the future does, when this island does not train.
-        """
+        """The state at the next boundary, before what is delivered from now on is adopted; raises as ``export_state``."""
         return self._cuts.request()
 
     # ── the loop's own thread ─────────────────────────────────────────────────────────────────────────────────────
@@ -199,7 +208,7 @@ class IslandLoop:
         """Take over what was published and has arrived."""
         arrived = self._mailbox.take_all()
         # looked at only now: a marker that came before any of this mail is seen before it is adopted
-        self._cuts.answer(lambda: cut_of(self._trainer, self._odometer, self._fragments, self._step))
+        self._cuts.answer(lambda: cut_of(self._trainer, self._odometer, self._fragments, self._step, self._asked_step))
         for mail in arrived:
             self._adopt(mail)
 
@@ -266,8 +275,8 @@ class IslandLoop:
                 del self._standing[mail.fragment]
         self._step = max(self._step, mail.step)
         self._report()
-        trained = self._odometer.tokens_total
-        self._outbox.put(Adopted(mail.fragment, mail.version, self._step, trained, after.token_count))
+        total = self._odometer.tokens_total
+        self._outbox.put(Adopted(mail.fragment, mail.version, self._step, total, after.token_count))
 
     def _state(self) -> tuple[Snapshot, tuple[Version, ...], int]:
         return self._trainer.export_state(), tuple(f.version for f in self._fragments), self._step
@@ -281,9 +290,7 @@ class IslandLoop:
     def _refuse_unless_idle(self, versions: Sequence[int]) -> None:
         """Before anything is changed: a catch-up may be asked twice, and the second must not touch who trains already."""
         if self._fragments:
-            raise InternalError(
-                detail="an island was given a state while it has one: it goes on from the first that came."
-            )
+            raise InternalError(detail="an island was given a state while it has one: it keeps the first that came.")
         if len(versions) != len(self._plan.fragments):
             raise InternalError(detail=f"{len(versions)} versions came for {len(self._plan.fragments)} fragments.")
 

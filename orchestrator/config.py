@@ -26,6 +26,7 @@ from orchestrator.sections import (
     ModelSection,
     Name,
     RecoverySection,
+    ResumeSection,
     Section,
     SynchroniserSection,
     SyntheticSection,
@@ -48,6 +49,7 @@ class JobSpec(Section):
     recovery: RecoverySection = RecoverySection()
     health: HealthSection = HealthSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
+    resume: ResumeSection | None = None
     synthetic: SyntheticSection = SyntheticSection()
     trainer: Literal["learners.jax_trainer:create", "learners.synthetic:create"] = "learners.jax_trainer:create"
     seed: int = 0

@@ -158,6 +158,16 @@ class CheckpointsSection(Section):
     folder: Annotated[str, Field(min_length=1)] | None = None
 
 
+class ResumeSection(Section):
+    """Go on from a checkpoint: ``checkpoint`` is its folder, or a folder of several, of which the newest sound one is used.
+
+    ``atoll submit --resume`` fills this in, also from the name of a job. Model, data and seed must be as they were; islands
+    may be others. The budget counts from the beginning.
+    """
+
+    checkpoint: Annotated[str, Field(min_length=1)]
+
+
 class HealthSection(Section):
     """What contributions must be like (``core.health``). What holds no numbers is always refused, and its island replaced.
 

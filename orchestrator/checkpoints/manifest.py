@@ -37,12 +37,13 @@ class Part:
     """One island's state at its cut, but for the arrays.
 
     ``versions[p]`` is what it had adopted of fragment p, ``step_counts`` and ``token_counts`` its own work on that since
-    which no adopted version holds. ``*_total`` are of this incarnation; ``cursor`` counts the batches drawn of its stream.
+    which no adopted version holds. Due points up to ``asked_step`` were offered. ``*_total`` are of this incarnation; ``cursor`` counts the batches drawn of its stream.
     """
 
     island: str
     incarnation: int
     step: int
+    asked_step: int
     steps_total: int
     tokens_total: int
     cursor: int
@@ -113,7 +114,11 @@ def encode(manifest: Manifest) -> bytes:
 
 def decode(content: bytes, what: str) -> Manifest:
     """Raises DataError, naming ``what``, unless these are the bytes of a manifest that this build can read."""
-    document = unseal(content, what)
+    return from_document(unseal(content, what), what)
+
+
+def from_document(document: Mapping[str, Any], what: str) -> Manifest:
+    """The manifest that this is the plain form of. Raises DataError as ``decode``."""
     if document.get("schema") != SCHEMA:
         raise DataError(detail=f"{what} is of schema {document.get('schema')!r}; this build reads {SCHEMA!r}.")
     made = _made(Manifest, document, what)

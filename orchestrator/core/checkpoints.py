@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.effects import Effect, ResolveCommand, SetTimer
+from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.membership import Island
 from orchestrator.core.saving import (
     BeginCheckpoint,
@@ -24,11 +25,12 @@ from orchestrator.core.saving import (
     DropCheckpoint,
     IslandNotSaved,
     IslandSaved,
+    JobResumed,
     Life,
     SavedPart,
     SealCheckpoint,
 )
-from orchestrator.core.vocabulary import Instant, IslandState, JobPhase, RoundPhase, Version
+from orchestrator.core.vocabulary import FragmentId, Instant, IslandState, JobPhase, RoundPhase, Version
 
 if TYPE_CHECKING:
     from orchestrator.core.state import JobState
@@ -106,6 +108,20 @@ def timer_fired(state: JobState, timer: str, serial: int, now: Instant) -> list[
     if timer == DEADLINE_TIMER and opened is not None and opened.serial == serial and not opened.sealing:
         state.checkpoints = replace(state.checkpoints, open=replace(opened, awaited=frozenset()))
         return _seal_if_complete(state)
+    return []
+
+
+def resumed(state: JobState, event: JobResumed) -> list[Effect]:
+    """The job begins where the checkpoint ends. Said again, by a synchroniser that died at once, it changes nothing."""
+    if state.tokens_before is not None:
+        return []
+    state.tokens_before = event.tokens_trained
+    for p, (version, step) in enumerate(zip(event.versions, event.steps, strict=True)):
+        state.rounds[p] = FragmentRound(FragmentId(p), version, step)
+    for saved in event.islands:
+        island = state.islands[saved.island]
+        state.islands[saved.island] = replace(island, saved=True, step=saved.step)
+    state.checkpoints = replace(state.checkpoints, begun_at=state.global_version)
     return []
 
 

@@ -142,6 +142,8 @@ class HoldIsland:
 class BeginCatchUp:
     """Give the island a state, from ``donor`` (island, incarnation), or from the synchroniser when ``None``.
 
+    Incarnation 0 is the island as the checkpoint has it that the job goes on from.
+
     ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn.
     """
 

@@ -37,9 +37,11 @@ from orchestrator.core.fragment_life import advance_all, publish_newer
 from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.saving import IslandNotSaved, IslandSaved
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPhase, Version
+from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, IslandState, JobPhase, Version
 
 FLUSH_TIMER = "flush:job"
+IN_CHECKPOINT = Incarnation(0)
+"""The life of an island that a checkpoint holds: before all others of this job."""
 Said = IslandEvent | IslandSaved | IslandNotSaved
 
 
@@ -205,8 +207,12 @@ def _lose(state: JobState, island: Island, reason: str, now: Instant, *, dead: b
 
 
 def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
-    """Give the island a state: from a healthy peer once there is something to catch up with, else the synchroniser."""
+    """Give the island a state: its own of the checkpoint, or a healthy peer's, or the synchroniser's parameters."""
     island = state.islands[island_id]
+    if island.saved and island.id not in island.failed_donors:
+        why = "taking its state from the checkpoint"
+        state.islands[island_id] = membership.catching_up(island, island.id, why)
+        return [BeginCatchUp(island.id, island.incarnation, (island.id, IN_CHECKPOINT), island.steps_before, why)]
     steps = {other: state.step_of(other) for other in state.islands.values()}
     donor = membership.choose_donor(steps, island) if state.global_version else None
     source = f"{donor.id} (step {steps[donor]})" if donor else "the synchroniser"

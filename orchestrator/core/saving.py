@@ -70,6 +70,34 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedIsland:
+    """An island whose state the checkpoint holds, with ``kept_tokens[p]`` of work on fragment p that is in no version."""
+
+    island: IslandId
+    step: int
+    kept_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobResumed:
+    """The job goes on from a checkpoint of another, or of its own earlier run. Before ``JobStarted``.
+
+    Fragment p stands at ``versions[p]``, made at ``steps[p]``. Of ``tokens_trained`` until then ``merged_tokens[p]`` are in
+    it; what is neither in it nor kept by an island that goes on is lost. ``refused`` says of newer checkpoints why not they.
+    """
+
+    at: Instant
+    checkpoint: str
+    job: str
+    versions: tuple[Version, ...]
+    steps: tuple[int, ...]
+    tokens_trained: int
+    merged_tokens: tuple[int, ...]
+    islands: tuple[SavedIsland, ...]
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BeginCheckpoint:
     """Save Θ at exactly ``versions``, the accounts as they are now, and send the marker to these islands.
 
@@ -108,5 +136,5 @@ class DropCheckpoint:
 
 
 SavingCommand = CheckpointRequested
-SavingEvent = IslandSaved | IslandNotSaved | CheckpointTaken | CheckpointFailed
+SavingEvent = IslandSaved | IslandNotSaved | CheckpointTaken | CheckpointFailed | JobResumed
 SavingEffect = BeginCheckpoint | SealCheckpoint | DropCheckpoint

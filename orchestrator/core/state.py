@@ -45,6 +45,8 @@ class JobState:
         self.commands: set[CommandId] = set()
         self.cordoned: set[NodeGroupId] = set()
         self.checkpoints = Checkpoints()
+        self.tokens_before: int | None = None
+        """What was trained before the checkpoint that the job goes on from, if it does."""
         self.evaluating: int | None = None
         self.evaluated: int | None = None
         self.merges_since_evaluation = 0
@@ -74,7 +76,7 @@ class JobState:
     @property
     def tokens_trained(self) -> int:
         before = sum(island.tokens_before for island in self.islands.values())
-        return before + sum(report.tokens_total for report in self.reports.values())
+        return (self.tokens_before or 0) + before + sum(report.tokens_total for report in self.reports.values())
 
     def step_of(self, island: Island) -> int:
         """The island's logical step, as last heard."""

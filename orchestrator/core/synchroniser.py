@@ -98,6 +98,8 @@ class Synchroniser:
                 return recovery.restarted(state, event)
             case saving.CheckpointTaken():
                 return checkpoints.taken(state, event)
+            case saving.JobResumed():
+                return checkpoints.resumed(state, event)
             case saving.CheckpointFailed():
                 return checkpoints.failed(state, event)
             case events.FaultInjected():

@@ -19,6 +19,7 @@ from orchestrator.accounting.ledger import Books, Ledger
 from orchestrator.checkpoints import writing
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import File, Fragment, Manifest, Part
+from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
 from orchestrator.core.saving import (
     BeginCheckpoint,
@@ -68,6 +69,7 @@ class Checkpoints:
         job: str,
         spec: JobSpec,
         run_dir: Path,
+        resumption: Resumption | None,
         state: JobState,
         ledger: Ledger,
         take_outer: TakeOuter,
@@ -75,7 +77,8 @@ class Checkpoints:
         failed: Failed,
     ) -> None:
         self._job, self._spec = job, spec
-        self._legs: tuple[tuple[int, ...], ...] = ()
+        self._legs = resumption.legs if resumption else ()
+        self.resumed_from = resumption.url if resumption else ""
         self._state, self._ledger, self._take_outer = state, ledger, take_outer
         self._post, self._failed = post, failed
         self.root = Folder(folder_of(spec, job, run_dir))

@@ -18,6 +18,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
+from orchestrator.core.island_life import IN_CHECKPOINT
 from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId
 from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
@@ -215,6 +216,8 @@ class Interpreter:
         if effect.donor is None:
             versions, step, payloads = self._workshop.whole_state()
             call = link.actor.load.remote(self._epoch, versions, step, effect.cursor, *payloads)
+        elif effect.donor[1] == IN_CHECKPOINT:
+            call = link.actor.load_saved.remote(self._epoch, self._checkpoints.resumed_from, effect.cursor)
         else:
             donor, incarnation = effect.donor
             name = island_name(self._job, donor, incarnation)

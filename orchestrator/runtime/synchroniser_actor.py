@@ -25,6 +25,7 @@ from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.chaos.kinds import Kind
+from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
@@ -62,6 +63,7 @@ class SynchroniserActor:
         self._state = threading.Lock()  # the pump changes what status reads
         self._commands: dict[str, dict[str, Any]] = {}
         self._goodput, self._statistics = folds = Goodput(self._policy), Statistics(self._policy)
+        resumption = returning.resumption_of(spec, self._run_dir)
         self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
         self._core, past = self._files.core, self._files.past
         self._started_at, self._zero = returning.clock(self._files)
@@ -100,6 +102,7 @@ class SynchroniserActor:
                 job,
                 spec,
                 self._run_dir,
+                resumption,
                 self._core.state,
                 self._goodput.ledger,
                 self._workshop.take_outer,
@@ -119,16 +122,19 @@ class SynchroniserActor:
         for make in self._files.first_events:
             self._post(make)
         if not self._files.started:
-            self._begin(cordoned)
+            self._begin(cordoned, resumption)
         if self._files.outer is None:
-            self._workshop.seed()
+            self._workshop.seed(resumption)
         else:
             self._workshop.remember(self._files.outer, self._files.merges)
         if past is not None:
             returning.reconnect(past, self._interpreter, timers, controller)
         threading.Thread(target=self._pump, name="pump", daemon=True).start()
 
-    def _begin(self, cordoned: dict[str, str]) -> None:
+    def _begin(self, cordoned: dict[str, str], resumption: Resumption | None) -> None:
+        if resumption is not None:
+            names = frozenset(plan.island for plan in self._policy.islands)
+            self._post(lambda at: resumption.event(at, names))
         for group, caller in sorted(cordoned.items()):
             self.set_cordon(f"cordon-{group}-before-the-start", caller, group, cordoned=True)
         for node_group, count in self._spec.wanted_counts().items():
@@ -157,10 +163,9 @@ class SynchroniserActor:
 
         With ``fault`` it is one of chaos, and put on the tape as that.
         """
-        if kind not in (*orders.OF_THE_JOB, Kind.KILL_SYNCHRONISER) and island not in {
-            plan.island for plan in self._policy.islands
-        }:
-            known = ", ".join(plan.island for plan in self._policy.islands)
+        names = [plan.island for plan in self._policy.islands]
+        if kind not in (*orders.OF_THE_JOB, Kind.KILL_SYNCHRONISER) and island not in names:
+            known = ", ".join(names)
             raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=f"Its islands are {known}.")
         if not self._noted(command, kind, island, caller):
             return

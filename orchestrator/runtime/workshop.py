@@ -19,6 +19,8 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
+from orchestrator.checkpoints.reading import outer_states
+from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
 from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
@@ -81,9 +83,9 @@ class Workshop:
 
     # ── asked by the pump ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def seed(self) -> None:
-        """Make Θ; ``OuterStateSeeded`` follows."""
-        self._measuring.submit(self._guarded, self._seed)
+    def seed(self, resumption: Resumption | None) -> None:
+        """Make Θ, or take it from the checkpoint; ``OuterStateSeeded`` follows."""
+        self._measuring.submit(self._guarded, lambda: self._seed(resumption))
 
     def remember(self, outer: OuterState, merges: Sequence[Facts]) -> None:
         """Go on from Θ as the journal has it; ``merges`` are the last of each fragment."""
@@ -157,23 +159,26 @@ class Workshop:
         except Exception as error:
             self._failed(error)
 
-    def _seed(self) -> None:
-        parameters = ray.get(self._measurer().initial_parameters.remote(), timeout=SEED_TIMEOUT_S)
+    def _seed(self, resumption: Resumption | None) -> None:
         knobs = self._spec.synchroniser
         outer = knobs.outer_optimizer
-        state = OuterState(
-            parameters,
-            fragment_map.build({name: array.size for name, array in parameters.items()}, knobs.fragments),
-            knobs.averaging,
-            outer_optimizer.create(outer.kind, outer.lr, outer.momentum),
-        )
+        optimizer = outer_optimizer.create(outer.kind, outer.lr, outer.momentum)
+        if resumption is not None:
+            states = outer_states(resumption.folder, resumption.manifest)
+            state = OuterState.restored(states, knobs.averaging, optimizer)
+            steps = [fragment.step for fragment in resumption.manifest.fragments]
+        else:
+            initial = ray.get(self._measurer().initial_parameters.remote(), timeout=SEED_TIMEOUT_S)
+            fragments = fragment_map.build({name: array.size for name, array in initial.items()}, knobs.fragments)
+            state = OuterState(initial, fragments, knobs.averaging, optimizer)
+            steps = [0] * knobs.fragments
         keeper = Keeper(state, self._journal, self._insist)
         for number in range(knobs.fragments):
-            made = keeper.begin(FragmentId(number), self._epoch)
+            made = keeper.begin(FragmentId(number), self._epoch, steps[number])
             self._steps[FragmentId(number)] = made.facts.step
             self._publish(FragmentId(number), made.facts.version, made.payload)
         self._keeper = keeper
-        count = sum(array.size for array in parameters.values())
+        count = sum(array.size for array in state.parameters().values())
         digest = wire.digest(state.parameters())
         self._post(lambda at: events.OuterStateSeeded(at, count, digest))
         self._measure_unigram()
