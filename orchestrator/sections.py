@@ -162,10 +162,11 @@ class ResumeSection(Section):
     """Go on from a checkpoint: ``checkpoint`` is its folder, or a folder of several, of which the newest sound one is used.
 
     ``atoll submit --resume`` fills this in, also from the name of a job. Model, data and seed must be as they were; islands
-    may be others. The budget counts from the beginning.
+    may be others. The budget counts from the beginning. ``refused`` is the service's: checkpoints passed over, and why.
     """
 
     checkpoint: Annotated[str, Field(min_length=1)]
+    refused: tuple[str, ...] = ()
 
 
 class HealthSection(Section):

@@ -133,6 +133,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.core.vocabulary",
             "orchestrator.accounting.explanation",
             "orchestrator.chaos",
+            "orchestrator.checkpoints",
             "orchestrator.config",
             "orchestrator.sections",
             "orchestrator.errors",

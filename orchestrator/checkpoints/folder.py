@@ -16,15 +16,20 @@ from typing import Any
 
 import fsspec
 
+from orchestrator.errors import ConfigurationError
+
 CHUNK_BYTES = 4 << 20
 
 
 class Folder:
-    """``url`` is a path, or a URL as fsspec knows them. Every method raises OSError when it fails."""
+    """``url`` is a path, or a URL as fsspec has them; ConfigurationError if not. Every method raises OSError if it fails."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._files, self._root = fsspec.core.url_to_fs(self.url)
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise ConfigurationError(detail=f"{url!r} is no folder that fsspec can reach here: {error}") from error
         self.local = Path(self._root) if "file" in _protocols(self._files) else None
 
     def sub(self, name: str) -> Folder:

@@ -37,7 +37,8 @@ class Part:
     """One island's state at its cut, but for the arrays.
 
     ``versions[p]`` is what it had adopted of fragment p, ``step_counts`` and ``token_counts`` its own work on that since
-    which no adopted version holds. Due points up to ``asked_step`` were offered. ``*_total`` are of this incarnation; ``cursor`` counts the batches drawn of its stream.
+    which no adopted version holds. Due points up to ``asked_step`` were offered. ``*_total`` are of this incarnation;
+    ``cursor`` counts the batches drawn of its stream.
     """
 
     island: str

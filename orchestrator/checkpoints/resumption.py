@@ -9,7 +9,7 @@ Responsible for what must be as it was: a checkpoint of another model, or of oth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +83,15 @@ def find(url: str, spec: Mapping[str, Any]) -> Resumption:
     return Resumption(found.folder.url, found.manifest, found.refused)
 
 
-def begun(run_dir: Path, url: str | None, spec: Mapping[str, Any]) -> Resumption | None:
+def begun(run_dir: Path, spec: Mapping[str, Any]) -> Resumption | None:
     """What the job in ``run_dir`` goes on from, as it was found when it began. Raises DataError as ``find``."""
-    if url is None:
+    resume = spec.get("resume")
+    if resume is None:
         return None
     if (run_dir / FILE).exists():
         return kept(run_dir)
-    here = find(url, spec)
+    found = find(resume["checkpoint"], spec)
+    here = replace(found, refused=(*resume["refused"], *found.refused))
     told = {"url": here.url, "refused": list(here.refused), "manifest": asdict(here.manifest)}
     Folder(str(run_dir)).write(FILE, seal(told))
     return here

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import MANIFEST, PART, File, Manifest, Part, decode_part, encode, part_digest
 from orchestrator.errors import DataError
 from orchestrator.merge import wire
 from orchestrator.merge.outer_state import FragmentState
+
+
+def root_of(folder: str | None, job: str, run_dir: Path) -> str:
+    """Where a job's checkpoints are, by its specification's ``checkpoints.folder``."""
+    return str(run_dir / "checkpoints") if folder is None else f"{folder.rstrip('/')}/{job}"
 
 
 def checkpoint_folder(root: Folder, number: int) -> Folder:

@@ -55,12 +55,6 @@ class _Open:
     files: tuple[File, ...] = ()
 
 
-def folder_of(spec: JobSpec, job: str, run_dir: Path) -> str:
-    """Where the job's checkpoints are."""
-    wanted = spec.checkpoints.folder
-    return str(run_dir / "checkpoints") if wanted is None else f"{wanted.rstrip('/')}/{job}"
-
-
 class Checkpoints:
     """``act`` is called in the pump's thread, right after the folds have seen the record; ``failed`` hears of our bugs."""
 
@@ -81,7 +75,7 @@ class Checkpoints:
         self.resumed_from = resumption.url if resumption else ""
         self._state, self._ledger, self._take_outer = state, ledger, take_outer
         self._post, self._failed = post, failed
-        self.root = Folder(folder_of(spec, job, run_dir))
+        self.root = Folder(writing.root_of(spec.checkpoints.folder, job, run_dir))
         self._writing = ThreadPoolExecutor(1, "checkpoint")
         self._open: dict[int, _Open] = {}
 

@@ -61,7 +61,7 @@ KINDS: dict[type, str] = {
 def resumption_of(spec: JobSpec, run_dir: Path) -> Resumption | None:
     """The checkpoint that the job goes on from, as it was chosen at its beginning. Raises DataError when none is sound."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    return begun(run_dir, spec.resume.checkpoint if spec.resume else None, spec.model_dump(mode="json"))
+    return begun(run_dir, spec.model_dump(mode="json"))
 
 
 def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: Sequence[Fold]) -> JobFiles:
