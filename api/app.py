@@ -33,6 +33,7 @@ from api.openapi import document
 from api.routes import (
     chaos,
     chaos_runs,
+    checkpoints,
     commands,
     events,
     fleet,
@@ -97,7 +98,7 @@ def create_app(
     app.state.histories = Histories()
     problems.install(app)
     everybody = (jobs, islands, commands, events, logs, merges, parameters, fleet, health, metrics, tokens, page)
-    for routes in (*everybody, chaos, chaos_runs):
+    for routes in (*everybody, checkpoints, chaos, chaos_runs):
         app.include_router(routes.router)
     document.install(app)
     app.add_middleware(Gate, tokens=app.state.tokens, store=access)

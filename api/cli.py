@@ -21,6 +21,7 @@ import typer
 
 from api.commands import (
     chaos,
+    checkpoints,
     doctor,
     export,
     fleet,
@@ -58,7 +59,22 @@ def options(
         os.environ[TOKEN_VARIABLE] = token
 
 
-for module in (service, jobs, logs, export, islands, fleet, records, simulate, tapes, science, tokens, chaos, doctor):
+for module in (
+    service,
+    jobs,
+    checkpoints,
+    logs,
+    export,
+    islands,
+    fleet,
+    records,
+    simulate,
+    tapes,
+    science,
+    tokens,
+    chaos,
+    doctor,
+):
     module.register(app)
 
 

@@ -21,6 +21,7 @@ import httpx
 from api.auth.roles import Role
 from api.auth.schemas import AuditTrail, NewToken, Token, TokenList
 from api.chaos.client import ChaosRequests
+from api.checkpoints.client import CheckpointRequests
 from api.http.eventstream import events_of
 from api.http.refusals import error_of
 from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
@@ -42,16 +43,12 @@ from api.schemas import (
     NodeGroups,
     TapeRecord,
 )
-from orchestrator.errors import (
-    InfrastructureError,
-    InternalError,
-    ServiceUnreachable,
-)
+from orchestrator.errors import InfrastructureError, InternalError, ServiceUnreachable
 
 Shape = TypeVar("Shape", bound=Answer)
 
 
-class Client(ChaosRequests):
+class Client(ChaosRequests, CheckpointRequests):
     """One service at ``url``. Raises ServiceUnreachable when it does not answer within ``timeout_s``."""
 
     def __init__(

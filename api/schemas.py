@@ -118,6 +118,8 @@ class Job(JobSummary):
     goodput: dict[str, Any]
     statistics: dict[str, Any]
     report_ready: bool
+    resumed_from: str | None = Field(default=None, description="the checkpoint that the job goes on from")
+    resume_refused: list[str] = Field(default=[], description="newer checkpoints that are not sound, and why")
 
 
 class Jobs(Answer):

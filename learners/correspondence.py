@@ -37,7 +37,7 @@ class Correspondence:
         """Whoever reads next is told nothing of what was written until now."""
         with self._lock:
             self._outbox.take(0.0)
-            self._unread = []
+            self._letters.forget_all()
 
     def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> Numbered:
         """Letters after number ``read``, oldest first; waits for one. Those up to ``acknowledged`` are forgotten."""

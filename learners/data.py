@@ -1,7 +1,8 @@
 """Batches of one island's shard, by number: deterministic, disjoint between islands, and seekable.
 
 The training split is cut into windows of ``sequence_length`` bytes. Window w belongs to shard w mod n for the whole job;
-each shard is shuffled by the job's seed, anew in each epoch. A batch is a function of its number alone (grain's
+each shard is shuffled by the job's seed, anew in each epoch; when a job is resumed, ``lanes`` deals what is left to its
+islands. A batch is a function of its number alone (grain's
 ``MapDataset`` is random access), so the island's whole position in its data is one integer, and going back to it costs
 nothing. Only window numbers pass through grain; the bytes are gathered once per batch.
 
@@ -11,10 +12,12 @@ This module knows nothing of JAX's devices, of steps or of islands' lives.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from learners import lanes
 from learners.corpus import Corpus, gather
 from orchestrator.errors import ConfigurationError
 
@@ -23,7 +26,7 @@ Draw = Callable[[int], np.ndarray]
 
 
 def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, shard_count: int) -> Draw:
-    """Return how to draw the batches of shard ``shard_index`` of ``shard_count``.
+    """Return how to draw the batches of shard ``shard_index`` of ``shard_count``; ``spec["legs"]`` are earlier resumptions.
 
     Raises ConfigurationError when the corpus is too small to give every shard one batch.
     """
@@ -32,14 +35,24 @@ def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, sha
 
     length, batch_size = spec["data"]["sequence_length"], spec["training"]["batch_size"]
     window_count = (len(corpus.training) - 1) // length
-    if window_count // shard_count < batch_size:
+    legs = spec.get("legs", ())
+    cut_into = lanes.first_count(legs, shard_count)
+    if window_count // cut_into < batch_size:
         raise ConfigurationError(
-            detail=f"data: {window_count} sequences of {length} bytes do not give each of {shard_count} islands one "
+            detail=f"data: {window_count} sequences of {length} bytes do not give each of {cut_into} islands one "
             f"batch of {batch_size}. Add text, or lower training.batch_size or data.sequence_length."
         )
-    shard: Any = grain.MapDataset.range(shard_index, window_count, shard_count)
-    windows = shard.shuffle(seed=spec["seed"] + shard_index).repeat().batch(batch_size)
-    return lambda number: gather(corpus.training, windows[number], length)
+
+    @cache
+    def windows(shard: int) -> Any:
+        numbered: Any = grain.MapDataset.range(shard, window_count, cut_into)
+        return numbered.shuffle(seed=spec["seed"] + shard).repeat().batch(batch_size)
+
+    def draw(number: int) -> np.ndarray:
+        shard, batch = lanes.origin(legs, shard_index, shard_count, number)
+        return gather(corpus.training, windows(shard)[batch], length)
+
+    return draw
 
 
 def union_batches(corpus: Corpus, spec: Mapping[str, Any], shard_count: int) -> Draw:

@@ -32,16 +32,20 @@ class Exports(Generic[State]):
 
     def ask(self, timeout_s: float) -> State:
         """The state at the next boundary. Raises InfrastructureError when there is none to give, or not in time."""
+        try:
+            return self.request().result(timeout_s)
+        except TimeoutError as error:
+            detail = f"no boundary between steps came within {timeout_s} s."
+            raise InfrastructureError(detail=detail, remedy="Ask another donor.") from error
+
+    def request(self) -> Future[State]:
+        """The state at the next boundary, to be waited for elsewhere. Raises InfrastructureError when there is none."""
         asked: Future[State] = Future()
         with self._lock:
             if not self._is_open:
                 raise InfrastructureError(detail="this island does not train, so it has no state to give.")
             self._asked.append(asked)
-        try:
-            return asked.result(timeout_s)
-        except TimeoutError as error:
-            detail = f"no boundary between steps came within {timeout_s} s."
-            raise InfrastructureError(detail=detail, remedy="Ask another donor.") from error
+        return asked
 
     def answer(self, take: Callable[[], State]) -> None:
         """This is a boundary: whoever asked since the last one gets what ``take`` gives, which is asked once at most."""

@@ -20,19 +20,23 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import ray
 
+from learners import checkpointing
 from learners.correspondence import Correspondence
 from learners.loop import IslandLoop, LoopPlan
 from learners.niceness import give_way, give_way_since, threads
 from learners.outbox import Outbox
 from learners.vigil import Vigil
 from orchestrator import logbook
-from orchestrator.core.messages import Broken, CatchUpFailure, CaughtUp, Letter, Ready
-from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, Version
-from orchestrator.errors import last_line
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import part_digest
+from orchestrator.core.messages import Broken, CatchUpFailure, CaughtUp, Letter, NotSaved, Ready, Saved
+from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, Version
+from orchestrator.errors import InfrastructureError, last_line
 from orchestrator.merge import fragment_map, wire
 
 EXPORT_TIMEOUT_S = 30.0
@@ -52,7 +56,9 @@ class Island:
         os.environ.update(environment)
         logbook.keep(book)
         log.info("%s, incarnation %d, is process %d", island, book.number, os.getpid())
-        self._island = island
+        self._island, self._incarnation = island, Incarnation(book.number)
+        self._synthetic = False
+        self._saves: set[int] = set()
         self._outbox = Outbox()
         self._loop: IslandLoop | None = None
         self._correspondence = Correspondence(
@@ -77,7 +83,8 @@ class Island:
 
         An island that comes back may ``hurry``: until it is ready, it does not give way to those that train.
         """
-        self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not spec["trainer"].startswith(SYNTHETIC)
+        self._synthetic = spec["trainer"].startswith(SYNTHETIC)
+        self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not self._synthetic
         threading.Thread(
             target=self._prepare, args=(spec, shard_index, shard_count, hurry), name="prepare", daemon=True
         ).start()
@@ -117,7 +124,7 @@ class Island:
         log.info("this process is %s, incarnation %d, from here on", island, book.number)
         logbook.keep(book)
         log.info("%s, incarnation %d, is process %d, which was %s", island, book.number, os.getpid(), self._island)
-        self._island, self._shard_index = island, shard_index
+        self._island, self._incarnation, self._shard_index = island, Incarnation(book.number), shard_index
         self._correspondence.forget()
         self._outbox.put(Ready(self._device_count, 0.0))
         return self.hello()
@@ -134,6 +141,20 @@ class Island:
             return
         log.info("goes on from its own state, at step %d", step)
         self._outbox.put(CaughtUp(None, versions, step, time.monotonic() - began))
+
+    def load_saved(self, epoch: Epoch, folder: str, cursor: int) -> None:
+        """Take the state that the checkpoint has of this island. ``CaughtUp`` or ``CatchUpFailure`` follows."""
+        self._correspondence.heed(epoch)
+        began = time.monotonic()
+        try:
+            saved = checkpointing.restored(folder, self._island)
+            self._built().load_saved(saved, cursor)
+        except Exception as error:
+            log.exception("the checkpoint's state cannot be taken")
+            self._outbox.put(CatchUpFailure(self._island, _told(error)))
+            return
+        log.info("gone on from %s, at step %d", folder, saved.part.step)
+        self._outbox.put(CaughtUp(self._island, saved.versions, saved.part.step, time.monotonic() - began))
 
     def start(self, epoch: Epoch) -> None:
         self._correspondence.heed(epoch)
@@ -153,6 +174,19 @@ class Island:
         """Put a published fragment into the mailbox."""
         self._correspondence.heed(epoch)
         self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer)
+
+    def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
+        """Cut at the next boundary, and write this island's part while it trains on. ``Saved`` or ``NotSaved`` follows."""
+        self._correspondence.heed(epoch)
+        if checkpoint in self._saves:
+            return  # the marker came twice
+        self._saves.add(checkpoint)
+        try:
+            cut = self._built().request_cut()
+        except InfrastructureError as error:
+            self._outbox.put(NotSaved(checkpoint, _told(error)))
+            return
+        threading.Thread(target=self._save, args=(checkpoint, folder, cut), name="save", daemon=True).start()
 
     def take_payload(self, fragment: FragmentId, offer: int) -> bytes | None:
         """The offer's bytes, or ``None`` if a newer offer has replaced it."""
@@ -199,6 +233,20 @@ class Island:
     def _give_up(self) -> None:
         log.critical("nobody has listened to this island for too long; it ends itself")
         os._exit(1)  # other threads may be inside a step, or a call
+
+    def _save(self, checkpoint: int, folder: str, asked: Future[checkpointing.Cut]) -> None:
+        if self._computes:
+            give_way()
+        try:
+            cut = asked.result()
+            orbax = not self._synthetic
+            part = checkpointing.write(cut, Folder(folder), self._island, self._incarnation, orbax=orbax)
+        except Exception as error:  # a full disk is only one of the ways; training goes on
+            log.exception("this island's part of checkpoint %d is not written", checkpoint)
+            self._outbox.put(NotSaved(checkpoint, _told(error)))
+            return
+        log.info("saved for checkpoint %d, at step %d", checkpoint, cut.step)
+        self._outbox.put(Saved(checkpoint, part_digest(part), cut.tokens_total, cut.held_seconds))
 
     def _start(self) -> None:
         """From a thread that gives way, where this island computes on the host's cores: the loop's own does as well."""

@@ -15,17 +15,18 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
 from learners.adoption import FragmentWork, Rule, Sent, combine
+from learners.checkpointing import Cut, cut_of
 from learners.contract import Arrays, Snapshot, Trainer
-from learners.exports import Exports, require_numbers
-from learners.mailbox import Mail, Mailbox
+from learners.exports import Exports
+from learners.holder import Holder
+from learners.mailbox import Mail
 from learners.odometer import Odometer
 from learners.outbox import Outbox
 from orchestrator.core import schedule
@@ -48,60 +49,21 @@ class LoopPlan:
     report_every_s: float = 0.5
 
 
-class IslandLoop:
+class IslandLoop(Holder):
     """One incarnation's training. ``load`` or ``load_peer`` once, then ``start``; all else at any time, any thread."""
 
     def __init__(self, trainer: Trainer, plan: LoopPlan, outbox: Outbox) -> None:
-        self._trainer, self._plan, self._outbox = trainer, plan, outbox
-        self._mailbox = Mailbox()
-        self._lock, self._loading = threading.Lock(), threading.Lock()
-        self._thread: threading.Thread | None = None
+        super().__init__(trainer, plan.fragments, keeps_bases=plan.adoption == "rebase")
+        self._plan, self._outbox = plan, outbox
+        self._lock = threading.Lock()
         self._stopping, self._flushing, self._draining, self._gave_all = (threading.Event() for _ in range(4))
         self._standing: dict[FragmentId, tuple[Offer, Snapshot]] = {}  # under the lock: other threads take from it
         self._exports: Exports[tuple[Snapshot, tuple[Version, ...], int]] = Exports()
-        self._fragments: list[FragmentWork] = []
+        self._cuts: Exports[Cut] = Exports()
         self._offers_made = 0
-        self._step = self._asked_step = 0
         self._odometer = Odometer(monotonic())
 
     # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
-
-    def load(self, arrays: Mapping[str, np.ndarray], versions: Sequence[int], step: int, cursor: int) -> None:
-        """Begin from the synchroniser's parameters, with a fresh inner optimizer."""
-        with self._loading:
-            self._refuse_unless_idle(versions)
-            self._trainer.load(arrays)
-            self._begin_from(versions, step, cursor, [{name: arrays[name] for name in p} for p in self._plan.fragments])
-
-    def load_peer(self, state: Mapping[str, Any], cursor: int) -> None:
-        """Begin from what a peer's ``export_state`` returned. Its uncontributed work is not ours to count, or to keep."""
-        with self._loading:
-            self._refuse_unless_idle(state["versions"])
-            require_numbers(state["trainer"])
-            self._trainer.import_state(state["trainer"])
-            keeps = self._plan.adoption == "rebase"
-            bases = [self._trainer.snapshot(names).arrays() if keeps else None for names in self._plan.fragments]
-            self._begin_from(state["versions"], state["step"], cursor, bases)
-
-    def take_over(self, shard_index: int, cursor: int) -> tuple[tuple[Version, ...], int]:
-        """Begin from the state that was loaded and what was published since; tell its versions, and the logical step.
-
-        Nothing was trained on it, so it is overwritten, and said to nobody. Asked again before ``start``, it tells the same.
-        """
-        with self._loading:
-            if self._thread is not None or not self._fragments:
-                raise InternalError(
-                    detail="only an island that holds a state, and has not trained, takes a place over."
-                )
-            for mail in self._mailbox.take_all():
-                if mail.version > self._fragments[mail.fragment].version:
-                    self._trainer.load(mail.arrays)
-                    self._fragments[mail.fragment] = FragmentWork(mail.version, base=mail.arrays)
-                    self._step = max(self._step, mail.step)
-            self._asked_step = self._step
-            self._trainer.take_shard(shard_index)
-            self._trainer.seek(cursor)
-            return tuple(fragment.version for fragment in self._fragments), self._step
 
     def start(self) -> None:
         """Train until flushed, drained or stopped. Asked again, it calls a drain off, or changes nothing."""
@@ -119,6 +81,7 @@ class IslandLoop:
                 if not self._fragments:
                     raise InternalError(detail="an island was started before it held a state.")
                 self._exports.open()
+                self._cuts.open()
                 self._thread = threading.Thread(target=self._run, name="island-loop", daemon=True)
                 self._thread.start()
 
@@ -160,6 +123,10 @@ class IslandLoop:
         snapshot, versions, step = self._exports.ask(timeout_s)
         return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
 
+    def request_cut(self) -> Future[Cut]:
+        """The state at the next boundary, before what is delivered from now on is adopted; raises as ``export_state``."""
+        return self._cuts.request()
+
     # ── the loop's own thread ─────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
@@ -180,6 +147,7 @@ class IslandLoop:
             self._outbox.put(Broken(traceback.format_exception_only(error)[-1].strip()))
         finally:
             self._exports.close()
+            self._cuts.close()
 
     def advance(self) -> None:
         """One boundary and the inner step after it, in the calling thread."""
@@ -205,7 +173,10 @@ class IslandLoop:
 
     def adopt_mail(self) -> None:
         """Take over what was published and has arrived."""
-        for mail in self._mailbox.take_all():
+        arrived = self._mailbox.take_all()
+        # looked at only now: a marker that came before any of this mail is seen before it is adopted
+        self._cuts.answer(lambda: cut_of(self._trainer, self._odometer, self._fragments, self._step, self._asked_step))
+        for mail in arrived:
             self._adopt(mail)
 
     def offer_due(self) -> None:
@@ -271,8 +242,8 @@ class IslandLoop:
                 del self._standing[mail.fragment]
         self._step = max(self._step, mail.step)
         self._report()
-        trained = self._odometer.tokens_total
-        self._outbox.put(Adopted(mail.fragment, mail.version, self._step, trained, after.token_count))
+        total = self._odometer.tokens_total
+        self._outbox.put(Adopted(mail.fragment, mail.version, self._step, total, after.token_count))
 
     def _state(self) -> tuple[Snapshot, tuple[Version, ...], int]:
         return self._trainer.export_state(), tuple(f.version for f in self._fragments), self._step
@@ -282,17 +253,3 @@ class IslandLoop:
         progress = self._odometer.read(self._step, monotonic())
         if progress is not None:
             self._outbox.put(progress)
-
-    def _refuse_unless_idle(self, versions: Sequence[int]) -> None:
-        """Before anything is changed: a catch-up may be asked twice, and the second must not touch who trains already."""
-        if self._fragments:
-            raise InternalError(
-                detail="an island was given a state while it has one: it goes on from the first that came."
-            )
-        if len(versions) != len(self._plan.fragments):
-            raise InternalError(detail=f"{len(versions)} versions came for {len(self._plan.fragments)} fragments.")
-
-    def _begin_from(self, versions: Sequence[int], step: int, cursor: int, bases: Sequence[Arrays | None]) -> None:
-        self._trainer.seek(cursor)
-        self._fragments = [FragmentWork(Version(v), base) for v, base in zip(versions, bases, strict=True)]
-        self._step = self._asked_step = step

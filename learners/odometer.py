@@ -15,12 +15,12 @@ STEP_TIMES_KEPT = 64
 
 
 class Odometer:
-    """``tokens_total`` are those of all steps; ``read_at`` is when the last report was made."""
+    """``steps_total`` and ``tokens_total`` are of all steps; ``read_at`` is when the last report was made."""
 
     def __init__(self, now: float) -> None:
-        self.tokens_total = 0
+        self.steps_total = self.tokens_total = 0
         self.read_at = now
-        self._steps_total = self._steps_reported = 0
+        self._steps_reported = 0
         self._stepping_seconds = self._gap_max_seconds = 0.0
         self._step_seconds: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
         self._last_step_end: float | None = None
@@ -28,7 +28,7 @@ class Odometer:
 
     def count(self, began: float, ended: float, token_count: int, loss: float) -> None:
         """A step was taken."""
-        self._steps_total += 1
+        self.steps_total += 1
         self.tokens_total += token_count
         self._loss = loss
         self._stepping_seconds += ended - began
@@ -39,16 +39,16 @@ class Odometer:
 
     def read(self, step: int, now: float) -> Progress | None:
         """How far training is, at logical step ``step``; None if that was said already."""
-        if self._steps_total == self._steps_reported:
+        if self.steps_total == self._steps_reported:
             return None
         told = Progress(
             step=step,
-            steps_total=self._steps_total,
+            steps_total=self.steps_total,
             tokens_total=self.tokens_total,
             stepping_seconds=self._stepping_seconds,
             step_seconds_median=median(self._step_seconds),
             gap_max_seconds=self._gap_max_seconds,
             loss=self._loss,
         )
-        self._steps_reported, self._gap_max_seconds, self.read_at = self._steps_total, 0.0, now
+        self._steps_reported, self._gap_max_seconds, self.read_at = self.steps_total, 0.0, now
         return told

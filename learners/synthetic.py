@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from learners import lanes
 from learners.contract import Arrays, StepResult
 from orchestrator.errors import DataError
 
@@ -28,8 +29,8 @@ LOSS_FIRST, LOSS_LAST = math.log(256), 1.0
 
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
-    """Return the synthetic trainer of shard ``shard_index``; ``shard_count`` does not matter to it."""
-    return SyntheticTrainer(spec, shard_index)
+    """Return the synthetic trainer of shard ``shard_index``; ``shard_count`` matters to a job that was resumed."""
+    return SyntheticTrainer(spec, shard_index, shard_count)
 
 
 class HostCopy:
@@ -47,7 +48,7 @@ class SyntheticTrainer:
 
     device_count = 1
 
-    def __init__(self, spec: Mapping[str, Any], shard_index: int) -> None:
+    def __init__(self, spec: Mapping[str, Any], shard_index: int, shard_count: int = 1) -> None:
         section = spec["synthetic"]
         self._step_s, self._jitter, self._start_s = (
             section["step_s"],
@@ -55,7 +56,8 @@ class SyntheticTrainer:
             section["start_s"],
         )
         self._shapes = _shapes(section["parameters"], spec["synchroniser"]["fragments"])
-        self._seed, self._shard_index = spec["seed"], shard_index
+        self._seed, self._shard_index, self._shard_count = spec["seed"], shard_index, shard_count
+        self._legs = spec.get("legs", ())
         self._tokens_per_step = spec["training"]["batch_size"] * spec["data"]["sequence_length"]
         self._target = self._random(1)
         self._parameters = self._random(0)
@@ -73,11 +75,12 @@ class SyntheticTrainer:
         time.sleep(self._start_s)
 
     def step(self, logical_step: int) -> StepResult:
-        generator = np.random.default_rng([self._seed, self._shard_index, self._cursor])
+        batch = lanes.origin(self._legs, self._shard_index, self._shard_count, self._cursor)
+        generator = np.random.default_rng([self._seed, *batch])
         names = sorted(self._shapes)
         touched = 0
         for offset in range(len(names)):
-            name = names[(self._cursor + offset) % len(names)]
+            name = names[(batch[1] + offset) % len(names)]
             touched += math.prod(self._shapes[name])
             if touched > BLOCK_MAX and offset:
                 break

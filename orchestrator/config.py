@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from orchestrator.core.vocabulary import HealthPolicy, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import CheckpointPolicy, HealthPolicy, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.sections import (
     BudgetSection,
+    CheckpointsSection,
     DataSection,
     EvaluationSection,
     HealthSection,
@@ -25,6 +26,7 @@ from orchestrator.sections import (
     ModelSection,
     Name,
     RecoverySection,
+    ResumeSection,
     Section,
     SynchroniserSection,
     SyntheticSection,
@@ -46,6 +48,8 @@ class JobSpec(Section):
     evaluation: EvaluationSection = EvaluationSection()
     recovery: RecoverySection = RecoverySection()
     health: HealthSection = HealthSection()
+    checkpoints: CheckpointsSection = CheckpointsSection()
+    resume: ResumeSection | None = None
     synthetic: SyntheticSection = SyntheticSection()
     trainer: Literal["learners.jax_trainer:create", "learners.synthetic:create"] = "learners.jax_trainer:create"
     seed: int = 0
@@ -121,6 +125,7 @@ class JobSpec(Section):
             health=HealthPolicy(**self.health.model_dump()),
             cut_off_timeout_s=recovery.cut_off_timeout_s,
             standbys=plans(self.standby_sections()) if spares else (),
+            checkpoints=CheckpointPolicy(**self.checkpoints.model_dump(exclude={"folder"})),
         )
 
 

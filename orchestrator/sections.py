@@ -161,6 +161,31 @@ class RecoverySection(Section):
     flush_timeout_s: Positive = 30.0
 
 
+class CheckpointsSection(Section):
+    """When checkpoints are taken by themselves (``JobPolicy.checkpoints``); ``atoll checkpoint`` takes one at any time.
+
+    ``folder`` is a path or URL (as fsspec has them) that every node reaches; each job has a folder of its own in it. Absent:
+    the job's run folder.
+    """
+
+    every_merges: Annotated[int, Field(ge=0)] = 0
+    every_s: Annotated[float, Field(ge=0)] = 0.0
+    keep: Count = 2
+    timeout_s: Positive = 60.0
+    folder: Annotated[str, Field(min_length=1)] | None = None
+
+
+class ResumeSection(Section):
+    """Go on from a checkpoint: ``checkpoint`` is its folder, or a folder of several, of which the newest sound one is used.
+
+    ``atoll submit --resume`` fills this in, also from the name of a job. Model, data and seed must be as they were; islands
+    may be others. The budget counts from the beginning. ``refused`` is the service's: checkpoints passed over, and why.
+    """
+
+    checkpoint: Annotated[str, Field(min_length=1)]
+    refused: tuple[str, ...] = ()
+
+
 class HealthSection(Section):
     """What contributions must be like (``core.health``). What holds no numbers is always refused, and its island replaced.
 

@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.journal": frozenset(
         {CORE, "orchestrator.disk", "orchestrator.merge", "orchestrator.errors", "numpy"}
     ),
+    "orchestrator.checkpoints": frozenset({CORE, "orchestrator.merge", "orchestrator.errors", "numpy", "fsspec"}),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
     "orchestrator.tape": frozenset(
@@ -105,6 +106,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.core.schedule",
             "orchestrator.merge.wire",
             "orchestrator.merge.fragment_map",
+            "orchestrator.checkpoints",
             "orchestrator.errors",
             "jax",
             "numpy",
@@ -117,7 +119,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "learners.island": frozenset(
-        {"learners", CORE, "orchestrator.merge", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
+        {
+            "learners",
+            CORE,
+            "orchestrator.merge",
+            "orchestrator.checkpoints",
+            "orchestrator.errors",
+            "orchestrator.logbook",
+            "ray",
+            "numpy",
+        }
     ),
     "learners.evaluator": frozenset(
         {"learners", CORE, "orchestrator.merge", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
@@ -128,6 +139,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.core.vocabulary",
             "orchestrator.accounting.explanation",
             "orchestrator.chaos",
+            "orchestrator.checkpoints",
             "orchestrator.config",
             "orchestrator.sections",
             "orchestrator.errors",
@@ -158,6 +170,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "api.jobs": frozenset(
         {
             "api.auth",
+            "api.checkpoints",
             "api.runs",
             "api.schemas",
             "api.storage",

@@ -43,6 +43,10 @@ def submit(
     file: SpecFile,
     watch_it: Annotated[bool, typer.Option("--watch", help="Stay and watch until the job ends.")] = False,
     priority: Annotated[int, typer.Option("--priority", help="Higher ones start first; -100 to 100.")] = 0,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="CHECKPOINT", help="Go on from a checkpoint: a job, or a folder or URL."),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -54,6 +58,8 @@ def submit(
     from orchestrator.config import parse_job, read_job_document
 
     document = read_job_document(file)
+    if resume is not None:
+        document["resume"] = {"checkpoint": str(Path(resume).resolve()) if Path(resume).exists() else resume}
     try:
         client = connect(home, url)
         job = client.submit(document, priority=priority)
@@ -67,6 +73,8 @@ def submit(
             say(
                 f"submitted {job.job}: {job.island_count} islands, {job.token_budget:,} tokens, results in {job.run_dir}"
             )
+            for line in told_of_resumption(job):
+                say(line)
             if job.queue_position:
                 from api.terminal.watch import queue_place
 
@@ -75,6 +83,13 @@ def submit(
             watch_to_end(client, job.job)
         elif not as_json:
             say(f"watch it with `atoll watch {job.job}`")
+
+
+def told_of_resumption(job: Job) -> list[str]:
+    """Where the job goes on, and which checkpoints it passes over."""
+    if job.resumed_from is None:
+        return []
+    return [*(f"refused: {reason}" for reason in job.resume_refused), f"it goes on from {job.resumed_from}"]
 
 
 def jobs(

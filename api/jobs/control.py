@@ -20,7 +20,7 @@ from typing import Any, Literal, NotRequired, Protocol, TypedDict
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Dose
 
-CommandKind = Literal["kill", "drain", "readd", "scale", "cordon", "uncordon", "cancel"]
+CommandKind = Literal["kill", "drain", "readd", "scale", "cordon", "uncordon", "checkpoint", "cancel"]
 FaultKind = Literal[
     "kill", "stop", "cut", "slow", "corrupt", "delay", "drop", "continue", "kill_node", "kill_synchroniser"
 ]

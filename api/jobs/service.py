@@ -19,6 +19,8 @@ from threading import Lock
 from typing import Any
 
 from api.auth.code import OWN_PACKAGES, code_problems
+from api.checkpoints.finding import checkpoints_of, resolved
+from api.checkpoints.schemas import Checkpoint
 from api.jobs.control import CommandKind, ControlPort, FaultKind, NodeGroupRecord, StatusRecord
 from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
@@ -237,12 +239,17 @@ class Service:
         groups, foreign = self._control.node_groups(), code_problems(document, self._packages)
         try:
             spec = parse_job(document)
+            spec = resolved(spec, self._store.job)
         except InvalidJobSpec as error:
             more = fleet_problems(sections_of(document), groups)
             raise InvalidJobSpec(problems=(*error.problems, *more, *foreign)) from error
         if problems := (*fleet_problems(spec.islands, groups), *foreign):
             raise InvalidJobSpec(problems=problems)
         return spec
+
+    def checkpoints(self, job: str) -> list[Checkpoint]:
+        """The job's whole checkpoints, oldest first."""
+        return checkpoints_of(self._row(job))
 
     def _row(self, job: str) -> JobRow:
         row = self._store.job(job)

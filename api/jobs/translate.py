@@ -39,6 +39,7 @@ def job_of(
     gone = record is None and row.state == JobState.RUNNING
     state = state_of(view) if record else JobState.FAILED if gone else JobState(row.state)
     started_at = record["started_at"] if record else None
+    resume = row.spec.get("resume") or {}
     return Job(
         job=row.job,
         name=row.name,
@@ -67,6 +68,8 @@ def job_of(
         goodput=goodput,
         statistics=finite(record["statistics"]) if record else {},
         report_ready=report,
+        resumed_from=resume.get("checkpoint"),
+        resume_refused=resume.get("refused", []),
     )
 
 

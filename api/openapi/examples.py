@@ -17,6 +17,16 @@ _COMMAND = {
     "state": "accepted",
     "detail": "its process is killed; it will be placed again",
 }
+_CHECKPOINT = {
+    "number": 3,
+    "url": "/srv/atoll/runs/demo-3ef8s/checkpoints/000003",
+    "taken_at": 1795292350.2,
+    "after_s": 60.1,
+    "global_version": 96,
+    "tokens_trained": 1204224,
+    "islands": ["asia", "europe", "us-east", "us-west"],
+    "bytes": 41873110,
+}
 _ISLAND = {
     "island": "asia",
     "node_group": "asia",
@@ -218,6 +228,7 @@ SHAPES: dict[str, Any] = {
     "ShownPlans": {"plans": [_SHOWN_PLAN]},
     "VerdictDocument": _VERDICT,
     "AuditTrail": {"entries": [_AUDIT_ENTRY], "next_cursor": None},
+    "Checkpoints": {"checkpoints": [_CHECKPOINT]},
     "Command": _COMMAND,
     "Commands": {"commands": [_COMMAND]},
     "Health": {"status": "ok", "detail": "4 node groups"},

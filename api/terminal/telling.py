@@ -44,6 +44,12 @@ EVENTS = {
     "ScaleRequested": "{caller} asks for {count} islands on {node_group}",
     "CordonRequested": "{caller} asks to place nothing new on {node_group}",
     "UncordonRequested": "{caller} asks to place islands on {node_group} again",
+    "JobResumed": "the job goes on from {checkpoint}, with {tokens_trained:,} tokens trained before",
+    "CheckpointRequested": "{caller} asks for a checkpoint",
+    "IslandSaved": "{island} has saved its state for checkpoint {checkpoint}, held up for {held_seconds:.3f} s",
+    "IslandNotSaved": "{island} could not save its state for checkpoint {checkpoint}: {reason}",
+    "CheckpointTaken": "checkpoint {checkpoint} is whole after {seconds:.2f} s, {byte_count:,} bytes",
+    "CheckpointFailed": "checkpoint {checkpoint} failed: {reason}",
     "CancelRequested": "{caller} asks to cancel the job",
     "FaultInjected": "chaos of {caller} strikes {island}: {kind}",
 }
@@ -65,6 +71,9 @@ EFFECTS = {
     "QuarantineIsland": "{island} is quarantined, {reason}: {detail}",
     "StopIsland": "end {island}: {reason}",
     "Evaluate": "measure the held-out loss",
+    "BeginCheckpoint": "begin checkpoint {checkpoint}",
+    "SealCheckpoint": "make checkpoint {checkpoint} whole",
+    "DropCheckpoint": "remove checkpoint {checkpoint}: {reason}",
     "ResolveCommand": "{accepted}: {detail}",
     "FinishJob": "the job is {outcome}: {reason}",
 }

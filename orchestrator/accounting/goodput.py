@@ -14,6 +14,7 @@ arithmetic over (event, effects): live, simulated and replayed jobs use this fol
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from math import fsum
 from typing import Any
 
@@ -23,6 +24,7 @@ from orchestrator.accounting.lifecycle import GONE, Change, Lifecycle
 from orchestrator.accounting.standbys import Standbys
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.saving import JobResumed
 from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandState, JobPolicy
 from orchestrator.errors import InternalError
 
@@ -96,6 +98,7 @@ class Goodput:
             "tokens_merged_per_second": tokens["merged"] / (at - self.started_at) if at > self.started_at else 0.0,
             "islands": islands,
             "standbys": self._standbys.summary(at),
+            **({"carried": asdict(self.ledger.carried)} if self.ledger.carried is not None else {}),
         }
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -116,6 +119,8 @@ class Goodput:
                 self.ledger.caught_up(event)
         elif isinstance(event, e.MergeCompleted):
             self.ledger.merge_completed(event)
+        elif isinstance(event, JobResumed):
+            self.ledger.resumed(event)
 
     def _trained(self, island: IslandId, said: Any) -> None:
         counts = self._speaks(island, said.incarnation)
@@ -157,7 +162,7 @@ class Goodput:
     def _tokens(self, island: IslandId) -> dict[str, float]:
         accounts = self.ledger.accounts[island]
         return {
-            "trained": float(self.ledger.trained[island]),
+            "trained": self.ledger.trained[island] + sum(account.carried for account in accounts) / len(accounts),
             "merged": sum(account.merged for account in accounts) / len(accounts),
             "discarded": sum(account.discarded for account in accounts) / len(accounts),
             "in_flight": sum(account.in_flight for account in accounts) / len(accounts),

@@ -1,7 +1,8 @@
 """Where every trained token is, per island and fragment, in exact integers.
 
-    trained = merged + discarded + local + held          always
+    trained + carried = merged + discarded + local + held          always
 
+``carried``  brought from the checkpoint that the job goes on from: work that is in no version yet
 ``local``   trained on the island's present lineage of the fragment, in no contribution that we hold
 ``held``    in an admitted contribution, not merged yet; *detached* once the island has gone on without that work
             (adopted another value, or died): if such a payload is released unmerged, its tokens are lost
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.saving import JobResumed
 from orchestrator.core.vocabulary import (
     Contribution,
     FragmentId,
@@ -34,6 +36,7 @@ QUARANTINED = "quarantined"
 OVERWRITTEN = "overwritten"
 SUPERSEDED = "released unmerged"
 UNFINISHED = "unmerged when the job ended"
+NOT_TAKEN_UP = "not taken up from the checkpoint"
 
 
 def refused(reason: str) -> str:
@@ -52,10 +55,15 @@ class Held:
 
 @dataclass(slots=True)
 class Account:
-    """The tokens of one island in one fragment. ``version`` is what the island adopted last, as far as we heard."""
+    """The tokens of one island in one fragment. ``version`` is what the island adopted last, as far as we heard.
+
+    ``unclaimed`` of ``carried`` are local only by promise: the island has not taken its state from the checkpoint yet.
+    """
 
     version: Version = Version(0)
     local: int = 0
+    carried: int = 0
+    unclaimed: int = 0
     merged: int = 0
     held: dict[PayloadId, Held] = field(default_factory=dict)
     discards: dict[str, int] = field(default_factory=dict)
@@ -93,12 +101,33 @@ class Account:
         return tokens - left
 
 
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What a checkpoint keeps: tokens trained by all, by each incarnation, and in merges that were closed, by fragment."""
+
+    trained: int
+    totals: dict[tuple[str, int], int]
+    merged: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The job before its checkpoint, by fragment: ``trained`` = merged + discarded + kept, by the islands that go on."""
+
+    trained: int
+    merged: tuple[int, ...]
+    discarded: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
 class Ledger:
-    """Accounts of all islands and fragments."""
+    """Accounts of all islands and fragments; ``carried`` is what a resumed job begins with."""
 
     def __init__(self, islands: tuple[IslandId, ...], fragment_count: int) -> None:
         self.accounts = {island: [Account() for _ in range(fragment_count)] for island in islands}
         self.trained = dict.fromkeys(islands, 0)
+        self.carried: Carried | None = None
+        self._fragment_count = fragment_count
         self._totals: dict[tuple[IslandId, Incarnation], int] = {}
         self._merging: dict[tuple[FragmentId, Version], list[tuple[IslandId, PayloadId]]] = {}
 
@@ -117,9 +146,24 @@ class Ledger:
             else:
                 account.discard(fresh, LOST_WITH_ISLAND)
 
+    def resumed(self, event: JobResumed) -> None:
+        """Islands that go on bring their open work; what else was in no version is lost. Said again, it changes nothing."""
+        if self.carried is not None:
+            return
+        for saved in event.islands:
+            for account, tokens in zip(self.accounts[saved.island], saved.kept_tokens, strict=True):
+                account.carried = account.local = account.unclaimed = tokens
+        kept = tuple(sum(saved.kept_tokens[p] for saved in event.islands) for p in range(self._fragment_count))
+        merged, trained = event.merged_tokens, event.tokens_trained
+        self.carried = Carried(trained, merged, tuple(trained - m - k for m, k in zip(merged, kept, strict=True)), kept)
+
     def caught_up(self, event: e.IslandCaughtUp) -> None:
         for account, version in zip(self.accounts[event.island], event.versions, strict=True):
             account.version, account.refusal = version, None
+            if event.donor != event.island:  # it began otherwise than from the checkpoint
+                account.discard(account.unclaimed, NOT_TAKEN_UP)
+                account.local -= account.unclaimed
+            account.unclaimed = 0
 
     def adopted(self, event: e.FragmentAdopted) -> None:
         """The island's own work on the fragment is overwritten, but for what it kept.
@@ -146,7 +190,7 @@ class Ledger:
         """What the island had not contributed is gone; what it had may still merge, but cannot come back."""
         for account in self.accounts[island]:
             account.discard(account.local, cause)
-            account.local, account.refusal = 0, None
+            account.local, account.unclaimed, account.refusal = 0, 0, None
             for held in account.held.values():
                 held.detached = True
 
@@ -210,13 +254,28 @@ class Ledger:
                 account.local = 0
                 account.held.clear()
 
+    def books(self) -> Books:
+        """As they stand; what is being merged counts as merged."""
+        before = self.carried or Carried(0, *[(0,) * self._fragment_count] * 3)
+        merged = [
+            before.merged[p] + sum(accounts[p].merged for accounts in self.accounts.values())
+            for p in range(self._fragment_count)
+        ]
+        for (fragment, _), inputs in self._merging.items():
+            accounts = (self.accounts[island][fragment].held.get(payload) for island, payload in inputs)
+            merged[fragment] += sum(held.tokens for held in accounts if held is not None)
+        totals = {(str(island), int(incarnation)): tokens for (island, incarnation), tokens in self._totals.items()}
+        return Books(before.trained + sum(self.trained.values()), totals, tuple(merged))
+
     # ── questions ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def problems(self) -> Iterator[str]:
         """Every account that does not add up."""
+        if self.carried is not None and min(self.carried.discarded) < 0:
+            yield f"the checkpoint has more than was trained: {self.carried}"
         for island, accounts in self.accounts.items():
-            trained = self.trained[island]
             for fragment, account in enumerate(accounts):
+                trained = self.trained[island] + account.carried
                 parts = (account.merged, account.discarded, account.local, account.in_flight - account.local)
                 if sum(parts) != trained or min(parts) < 0:
                     yield (

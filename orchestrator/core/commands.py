@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.core.saving import SavingCommand
 from orchestrator.core.vocabulary import CommandId, Instant, IslandId, NodeGroupId
 
 
@@ -83,4 +84,4 @@ class CancelRequested:
 
 IslandCommand = KillRequested | DrainRequested | ReaddRequested
 NodeGroupCommand = ScaleRequested | CordonRequested | UncordonRequested
-Command = IslandCommand | NodeGroupCommand | CancelRequested
+Command = IslandCommand | NodeGroupCommand | SavingCommand | CancelRequested

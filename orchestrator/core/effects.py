@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.core.saving import SavingEffect
 from orchestrator.core.vocabulary import (
     CloseReason,
     CommandId,
@@ -146,6 +147,8 @@ class HoldIsland:
 class BeginCatchUp:
     """Give the island a state, from ``donor`` (island, incarnation), or from the synchroniser when ``None``.
 
+    Incarnation 0 is the island as the checkpoint has it that the job goes on from.
+
     ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn. With ``held`` it goes
     on from the state that its process has from its time as a standby, and ``donor`` is ``None``.
     """
@@ -263,5 +266,6 @@ Effect = (
     | StopIsland
     | Evaluate
     | ResolveCommand
+    | SavingEffect
     | FinishJob
 )

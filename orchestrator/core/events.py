@@ -26,6 +26,7 @@ from orchestrator.core.contributions import ContributionUnusable as Contribution
 from orchestrator.core.outer_steps import MergeCompleted as MergeCompleted
 from orchestrator.core.outer_steps import MergeFailed as MergeFailed
 from orchestrator.core.restart import SynchroniserRestarted as SynchroniserRestarted
+from orchestrator.core.saving import SavingEvent
 from orchestrator.core.vocabulary import (
     CommandId,
     Duration,
@@ -268,5 +269,6 @@ Event = (
     | TimerFired
     | FaultInjected
     | SynchroniserRestarted
+    | SavingEvent
     | Command
 )

@@ -40,6 +40,7 @@ def place(before: Island, last_report: ProgressReported | None, reason: str) -> 
         restarts=before.restarts + (1 if before.incarnation else 0),
         flag=before.flag,
         quarantines=before.quarantines,
+        saved=before.saved and not before.incarnation,
     )
     return after, (PlaceIsland(after.id, after.incarnation, after.plan.node_group, reason),)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.core import events, messages
+from orchestrator.core import events, messages, saving
 from orchestrator.core.vocabulary import Contribution, Incarnation, Instant, IslandId, payload_id
 
 Heard = (
@@ -20,9 +20,12 @@ Heard = (
     | messages.CatchUpFailure
     | messages.Flushed
     | messages.Drained
+    | messages.Saved
+    | messages.NotSaved
     | messages.Broken
 )
-_EVENTS: dict[type, Callable[..., events.IslandEvent]] = {
+Said = events.IslandEvent | saving.IslandSaved | saving.IslandNotSaved
+_EVENTS: dict[type, Callable[..., Said]] = {
     messages.Progress: events.ProgressReported,
     messages.Adopted: events.FragmentAdopted,
     messages.Ready: events.IslandReady,
@@ -30,11 +33,13 @@ _EVENTS: dict[type, Callable[..., events.IslandEvent]] = {
     messages.CatchUpFailure: events.CatchUpFailed,
     messages.Flushed: events.IslandFlushed,
     messages.Drained: events.IslandDrained,
+    messages.Saved: saving.IslandSaved,
+    messages.NotSaved: saving.IslandNotSaved,
 }
 """Letters whose fields are their event's, by the same names."""
 
 
-def event_of(letter: Heard, at: Instant, island: IslandId, incarnation: Incarnation) -> events.IslandEvent:
+def event_of(letter: Heard, at: Instant, island: IslandId, incarnation: Incarnation) -> Said:
     """The event that this letter tells of."""
     if isinstance(letter, messages.Broken):
         return events.ConnectionLost(at, island, incarnation, True, f"its own code failed: {letter.detail}")

@@ -36,13 +36,17 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.fragment_life import advance_all, publish_newer
 from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.saving import IslandNotSaved, IslandSaved
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPhase, Version
+from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, IslandState, JobPhase, Version
 
 FLUSH_TIMER = "flush:job"
+IN_CHECKPOINT = Incarnation(0)
+"""The life of an island that a checkpoint holds: before all others of this job."""
+Said = IslandEvent | IslandSaved | IslandNotSaved
 
 
-def current_island(state: JobState, event: IslandEvent) -> Island | None:
+def current_island(state: JobState, event: Said) -> Island | None:
     """The island an event speaks of, if it may speak: an earlier incarnation, or one that is over, is not heard."""
     island = state.islands.get(event.island)
     if island is None or island.incarnation != event.incarnation or island.state not in WITH_PROCESS:
@@ -50,7 +54,7 @@ def current_island(state: JobState, event: IslandEvent) -> Island | None:
     return island
 
 
-def fence(state: JobState, event: IslandEvent) -> list[Effect]:
+def fence(state: JobState, event: Said) -> list[Effect]:
     """A process that was replaced shows up: end it."""
     if isinstance(event, (IslandPlaced, IslandReady, IslandCaughtUp, ProgressReported, ConnectionRestored)):
         return [StopIsland(event.island, event.incarnation, "this incarnation is over")]
@@ -210,15 +214,19 @@ def _lose(state: JobState, island: Island, reason: str, now: Instant, *, dead: b
 
 
 def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
-    """Give the island a state: from a healthy peer once there is something to catch up with, else the synchroniser.
+    """Give the island a state: what its standby's process holds, its own of the checkpoint, or a healthy peer's.
 
-    The process of a standby has one already.
+    The synchroniser's parameters are for where there is none of these.
     """
     island = state.islands[island_id]
     if island.process is not None:
         why = f"going on from what the standby {island.process[0]} holds"
         state.islands[island_id] = membership.catching_up(island, None, why)
         return [BeginCatchUp(island.id, island.incarnation, None, island.steps_before, why, held=True)]
+    if island.saved and island.id not in island.failed_donors:
+        why = "taking its state from the checkpoint"
+        state.islands[island_id] = membership.catching_up(island, island.id, why)
+        return [BeginCatchUp(island.id, island.incarnation, (island.id, IN_CHECKPOINT), island.steps_before, why)]
     steps = {other: state.step_of(other) for other in state.islands.values()}
     donor = membership.choose_donor(steps, island) if state.global_version else None
     source = f"{donor.id} (step {steps[donor]})" if donor else "the synchroniser"

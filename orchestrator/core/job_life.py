@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import island_life, membership, standby
+from orchestrator.core import checkpoints, island_life, membership, standby
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -52,7 +52,8 @@ MAY_GIVE_UP = (PlacementFailed, ConnectionLost, CatchUpFailed, TimerFired, Contr
 
 def started(state: JobState, event: JobStarted) -> list[Effect]:
     fleet = [island for island in state.islands.values() if island.wanted]
-    return [effect for island in fleet for effect in island_life.place(state, island, "the job starts")]
+    placing = [effect for island in fleet for effect in island_life.place(state, island, "the job starts")]
+    return [*placing, *checkpoints.first_due(state, event.at)]
 
 
 def settle(state: JobState, event: Event) -> list[Effect]:
@@ -88,7 +89,7 @@ def flush_timed_out(state: JobState, serial: int, now: Instant) -> list[Effect]:
 
 
 def finish(state: JobState, outcome: JobOutcome, reason: str) -> list[Effect]:
-    effects = abandon_open_rounds(state)
+    effects = [*abandon_open_rounds(state), *checkpoints.give_up(state, "the job ended")]
     state.phase, state.outcome, state.reason = JobPhase.FINISHED, outcome, reason
     for island in list(state.islands.values()):
         if island.state in WITH_PROCESS:

@@ -50,6 +50,10 @@ class Letters:
         """Those up to this number are on the tape."""
         self._kept = [(number, letter) for number, letter in self._kept if number > acknowledged]
 
+    def forget_all(self) -> None:
+        """Whoever reads next is somebody else's reader. Numbers go on."""
+        self._kept = []
+
     def after(self, read: int) -> Numbered:
         """Those behind this number, oldest first."""
         return [(number, letter) for number, letter in self._kept if number > read]

@@ -59,6 +59,7 @@ class Island:
     without a contribution. ``last_offer``, ``merged_into`` and ``merged_offer`` are per fragment and of this incarnation;
     so is ``behind``: a version that it lacked when an offer was first refused for that, and that offer's step.
     ``donor`` is whom it takes a state from, or took the last one; ``failed_donors`` those who did not give one.
+    ``saved``: the checkpoint that the job goes on from has a state of it, for its first process; its donor is then itself.
     ``strikes`` counts bad contributions in a row by fragment, ``struck_offer`` is the latest of them; ``flag`` says what was
     wrong with the last, until work of the island is merged again. ``quarantines`` are counted until it is re-added.
     ``process`` is the standby, with its incarnation, whose process this incarnation took over; ``None`` has one of its own.
@@ -94,6 +95,7 @@ class Island:
     flag: str = ""
     quarantines: int = 0
     process: tuple[IslandId, Incarnation] | None = None
+    saved: bool = False
 
     @property
     def id(self) -> IslandId:
@@ -124,12 +126,14 @@ def failed_by(before: Island, donor: IslandId) -> Island:
 
 def caught_up(before: Island, event: IslandCaughtUp) -> Island:
     source = event.donor or (f"the standby {before.process[0]}" if before.process else "the synchroniser")
+    source = "the checkpoint" if event.donor == before.id else source
     return replace(
         before,
         state=IslandState.TRAINING,
         reason=f"state taken from {source}",
         step=event.step,
         failed_donors=frozenset(),
+        saved=False,
     )
 
 

@@ -84,10 +84,26 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """This island's part of a checkpoint is on disk. Fields as in ``saving.IslandSaved``."""
+
+    checkpoint: int
+    digest: str
+    tokens_total: int
+    held_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NotSaved:
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The island's own code failed; its process is about to end. ``detail`` is the last line of the traceback."""
 
     detail: str
 
 
-Letter = Progress | Offer | Adopted | CaughtUp | CatchUpFailure | Ready | Flushed | Drained | Broken
+Letter = Progress | Offer | Adopted | CaughtUp | CatchUpFailure | Ready | Flushed | Drained | Saved | NotSaved | Broken

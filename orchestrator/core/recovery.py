@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import island_life
+from orchestrator.core import checkpoints, island_life
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -31,7 +31,7 @@ def restarted(state: JobState, event: SynchroniserRestarted) -> list[Effect]:
     if event.epoch <= state.epoch:
         return []
     state.epoch = event.epoch
-    effects = lose_payloads(state)
+    effects = [*lose_payloads(state), *checkpoints.give_up(state, "the synchroniser died while it was taken")]
     gathering = state.phase is JobPhase.FINISHING and not state.complete
     for island in list(state.islands.values()):
         if gathering and island.flushed:  # what it gave last may be lost

@@ -6,6 +6,7 @@ What an island's current incarnation has trained is its latest report, kept as i
 
 from __future__ import annotations
 
+from orchestrator.core.checkpoints import Checkpoints
 from orchestrator.core.events import ProgressReported
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.grace import Pace
@@ -44,6 +45,9 @@ class JobState:
         self.reports: dict[IslandId, ProgressReported] = {}
         self.commands: set[CommandId] = set()
         self.cordoned: set[NodeGroupId] = set()
+        self.checkpoints = Checkpoints()
+        self.tokens_before: int | None = None
+        """What was trained before the checkpoint that the job goes on from, if it does."""
         self.evaluating: int | None = None
         self.evaluated: int | None = None
         self.merges_since_evaluation = 0
@@ -73,7 +77,7 @@ class JobState:
     @property
     def tokens_trained(self) -> int:
         before = sum(island.tokens_before for island in self.islands.values())
-        return before + sum(report.tokens_total for report in self.reports.values())
+        return (self.tokens_before or 0) + before + sum(report.tokens_total for report in self.reports.values())
 
     def step_of(self, island: Island) -> int:
         """The island's logical step, as last heard."""

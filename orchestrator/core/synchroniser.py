@@ -7,7 +7,8 @@ as events. The same events in the same order always give the same effects: there
 
     job_life        start, end, operators          island_life     come, catch up, fall silent, be lost
     scaling         more islands, or fewer           recovery       go on after the synchroniser's own death
-    fragment_life   contribute, merge, adopt       state           what is remembered
+    fragment_life   contribute, merge, adopt       checkpoints     take one, keep the latest
+    state           what is remembered
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.core import events, fragment_life, island_life, job_life, recovery, scaling
+from orchestrator.core import checkpoints, events, fragment_life, island_life, job_life, recovery, saving, scaling
 from orchestrator.core.effects import Effect
 from orchestrator.core.membership import Island
 from orchestrator.core.state import JobState
@@ -33,6 +34,8 @@ _ISLAND_HANDLERS: dict[type, Callable[[JobState, Island, Any], list[Effect]]] = 
     events.ConnectionRestored: island_life.connection_restored,
     events.IslandFlushed: island_life.flushed,
     events.IslandDrained: island_life.drained,
+    saving.IslandSaved: checkpoints.island_answered,
+    saving.IslandNotSaved: checkpoints.island_answered,
 }
 _COMMAND_HANDLERS: dict[type, Callable[[JobState, Any], list[Effect]]] = {
     events.KillRequested: job_life.kill_requested,
@@ -41,6 +44,7 @@ _COMMAND_HANDLERS: dict[type, Callable[[JobState, Any], list[Effect]]] = {
     events.ScaleRequested: scaling.scale_requested,
     events.CordonRequested: job_life.cordon_requested,
     events.UncordonRequested: job_life.uncordon_requested,
+    saving.CheckpointRequested: checkpoints.requested,
     events.CancelRequested: job_life.cancel_requested,
 }
 
@@ -54,6 +58,7 @@ class Synchroniser:
     def handle(self, event: events.Event) -> tuple[Effect, ...]:
         """Decide what follows from ``event``. Safe with late, repeated and reordered events."""
         effects = self._dispatch(event)
+        effects += checkpoints.settle(self.state, event.at)
         while more := job_life.settle(self.state, event):
             effects += more
         return tuple(effects)
@@ -91,6 +96,12 @@ class Synchroniser:
                 return job_life.started(state, event)
             case events.SynchroniserRestarted():
                 return recovery.restarted(state, event)
+            case saving.CheckpointTaken():
+                return checkpoints.taken(state, event)
+            case saving.JobResumed():
+                return checkpoints.resumed(state, event)
+            case saving.CheckpointFailed():
+                return checkpoints.failed(state, event)
             case events.FaultInjected():
                 return []
             case _:
@@ -104,6 +115,8 @@ class Synchroniser:
         kind, _, whom = event.timer.partition(":")
         if kind == "grace":
             return fragment_life.grace_over(self.state, FragmentId(int(whom)), event.serial, event.at)
+        if kind == "checkpoint":
+            return checkpoints.timer_fired(self.state, event.timer, event.serial, event.at)
         if kind == "flush":
             return job_life.flush_timed_out(self.state, event.serial, event.at)
         return island_life.timer_fired(self.state, kind, IslandId(whom), event.serial, event.at)

@@ -179,6 +179,21 @@ class HealthPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointPolicy:
+    """When checkpoints are taken by themselves: never, by default. Whoever asks gets one in any case.
+
+    every_merges, every_s   each time this many fragments have merged, or so many seconds have passed; 0: not by that
+    keep                    so many whole checkpoints are kept; older ones are removed
+    timeout_s               an island that has not saved its state by then is left out
+    """
+
+    every_merges: int = 0
+    every_s: Duration = 0.0
+    keep: int = 2
+    timeout_s: Duration = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class JobPolicy:
     """Everything the core may know of the job: frozen, stored in the tape's header.
 
@@ -199,6 +214,7 @@ class JobPolicy:
     moving_average_decay    weight of the past in ξ_step, ξ_quorum and ξ_sync
     health                  what contributions must be like; absent from tapes written before there was one
     standbys                processes that wait to take the place of a lost island (``core.standby``); none on older tapes
+    checkpoints             when they are taken; absent likewise
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
@@ -222,3 +238,4 @@ class JobPolicy:
     health: HealthPolicy = HealthPolicy()
     cut_off_timeout_s: Duration = 900.0
     standbys: tuple[IslandPlan, ...] = ()
+    checkpoints: CheckpointPolicy = CheckpointPolicy()

@@ -43,9 +43,9 @@ class Keeper:
     def __init__(self, outer: OuterState, journal: Journal, insist: Insist) -> None:
         self.outer, self._journal, self._insist = outer, journal, insist
 
-    def begin(self, fragment: FragmentId, epoch: Epoch) -> Made:
-        """Keep version 0, too: who recovers then needs nobody to make Θ again."""
-        return self._kept(fragment, 0, epoch, "", (), 0.0)
+    def begin(self, fragment: FragmentId, epoch: Epoch, step: int = 0) -> Made:
+        """Keep the first version, too, made at ``step`` of an earlier job: who recovers needs nobody to make Θ again."""
+        return self._kept(fragment, step, epoch, "", (), 0.0)
 
     def merge(self, order: MergeFragment, inputs: Inputs) -> Made:
         """Take the outer step and keep what it made. It is durable, as the policy has it, when this returns."""

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator import logbook
+from orchestrator.checkpoints.resumption import kept
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import first_line
@@ -47,7 +48,8 @@ class Controller:
     def __init__(self, job: str, spec: JobSpec, run_dir: str) -> None:
         logbook.keep(logbook.service_logbook(Path(run_dir), "controller"))
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
-        self._document = spec.model_dump(mode="json")
+        resumption = kept(self._run_dir)
+        self._document = {**spec.model_dump(mode="json"), "legs": resumption.legs if resumption else ()}
         self._shards = list(spec.island_sections(spares=True))
         self._sections = {**spec.island_sections(spares=True), **spec.standby_sections()}
         self._lock = threading.Lock()

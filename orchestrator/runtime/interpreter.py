@@ -17,11 +17,13 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.core import effects as f
-from orchestrator.core import events
-from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, ReleaseReason
+from orchestrator.core import events, saving
+from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId, ReleaseReason
 from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
 from orchestrator.runtime import cluster
+from orchestrator.runtime.catch_ups import CatchUps
+from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.links import Failed, Link, Post
 from orchestrator.runtime.names import island_name
 from orchestrator.runtime.payloads import PayloadTable
@@ -54,11 +56,15 @@ class Interpreter:
         kept_count: Callable[[], int],
         resolve: Callable[[f.ResolveCommand], None],
         finish: Callable[[f.FinishJob], None],
+        checkpoints: Checkpoints,
+        now: Callable[[], Instant],
         failed: Failed,
     ) -> None:
         self._job, self._controller, self._workshop, self._payloads = job, controller, workshop, payloads
         self._timers, self._post, self._resolve, self._finish = timers, post, resolve, finish
         self._failed, self._epoch, self._kept_count = failed, epoch, kept_count
+        self._checkpoints, self._now = checkpoints, now
+        self._catch_ups = CatchUps(self._link, self._name, epoch, workshop, checkpoints, post)
         self._links: dict[Life, Link] = {}
         self._strays: dict[Life, Link] = {}  # over, and silent when that was decided
         self._over: set[Life] = set()
@@ -84,7 +90,8 @@ class Interpreter:
                     self._take(effect.standby, (island, incarnation))
                 self._placing.submit(self._guarded, self._place, island, incarnation, effect.standby)
             case f.BeginCatchUp():
-                self._catch_up(effect)
+                if (begun := self._catch_ups.begin(effect)) is not None:
+                    self._asking.submit(self._guarded, self._catch_ups.wait, effect, *begun)
             case f.StartTraining(island, incarnation):
                 self._tell(island, incarnation, "start")
             case f.FlushIsland(island, incarnation):
@@ -97,6 +104,8 @@ class Interpreter:
                 self.end(island, incarnation)
             case f.Evaluate(global_version):
                 self._workshop.evaluate(global_version)
+            case saving.BeginCheckpoint() | saving.SealCheckpoint() | saving.DropCheckpoint():
+                self._save(effect)
             case f.ResolveCommand():
                 self._resolve(effect)
             case f.FinishJob():
@@ -161,6 +170,7 @@ class Interpreter:
         self._asking.shutdown(wait=False)
         self._timers.close()
         self._workshop.close()
+        self._checkpoints.close()
 
     def _take(self, standby: Life, life: Life) -> None:
         """The standby's process is ``life`` from here on: hear nothing more of it as the standby."""
@@ -225,38 +235,14 @@ class Interpreter:
             if (link := self._link(to.island, to.incarnation)) is not None:
                 link.publish(effect.fragment, effect.version, effect.step, to.merged_offer, published.payload)
 
-    def _catch_up(self, effect: f.BeginCatchUp) -> None:
-        link = self._link(effect.island, effect.incarnation)
-        if link is None:
-            return
-        if effect.held:
-            call = link.actor.resume.remote(self._epoch, effect.cursor)
-        elif effect.donor is None:
-            versions, step, payloads = self._workshop.whole_state()
-            call = link.actor.load.remote(self._epoch, versions, step, effect.cursor, *payloads)
-        else:
-            donor, _ = effect.donor
-            call = link.actor.load_from.remote(self._epoch, self._name(*effect.donor), donor, effect.cursor)
-        self._asking.submit(self._guarded, self._await_state, effect, link, call)
-
-    def _await_state(self, effect: f.BeginCatchUp, link: Link, call: Any) -> None:
-        """Its letter says how it went, unless the call itself fails."""
-        island, incarnation = effect.island, effect.incarnation
-        donor = effect.donor[0] if effect.donor is not None else None
-        while self._links.get((island, incarnation)) is link:
-            try:
-                ray.get(call, timeout=ANSWER_TIMEOUT_S)
-                return
-            except TimeoutError:
-                continue  # the same call: a stopped island answers it when it goes on
-            except ActorDiedError:
-                return  # the link says so, too
-            except RayError as error:
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                break
-        else:
-            return
-        self._post(lambda at: events.CatchUpFailed(at, island, incarnation, donor, reason))
+    def _save(self, effect: saving.SavingEffect) -> None:
+        """What is saved here is cut before any island hears of it."""
+        self._checkpoints.act(effect, self._now())
+        if isinstance(effect, saving.BeginCheckpoint):
+            folder = self._checkpoints.folder(effect.checkpoint).url
+            for life in effect.islands:
+                if (link := self._link(*life)) is not None:
+                    link.mark(effect.checkpoint, folder)
 
     def _tell(self, island: IslandId, incarnation: Incarnation, what: str) -> None:
         if (link := self._link(island, incarnation)) is not None:

@@ -43,6 +43,8 @@ SILENCE_S = 2.5
 """Beyond a poll's own length: a node busy compiling answers within this, a stopped process does not."""
 PULL_SLICE_S = 5.0
 RETRY_S = 0.2
+MARKER_TIMEOUT_S = 10.0
+"""What waits behind it has a way that does not work, either."""
 PARAMETER_BYTES = 4
 """Of a publication, which is float32 whatever the uplink."""
 
@@ -87,6 +89,7 @@ class Link:
         self._told: deque[tuple[int, int]] = deque()
         """Letters by number, with the record that each became: the relay adds at one end, the poll takes at the other."""
         self._outgoing: dict[FragmentId, Outgoing] = {}
+        self._marker: tuple[int, str] | None = None
         self._outgoing_changed = threading.Condition()
         for work in (self._poll, self._relay, self._deliver):
             name = f"{island}.{incarnation}.{work.__name__}"
@@ -101,6 +104,12 @@ class Link:
     def hear_out(self) -> None:
         """The incarnation is over: nothing but its last words is wanted. Returns at once."""
         self._over.set()
+
+    def mark(self, checkpoint: int, folder: str) -> None:
+        """Send a checkpoint's marker, behind all that was published before and ahead of all that is published after."""
+        with self._outgoing_changed:
+            self._marker = (checkpoint, folder)
+            self._outgoing_changed.notify()
 
     def close(self) -> None:
         """Hear nothing more of this incarnation. Returns at once."""
@@ -229,8 +238,11 @@ class Link:
     def _deliver(self) -> None:
         while True:
             with self._outgoing_changed:
-                self._outgoing_changed.wait_for(lambda: self._outgoing or self._closed.is_set())
+                self._outgoing_changed.wait_for(lambda: self._outgoing or self._marker or self._closed.is_set())
                 batch, self._outgoing = self._outgoing, {}
+                marker, self._marker = self._marker, None
+            if marker is not None:
+                self._carry_marker(*marker)
             self.passage.carry(
                 PARAMETER_BYTES * sum(a.size for fragment in batch for a in self._anchor(fragment).values())
             )
@@ -241,6 +253,21 @@ class Link:
                 for fragment, rest in sorted(batch.items(), key=lambda item: item[0])
             }
             self._await(calls)
+
+    def _carry_marker(self, checkpoint: int, folder: str) -> None:
+        """Until the island has it, or the checkpoint would not wait for it any more; nothing newer overtakes it."""
+        while self.passage.open():
+            try:
+                self.passage.get(self.actor.save.remote(self._epoch, checkpoint, folder), MARKER_TIMEOUT_S)
+                return
+            except ActorDiedError:
+                return  # the poll says so, too
+            except RayTaskError as error:
+                log.error("%s.%s: a marker is not taken: %s", self._island, self._incarnation, error)
+                return
+            except (RayError, TimeoutError) as error:
+                log.warning("%s.%s: a marker did not arrive: %s", self._island, self._incarnation, error)
+                self._closed.wait(RETRY_S)
 
     def _await(self, calls: dict[Any, tuple[FragmentId, Outgoing]]) -> None:
         """Until all have arrived. What was lost is sent again, unless something newer waits, until the link is closed."""

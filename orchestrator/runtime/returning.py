@@ -23,8 +23,10 @@ from ray.exceptions import RayError
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
+from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
+from orchestrator.core import saving
 from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
@@ -48,6 +50,7 @@ KINDS: dict[type, str] = {
     e.DrainRequested: "drain",
     e.ReaddRequested: "readd",
     e.CancelRequested: "cancel",
+    saving.CheckpointRequested: "checkpoint",
     e.CordonRequested: "cordon",
     e.UncordonRequested: "uncordon",
     e.ScaleRequested: "scale",
@@ -55,12 +58,17 @@ KINDS: dict[type, str] = {
 """What the commands are called that the tape has by their events."""
 
 
+def resumption_of(spec: JobSpec, run_dir: Path) -> Resumption | None:
+    """The checkpoint that the job goes on from, as it was chosen at its beginning. Raises DataError when none is sound."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return begun(run_dir, spec.model_dump(mode="json"))
+
+
 def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: Sequence[Fold]) -> JobFiles:
     """The job's files. A job whose files cannot be gone on from ends here, as failed, with the story.
 
     Raises what ``open_files`` raises.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
     give_up_at = time.monotonic() + UNLOCK_TIMEOUT_S
     while True:
         try:

@@ -25,12 +25,14 @@ from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.chaos.kinds import Kind
+from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
 from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
 from orchestrator.errors import Conflict, Fenced, NotFound
-from orchestrator.runtime import ending, faults, records, returning
+from orchestrator.runtime import ending, faults, orders, records, returning
+from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.files import SNAPSHOT, Make
 from orchestrator.runtime.interpreter import Interpreter
@@ -62,6 +64,7 @@ class SynchroniserActor:
         self._state = threading.Lock()  # the pump changes what status reads
         self._commands: dict[str, dict[str, Any]] = {}
         folds = Goodput(self._policy), Statistics(self._policy)
+        resumption = returning.resumption_of(spec, self._run_dir)
         self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
         self._core, past = self._files.core, self._files.past
         self._goodput, self._statistics = self._files.folds
@@ -90,6 +93,18 @@ class SynchroniserActor:
             kept_count=self._syncing.kept_count,
             resolve=self._resolve,
             finish=self._finish,
+            checkpoints=Checkpoints(
+                job,
+                spec,
+                self._run_dir,
+                resumption,
+                self._core.state,
+                self._goodput.ledger,
+                self._workshop.take_outer,
+                self._post,
+                self._queue.put,
+            ),
+            now=self._now,
             failed=self._queue.put,
         )
         self._chaos = faults.Chaos(controller, self._interpreter, self._post, self._resolve, self._incarnation_of)
@@ -102,16 +117,19 @@ class SynchroniserActor:
         for make in self._files.first_events:
             self._post(make)
         if not self._files.started:
-            self._begin(cordoned)
+            self._begin(cordoned, resumption)
         if self._files.outer is None:
-            self._workshop.seed()
+            self._workshop.seed(resumption)
         else:
             self._workshop.remember(self._files.outer, self._files.merges)
         if past is not None:
             returning.reconnect(past, self._interpreter, timers, controller)
         threading.Thread(target=self._pump, name="pump", daemon=True).start()
 
-    def _begin(self, cordoned: dict[str, str]) -> None:
+    def _begin(self, cordoned: dict[str, str], resumption: Resumption | None) -> None:
+        if resumption is not None:
+            names = frozenset(plan.island for plan in self._policy.islands)
+            self._post(lambda at: resumption.event(at, names))
         for group, caller in sorted(cordoned.items()):
             self.set_cordon(f"cordon-{group}-before-the-start", caller, group, cordoned=True)
         for node_group, count in self._spec.wanted_counts().items():
@@ -140,21 +158,16 @@ class SynchroniserActor:
 
         With ``fault`` it is one of chaos, and put on the tape as that.
         """
-        if kind not in ("cancel", Kind.KILL_SYNCHRONISER) and island not in self._core.state.islands:
-            known = ", ".join(self._core.state.islands)
+        names = self._core.state.islands
+        if kind not in (*orders.OF_THE_JOB, Kind.KILL_SYNCHRONISER) and island not in names:
+            known = ", ".join(names)
             raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=f"Its islands are {known}.")
         if not self._noted(command, kind, island, caller):
             return
         name, whom = CommandId(command), IslandId(island or "")
         if fault is not None and not self._chaos.inject(kind, name, caller, whom, fault):
             return
-        makers: dict[str, Make] = {
-            "kill": lambda at: events.KillRequested(at, name, caller, whom, restart),
-            "drain": lambda at: events.DrainRequested(at, name, caller, whom),
-            "readd": lambda at: events.ReaddRequested(at, name, caller, whom),
-            "cancel": lambda at: events.CancelRequested(at, name, caller),
-        }
-        self._post(makers[kind])
+        self._post(orders.order(kind, name, caller, whom, restart))
 
     def save_parameters(self) -> str:
         """Write Θ as it stands into the run folder, for the caller to read and remove; returns the file's name."""
@@ -179,15 +192,7 @@ class SynchroniserActor:
         with self._state:
             if command in self._commands:
                 return False
-            noted = {
-                "kind": kind,
-                "island": island,
-                "caller": caller,
-                "at": self._now(),
-                "accepted": None,
-                "detail": "",
-            }
-            self._commands[command] = noted
+            self._commands[command] = orders.noted(kind, island, caller, self._now())
             return True
 
     # ── the pump ──────────────────────────────────────────────────────────────────────────────────────────────────

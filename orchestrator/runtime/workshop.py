@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
+from orchestrator.checkpoints.reading import outer_states
+from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
 from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
@@ -28,7 +30,7 @@ from orchestrator.journal.keeper import Insist, Keeper
 from orchestrator.journal.storage import Journal
 from orchestrator.logbook import service_logbook
 from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import NotFinite, OuterState
+from orchestrator.merge.outer_state import FragmentState, NotFinite, OuterState
 from orchestrator.runtime import cluster, records
 from orchestrator.runtime.links import Post
 from orchestrator.runtime.names import evaluator_name
@@ -76,20 +78,20 @@ class Workshop:
         self._evaluators_made = 0
         self._keeper: Keeper | None = None
         self._published: dict[FragmentId, Published] = {}
-        self._highest_step = 0
+        self._steps: dict[FragmentId, int] = {}
         self.unigram_loss: float | None = None
 
     # ── asked by the pump ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def seed(self) -> None:
-        """Make Θ; ``OuterStateSeeded`` follows."""
-        self._measuring.submit(self._guarded, self._seed)
+    def seed(self, resumption: Resumption | None) -> None:
+        """Make Θ, or take it from the checkpoint; ``OuterStateSeeded`` follows."""
+        self._measuring.submit(self._guarded, lambda: self._seed(resumption))
 
     def remember(self, outer: OuterState, merges: Sequence[Facts]) -> None:
         """Go on from Θ as the journal has it; ``merges`` are the last of each fragment."""
-        self._highest_step = max(facts.step for facts in merges)
         for facts in merges:
             fragment = FragmentId(facts.fragment)
+            self._steps[fragment] = facts.step
             self._publish(fragment, facts.version, wire.encode(outer.state(fragment).parameters))
         self._keeper = Keeper(outer, self._journal, self._insist)
         self._measuring.submit(self._guarded, self._measure_unigram)
@@ -103,13 +105,17 @@ class Workshop:
         parameters = self.parameters()
         self._measuring.submit(self._guarded, lambda: self._evaluate(global_version, parameters))
 
+    def take_outer(self) -> Future[list[tuple[FragmentState, int]]]:
+        """Every fragment with the step of its last merge, once the merges ordered so far are done."""
+        return self._merging.submit(lambda: [(self._state().state(p), self._steps[p]) for p in sorted(self._steps)])
+
     def published(self, fragment: FragmentId) -> Published:
         return self._published[fragment]
 
     def whole_state(self) -> tuple[tuple[Version, ...], int, list[Any]]:
         """For an island that takes its state from here: versions, logical step, one reference a fragment."""
         published = [self._published[fragment] for fragment in sorted(self._published)]
-        return tuple(p.version for p in published), self._highest_step, [p.payload for p in published]
+        return tuple(p.version for p in published), max(self._steps.values()), [p.payload for p in published]
 
     def fragment(self, fragment: FragmentId) -> dict[str, Array]:
         """Θ_p as it stands: what contributions are measured against."""
@@ -153,22 +159,26 @@ class Workshop:
         except Exception as error:
             self._failed(error)
 
-    def _seed(self) -> None:
-        parameters = ray.get(self._measurer().initial_parameters.remote(), timeout=SEED_TIMEOUT_S)
+    def _seed(self, resumption: Resumption | None) -> None:
         knobs = self._spec.synchroniser
         outer = knobs.outer_optimizer
-        state = OuterState(
-            parameters,
-            fragment_map.build({name: array.size for name, array in parameters.items()}, knobs.fragments),
-            knobs.averaging,
-            outer_optimizer.create(outer.kind, outer.lr, outer.momentum),
-        )
+        optimizer = outer_optimizer.create(outer.kind, outer.lr, outer.momentum)
+        if resumption is not None:
+            states = outer_states(resumption.folder, resumption.manifest)
+            state = OuterState.restored(states, knobs.averaging, optimizer)
+            steps = [fragment.step for fragment in resumption.manifest.fragments]
+        else:
+            initial = ray.get(self._measurer().initial_parameters.remote(), timeout=SEED_TIMEOUT_S)
+            fragments = fragment_map.build({name: array.size for name, array in initial.items()}, knobs.fragments)
+            state = OuterState(initial, fragments, knobs.averaging, optimizer)
+            steps = [0] * knobs.fragments
         keeper = Keeper(state, self._journal, self._insist)
         for number in range(knobs.fragments):
-            made = keeper.begin(FragmentId(number), self._epoch)
+            made = keeper.begin(FragmentId(number), self._epoch, steps[number])
+            self._steps[FragmentId(number)] = made.facts.step
             self._publish(FragmentId(number), made.facts.version, made.payload)
         self._keeper = keeper
-        count = sum(array.size for array in parameters.values())
+        count = sum(array.size for array in state.parameters().values())
         digest = wire.digest(state.parameters())
         self._post(lambda at: events.OuterStateSeeded(at, count, digest))
         self._measure_unigram()
@@ -189,7 +199,7 @@ class Workshop:
             why, merged = error.detail, tuple(item.payload for item in order.inputs)
             self._post(lambda at: events.MergeFailed(at, order.fragment, order.version, merged, why))
             return
-        self._highest_step = max(self._highest_step, order.step)
+        self._steps[order.fragment] = order.step
         self._publish(order.fragment, order.version, made.payload)
         facts, seconds = made.facts, time.monotonic() - began
         told = (order.fragment, order.version, facts.digest, seconds, facts.base_digest, made.journal_seconds)

@@ -11,6 +11,7 @@ from math import inf
 
 from orchestrator.accounting.series import median
 from orchestrator.core import events as e
+from orchestrator.core import saving
 from orchestrator.core.vocabulary import Duration, Instant, IslandId, JobPolicy
 from orchestrator.simulation.observed import Observed, Silence
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
@@ -64,7 +65,7 @@ class Misfortune:
         return tuple(sorted(faults, key=lambda fault: (fault.at, fault.island, fault.kind)))
 
     def _commanded(self, command: e.Command) -> Fault | None:
-        """None for a command about a node group that the job has no island in."""
+        """None for a command about a node group that the job has no island in, and for one that strikes nobody."""
         match command:
             case e.KillRequested():
                 kind = FaultKind.KILL if command.restart else FaultKind.KILL_AND_KEEP_AWAY
@@ -79,6 +80,8 @@ class Misfortune:
                 return self._about_group(command, FaultKind.UNCORDON)
             case e.ScaleRequested():
                 return self._about_group(command, FaultKind.SCALE, command.count)
+            case saving.CheckpointRequested():
+                return None
             case e.CancelRequested():
                 return Fault(command.at, FaultKind.CANCEL, self._policy.islands[0].island)
 

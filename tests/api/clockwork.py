@@ -28,6 +28,7 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core import saving
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
     CommandId,
@@ -357,6 +358,8 @@ def command_event(command: dict[str, Any]) -> e.Command:
             return e.UncordonRequested(at, name, caller, NodeGroupId(command["node_group"]))
         case "drain":
             return e.DrainRequested(at, name, caller, IslandId(command["island"]))
+        case "checkpoint":
+            return saving.CheckpointRequested(at, name, caller)
         case "readd":
             return e.ReaddRequested(at, name, caller, IslandId(command["island"]))
     return e.CancelRequested(at, name, caller)

@@ -18,10 +18,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from api.home import Home
-from api.up import DEPLOY, Installation, down, up
-
 from api.client import Client
+from api.installation.home import Home
+from api.installation.up import DEPLOY, Installation, down, up
 from orchestrator.accounting.recovery import PARTS
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import read_job_document

@@ -1,0 +1,68 @@
+"""Which checkpoints a job has, and which one a specification means that says ``resume``.
+
+A checkpoint is asked for by a job's name, by its folder, or by a folder of several. It is verified here, every byte, before
+the job is queued: one that is damaged is passed over for the one before it, with the reason in the specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from api.checkpoints.schemas import Checkpoint
+from api.storage.store import JobRow
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.reading import listed
+from orchestrator.checkpoints.resumption import find
+from orchestrator.checkpoints.writing import checkpoint_folder, root_of
+from orchestrator.config import JobSpec
+from orchestrator.errors import AtollError, InfrastructureError, InvalidJobSpec, Problem
+from orchestrator.sections import ResumeSection
+
+FIELD = "resume.checkpoint"
+REMEDY = "`atoll checkpoints JOB` lists those of a job."
+
+
+def checkpoints_of(row: JobRow) -> list[Checkpoint]:
+    """Oldest first. Raises InfrastructureError when they cannot be looked at."""
+    root = _root(row)
+    try:
+        found = listed(root)
+    except OSError as error:
+        raise InfrastructureError(detail=f"The checkpoints at {root.url} cannot be read: {error}.") from error
+    return [
+        Checkpoint(
+            number=manifest.number,
+            url=checkpoint_folder(root, manifest.number).url,
+            taken_at=manifest.taken_at,
+            after_s=manifest.at,
+            global_version=manifest.global_version,
+            tokens_trained=manifest.tokens_trained,
+            islands=[part.island for part in manifest.parts],
+            bytes=manifest.byte_count,
+        )
+        for manifest in found
+    ]
+
+
+def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None]) -> JobSpec:
+    """The specification, with the folder of the checkpoint it goes on from. Raises InvalidJobSpec when there is none."""
+    if spec.resume is None:
+        return spec
+    asked = spec.resume.checkpoint
+    row = job_named(asked)
+    if row is None and not asked.startswith("/") and "://" not in asked:
+        raise _problem(f"{asked!r} is no job of this service, no URL, and no absolute path.")
+    try:
+        found = find(_root(row).url if row else asked, spec.model_dump(mode="json"))
+    except (AtollError, OSError, ValueError) as error:  # ValueError: what no file can be called
+        raise _problem(f"{type(error).__name__}: {error}") from error
+    return spec.model_copy(update={"resume": ResumeSection(checkpoint=found.url, refused=found.refused)})
+
+
+def _root(row: JobRow) -> Folder:
+    return Folder(root_of(JobSpec.model_validate(row.spec).checkpoints.folder, row.job, Path(row.run_dir)))
+
+
+def _problem(message: str) -> InvalidJobSpec:
+    return InvalidJobSpec(problems=(Problem(FIELD, message, REMEDY),))

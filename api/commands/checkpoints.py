@@ -1,0 +1,50 @@
+"""Commands about a job's checkpoints: list them, take one now."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
+from api.commands.islands import conclude
+from api.installation.home import DEFAULT_HOME
+
+
+def checkpoints(
+    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """List a job's checkpoints, oldest first. `atoll submit FILE --resume JOB` goes on from the newest."""
+    with connect(home, url) as client:
+        found = client.checkpoints(job)
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        say("no checkpoint is there; `atoll checkpoint JOB` takes one, `checkpoints.every_merges` does by itself")
+        return
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim")
+    for heading in ("checkpoint", "taken", "version", "tokens", "islands", "MB", "folder"):
+        table.add_column(heading, overflow="fold")
+    for one in found:
+        taken = time.strftime("%m-%d %H:%M:%S", time.localtime(one.taken_at))
+        islands = f"{len(one.islands)}"
+        size = f"{one.bytes / 1e6:,.1f}"
+        cells = (str(one.number), taken, str(one.global_version), f"{one.tokens_trained:,}", islands, size, one.url)
+        table.add_row(*cells)
+    console().print(table)
+
+
+def checkpoint(
+    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Have a running job save itself now, while it trains on."""
+    with connect(home, url) as client:
+        conclude(client, client.take_checkpoint(job), as_json)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(checkpoints)
+    app.command()(checkpoint)

@@ -1,0 +1,159 @@
+"""An island's part of a checkpoint: its state at one boundary, written while it trains on, and read by its next life.
+
+Orbax writes the arrays of islands that have JAX in their process, plain safetensors those of synthetic ones, which must not
+load it. The part's document, with the digest of every file, is written when they are all on disk.
+
+Refuses to know: when checkpoints are taken, who else is in one, and Ray.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from learners.adoption import FragmentWork
+from learners.contract import Arrays, Snapshot, Trainer
+from learners.odometer import Odometer
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import PART, File, Part, encode_part
+from orchestrator.checkpoints.reading import manifest_of
+from orchestrator.checkpoints.writing import parameters_name
+from orchestrator.core.vocabulary import Incarnation, IslandId, Version
+from orchestrator.errors import DataError
+from orchestrator.merge import wire
+
+ORBAX, PLAIN = "arrays", "arrays.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The state at a boundary. ``snapshot`` is on its way to the host; the other fields are those of ``Part``.
+
+    ``held_seconds`` is how long the loop took over it.
+    """
+
+    snapshot: Snapshot
+    step: int
+    asked_step: int
+    steps_total: int
+    tokens_total: int
+    cursor: int
+    versions: tuple[int, ...]
+    step_counts: tuple[int, ...]
+    token_counts: tuple[int, ...]
+    held_seconds: float
+
+
+def cut_of(trainer: Trainer, odometer: Odometer, work: Sequence[FragmentWork], step: int, asked_step: int) -> Cut:
+    """The island's state at this boundary; the copy to the host goes on while the next steps are taken."""
+    began = monotonic()
+    snapshot = trainer.export_state()
+    return Cut(
+        snapshot=snapshot,
+        step=step,
+        asked_step=asked_step,
+        steps_total=odometer.steps_total,
+        tokens_total=odometer.tokens_total,
+        cursor=trainer.cursor(),
+        versions=tuple(fragment.version for fragment in work),
+        step_counts=tuple(fragment.step_count for fragment in work),
+        token_counts=tuple(fragment.token_count for fragment in work),
+        held_seconds=monotonic() - began,
+    )
+
+
+def write(cut: Cut, folder: Folder, island: IslandId, incarnation: Incarnation, *, orbax: bool) -> Part:
+    """The part is on disk afterwards, whole. Raises OSError, or what Orbax raises."""
+    arrays = cut.snapshot.arrays()
+    own = folder.sub(island)
+    if orbax:
+        _write_orbax(arrays, own)
+    else:
+        own.write(PLAIN, save({name: np.asarray(array, order="C") for name, array in arrays.items()}))
+    own.sync()
+    part = Part(
+        island=island,
+        incarnation=incarnation,
+        step=cut.step,
+        asked_step=cut.asked_step,
+        steps_total=cut.steps_total,
+        tokens_total=cut.tokens_total,
+        cursor=cut.cursor,
+        versions=cut.versions,
+        step_counts=cut.step_counts,
+        token_counts=cut.token_counts,
+        files=tuple(File(name, *own.fingerprint(name)) for name in own.names()),
+    )
+    own.write(PART, encode_part(part))
+    return part
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """An island's state as the checkpoint has it, and Θ at the cut by fragment, at ``versions``."""
+
+    part: Part
+    arrays: Arrays
+    versions: tuple[Version, ...]
+    outer: tuple[Arrays, ...]
+
+    def goes_on_with(self, p: int, fragment: FragmentWork) -> bool:
+        """Count the island's own work on a fragment that Θ has not moved past; whether there is any to go on with."""
+        if self.part.versions[p] != fragment.version:
+            return False
+        fragment.step_count, fragment.token_count = self.part.step_counts[p], self.part.token_counts[p]
+        return True
+
+
+def restored(url: str, island: IslandId) -> Restored:
+    """What the checkpoint at ``url`` has of the island. Raises DataError when that is nothing, or damaged."""
+    folder = Folder(url)
+    manifest = manifest_of(folder)
+    part = next((part for part in manifest.parts if part.island == island), None)
+    if part is None:
+        raise DataError(detail=f"The checkpoint {url} holds no state of {island}.")
+    outer = tuple(wire.decode(folder.read(parameters_name(p))) for p in range(len(manifest.fragments)))
+    versions = tuple(Version(fragment.version) for fragment in manifest.fragments)
+    return Restored(part, read(folder, part), versions, outer)
+
+
+def read(folder: Folder, part: Part) -> Arrays:
+    """The arrays of the part. Raises DataError when a file is not what it was."""
+    own = folder.sub(part.island)
+    for file in part.files:
+        if own.fingerprint(file.name) != (file.size, file.digest):
+            raise DataError(detail=f"{own.url}/{file.name} is damaged.")
+    if any(file.name == PLAIN for file in part.files):
+        return load(own.read(PLAIN))
+    if own.local is not None:
+        return _read_orbax(own.local / ORBAX)
+    with tempfile.TemporaryDirectory() as here:
+        own.download(Path(here))
+        return _read_orbax(Path(here) / ORBAX)
+
+
+def _write_orbax(arrays: Mapping[str, np.ndarray], own: Folder) -> None:
+    import orbax.checkpoint as ocp  # takes seconds, which only who saves must wait for
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        if own.local is not None:
+            checkpointer.save((own.local / ORBAX).resolve(), dict(arrays))
+            return
+        with tempfile.TemporaryDirectory() as here:
+            checkpointer.save(Path(here) / ORBAX, dict(arrays))
+            checkpointer.wait_until_finished()
+            own.upload(Path(here))
+
+
+def _read_orbax(path: Path) -> Arrays:
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(path.resolve())
+    return {name: np.asarray(array) for name, array in restored.items()}

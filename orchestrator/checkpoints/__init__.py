@@ -1,0 +1,1 @@
+"""Checkpoints on disk: what is in one, how it comes to be whole, and how it is known not to be."""

@@ -1,0 +1,123 @@
+"""What a job needs to know of the checkpoint that it goes on from, kept with the job from its first moment on.
+
+    RUN_DIR/resumed.json    which checkpoint it is, its manifest, and why newer ones were refused
+
+The checkpoint itself is read once, when the job begins; a synchroniser that died, and islands placed again, need only this.
+Responsible for what must be as it was: a checkpoint of another model, or of other data, is refused with every difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import Manifest, from_document
+from orchestrator.checkpoints.reading import newest_sound
+from orchestrator.checkpoints.sealed import seal, unseal
+from orchestrator.core.saving import JobResumed, SavedIsland
+from orchestrator.core.vocabulary import Instant, IslandId, Version
+from orchestrator.errors import DataError
+
+FILE = "resumed.json"
+SAME = (
+    ("trainer",),
+    ("model",),
+    ("data",),
+    ("seed",),
+    ("training", "batch_size"),
+    ("synchroniser", "fragments"),
+    ("synchroniser", "outer_optimizer", "kind"),
+    ("synthetic", "parameters"),
+)
+"""What Θ, its fragments and the places in the data mean something by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """``refused`` says of each newer checkpoint, or of the one asked for, why it is not used."""
+
+    url: str
+    manifest: Manifest
+    refused: tuple[str, ...]
+
+    @property
+    def legs(self) -> tuple[tuple[int, ...], ...]:
+        """With this one."""
+        return (*self.manifest.legs, self.manifest.cursors)
+
+    @property
+    def folder(self) -> Folder:
+        return Folder(self.url)
+
+    def event(self, at: Instant, islands: frozenset[IslandId]) -> JobResumed:
+        """What the job begins with; of islands that are not there any more nothing is kept."""
+        manifest = self.manifest
+        versions = tuple(Version(fragment.version) for fragment in manifest.fragments)
+        saved = []
+        for part in manifest.parts:
+            work = zip(part.versions, versions, part.token_counts, strict=True)
+            kept = tuple(tokens if adopted == version else 0 for adopted, version, tokens in work)
+            saved.append(SavedIsland(IslandId(part.island), part.step, kept))
+        return JobResumed(
+            at,
+            self.url,
+            manifest.job,
+            versions,
+            tuple(fragment.step for fragment in manifest.fragments),
+            manifest.tokens_trained,
+            manifest.merged_tokens,
+            tuple(island for island in saved if island.island in islands),
+            self.refused,
+        )
+
+
+def find(url: str, spec: Mapping[str, Any]) -> Resumption:
+    """The newest sound checkpoint at ``url`` for a job of this specification. Raises DataError when there is none."""
+    found = newest_sound(url)
+    if differing := differences(found.manifest.spec, spec):
+        detail = f"The checkpoint {found.folder.url} is of another kind of job: {'; '.join(differing)}."
+        raise DataError(detail=detail)
+    return Resumption(found.folder.url, found.manifest, found.refused)
+
+
+def begun(run_dir: Path, spec: Mapping[str, Any]) -> Resumption | None:
+    """What the job in ``run_dir`` goes on from, as it was found when it began. Raises DataError as ``find``."""
+    resume = spec.get("resume")
+    if resume is None:
+        return None
+    if (run_dir / FILE).exists():
+        return kept(run_dir)
+    found = find(resume["checkpoint"], spec)
+    here = replace(found, refused=(*resume["refused"], *found.refused))
+    told = {"url": here.url, "refused": list(here.refused), "manifest": asdict(here.manifest)}
+    Folder(str(run_dir)).write(FILE, seal(told))
+    return here
+
+
+def kept(run_dir: Path) -> Resumption | None:
+    """What the job in ``run_dir`` goes on from, if it does. Raises DataError when that file is damaged."""
+    path = run_dir / FILE
+    if not path.exists():
+        return None
+    told = unseal(path.read_bytes(), str(path))
+    return Resumption(told["url"], from_document(told["manifest"], str(path)), tuple(told["refused"]))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What must be as it was and is not, in words."""
+    told = []
+    for path in SAME:
+        was, is_now = _at(before, path), _at(now, path)
+        if was != is_now:
+            told.append(f"{'.'.join(path)} was {was!r} and is {is_now!r}")
+    return told
+
+
+def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = document
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,75 @@
+"""How a checkpoint comes to be whole: Θ, then the islands' parts, which they write, and last of all the manifest.
+
+Without its manifest a checkpoint is none, whatever else lies there; so it is taken away first when one is removed.
+Refuses to decide which islands are waited for, and what is kept (``core.checkpoints``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import MANIFEST, PART, File, Manifest, Part, decode_part, encode, part_digest
+from orchestrator.errors import DataError
+from orchestrator.merge import wire
+from orchestrator.merge.outer_state import FragmentState
+
+
+def root_of(folder: str | None, job: str, run_dir: Path) -> str:
+    """Where a job's checkpoints are, by its specification's ``checkpoints.folder``."""
+    return str(run_dir / "checkpoints") if folder is None else f"{folder.rstrip('/')}/{job}"
+
+
+def checkpoint_folder(root: Folder, number: int) -> Folder:
+    return root.sub(f"{number:06d}")
+
+
+def parameters_name(fragment: int) -> str:
+    return f"fragment-{fragment:04d}.parameters"
+
+
+def momentum_name(fragment: int) -> str:
+    return f"fragment-{fragment:04d}.momentum"
+
+
+def write_outer(folder: Folder, states: Sequence[FragmentState]) -> tuple[File, ...]:
+    """Θ and momentum of every fragment are in the folder afterwards. Raises OSError."""
+    contents = {
+        name: wire.encode(arrays)
+        for fragment, state in enumerate(states)
+        for name, arrays in (
+            (parameters_name(fragment), state.parameters),
+            (momentum_name(fragment), state.momentum),
+        )
+    }
+    for name, content in contents.items():
+        folder.write(name, content)
+    return tuple(File(name, *folder.fingerprint(name)) for name in sorted(contents))
+
+
+def read_part(folder: Folder, island: str, digest: str) -> tuple[Part, tuple[File, ...]]:
+    """The island's part, of that digest, and its files as the manifest lists them. Raises DataError, OSError."""
+    name = f"{island}/{PART}"
+    try:
+        part = decode_part(folder.read(name), f"{folder.url}/{name}")
+    except FileNotFoundError as error:
+        raise DataError(
+            detail=f"The part of {island} is not at {folder.url}. Every node must reach checkpoints.folder by that name."
+        ) from error
+    if (found := part_digest(part)) != digest:
+        raise DataError(detail=f"The part of {island} at {folder.url} is {found}, and the island wrote {digest}.")
+    own = File(name, *folder.fingerprint(name))
+    return part, (own, *(replace(file, name=f"{island}/{file.name}") for file in part.files))
+
+
+def write_manifest(folder: Folder, manifest: Manifest) -> None:
+    """From here on the checkpoint exists. Raises OSError."""
+    folder.write(MANIFEST, encode(manifest))
+
+
+def remove(folder: Folder) -> None:
+    """Nothing of the checkpoint is left. Raises OSError."""
+    folder.remove(MANIFEST)
+    folder.remove_all()

@@ -1,0 +1,205 @@
+"""When a checkpoint is taken, who is in it, when it is whole, and which older ones go.
+
+    due, or asked for ──▶ OPEN ──all islands answered, are gone, or time is over──▶ SEALING ──▶ taken
+                            └───────────────── Θ could not be saved, the job ends, we died ──▶ dropped
+
+An island that dies, falls silent for good or cannot write is left out: a checkpoint is worth having with fewer inner
+optimizer states, and worth nothing with half of one. Refuses to know: files, arrays, where any of it lies.
+
+Source: Chandy and Lamport, ACM TOCS 3 (1985); the cut is described in ``saving``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from orchestrator.core.effects import Effect, ResolveCommand, SetTimer
+from orchestrator.core.fragment_round import FragmentRound
+from orchestrator.core.membership import Island
+from orchestrator.core.saving import (
+    BeginCheckpoint,
+    CheckpointFailed,
+    CheckpointRequested,
+    CheckpointTaken,
+    DropCheckpoint,
+    IslandNotSaved,
+    IslandSaved,
+    JobResumed,
+    Life,
+    SavedPart,
+    SealCheckpoint,
+)
+from orchestrator.core.vocabulary import FragmentId, Instant, IslandState, JobPhase, RoundPhase, Version
+
+if TYPE_CHECKING:
+    from orchestrator.core.state import JobState
+
+DEADLINE_TIMER, DUE_TIMER = "checkpoint:deadline", "checkpoint:due"
+SAVES = (IslandState.TRAINING, IslandState.DRAINING)
+"""Who has a state, and a loop that reaches a boundary."""
+MAY_ANSWER = (*SAVES, IslandState.SUSPECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The checkpoint being taken. ``awaited`` have not answered yet; ``saved`` have, in order."""
+
+    number: int
+    versions: tuple[Version, ...]
+    awaited: frozenset[Life]
+    serial: int
+    saved: tuple[SavedPart, ...] = ()
+    sealing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A whole checkpoint that was not dropped."""
+
+    number: int
+    versions: tuple[Version, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """``count`` numbers have been used, ``begun_at`` is the global version at the last of them."""
+
+    count: int = 0
+    begun_at: int = 0
+    open: Open | None = None
+    kept: tuple[Kept, ...] = ()
+    due_serial: int = 0
+
+
+def requested(state: JobState, event: CheckpointRequested) -> list[Effect]:
+    why = _cannot(state)
+    if why:
+        return [ResolveCommand(event.command, False, f"no checkpoint is taken: {why}")]
+    begun = begin(state, event.at)
+    return [ResolveCommand(event.command, True, f"checkpoint {state.checkpoints.count} is being taken"), *begun]
+
+
+def begin(state: JobState, now: Instant) -> list[Effect]:
+    """Cut here: what is merging belongs to Θ, what is only offered to its island."""
+    before = state.checkpoints
+    versions = tuple(Version(r.version + (r.phase is RoundPhase.MERGING)) for r in state.rounds)
+    islands = tuple((i.id, i.incarnation) for i in state.islands.values() if i.state in SAVES and not i.flushed)
+    opened = Open(before.count + 1, versions, frozenset(islands), state.next_serial())
+    state.checkpoints = replace(before, count=opened.number, begun_at=state.global_version, open=opened)
+    deadline = SetTimer(DEADLINE_TIMER, opened.serial, now + state.policy.checkpoints.timeout_s)
+    return [BeginCheckpoint(opened.number, versions, islands), deadline, *_seal_if_complete(state)]
+
+
+def first_due(state: JobState, now: Instant) -> list[Effect]:
+    """When the job starts, and after each: set the clock by which checkpoints are due, if there is one."""
+    every = state.policy.checkpoints.every_s
+    if not every:
+        return []
+    state.checkpoints = replace(state.checkpoints, due_serial=state.next_serial())
+    return [SetTimer(DUE_TIMER, state.checkpoints.due_serial, now + every)]
+
+
+def timer_fired(state: JobState, timer: str, serial: int, now: Instant) -> list[Effect]:
+    opened = state.checkpoints.open
+    if timer == DUE_TIMER and serial == state.checkpoints.due_serial and state.phase is JobPhase.RUNNING:
+        begun = [] if _cannot(state) else begin(state, now)
+        return [*begun, *first_due(state, now)]
+    if timer == DEADLINE_TIMER and opened is not None and opened.serial == serial and not opened.sealing:
+        state.checkpoints = replace(state.checkpoints, open=replace(opened, awaited=frozenset()))
+        return _seal_if_complete(state)
+    return []
+
+
+def resumed(state: JobState, event: JobResumed) -> list[Effect]:
+    """The job begins where the checkpoint ends. Said again, by a synchroniser that died at once, it changes nothing."""
+    if state.tokens_before is not None:
+        return []
+    state.tokens_before = event.tokens_trained
+    for p, (version, step) in enumerate(zip(event.versions, event.steps, strict=True)):
+        state.rounds[p] = FragmentRound(FragmentId(p), version, step)
+    for saved in event.islands:
+        island = state.islands[saved.island]
+        state.islands[saved.island] = replace(island, saved=True, step=saved.step)
+    state.checkpoints = replace(state.checkpoints, begun_at=state.global_version)
+    return []
+
+
+def island_answered(state: JobState, island: Island, event: IslandSaved | IslandNotSaved) -> list[Effect]:
+    opened, life = state.checkpoints.open, (island.id, island.incarnation)
+    if opened is None or opened.number != event.checkpoint or life not in opened.awaited:
+        return []  # it is sealed without it, or gone
+    saved = opened.saved
+    if isinstance(event, IslandSaved):
+        saved = tuple(sorted((*saved, SavedPart(*life, event.digest)), key=lambda part: part.island))
+    state.checkpoints = replace(state.checkpoints, open=replace(opened, awaited=opened.awaited - {life}, saved=saved))
+    return _seal_if_complete(state)
+
+
+def taken(state: JobState, event: CheckpointTaken) -> list[Effect]:
+    """It counts from here on, and the oldest beyond those to be kept do not."""
+    before = state.checkpoints
+    if before.open is None or before.open.number != event.checkpoint:
+        return [DropCheckpoint(event.checkpoint, "it was given up before it was whole")]
+    every = (*before.kept, Kept(event.checkpoint, before.open.versions))
+    kept = every[-state.policy.checkpoints.keep :]
+    state.checkpoints = replace(before, open=None, kept=kept)
+    return [DropCheckpoint(old.number, "newer ones are kept") for old in every[: len(every) - len(kept)]]
+
+
+def failed(state: JobState, event: CheckpointFailed) -> list[Effect]:
+    before = state.checkpoints
+    if before.open is None or before.open.number != event.checkpoint:
+        return []
+    return give_up(state, event.reason)
+
+
+def give_up(state: JobState, reason: str) -> list[Effect]:
+    """Nothing of the open checkpoint counts."""
+    opened = state.checkpoints.open
+    if opened is None:
+        return []
+    state.checkpoints = replace(state.checkpoints, open=None)
+    return [DropCheckpoint(opened.number, reason)]
+
+
+def settle(state: JobState, now: Instant) -> list[Effect]:
+    """After every event: leave out who is gone, begin what is due, give up what the job's end has overtaken."""
+    checkpoints, opened = state.checkpoints, state.checkpoints.open
+    if opened is None:
+        every = state.policy.checkpoints.every_merges
+        due = every and state.global_version - checkpoints.begun_at >= every
+        return begin(state, now) if due and not _cannot(state) else []
+    if state.phase is not JobPhase.RUNNING:
+        return give_up(state, "the job is ending")
+    gone = frozenset(life for life in opened.awaited if not _may_answer(state, life))
+    if not gone:
+        return []
+    state.checkpoints = replace(checkpoints, open=replace(opened, awaited=opened.awaited - gone))
+    return _seal_if_complete(state)
+
+
+def _cannot(state: JobState) -> str:
+    """Why no checkpoint can begin now; empty if one can."""
+    if state.phase is not JobPhase.RUNNING:
+        return f"the job is {state.phase}"
+    if state.checkpoints.open is not None:
+        return f"checkpoint {state.checkpoints.open.number} is being taken"
+    if not state.live:
+        return "no island trains"
+    return ""
+
+
+def _may_answer(state: JobState, life: Life) -> bool:
+    island = state.islands[life[0]]
+    return island.incarnation == life[1] and island.state in MAY_ANSWER
+
+
+def _seal_if_complete(state: JobState) -> list[Effect]:
+    opened = state.checkpoints.open
+    if opened is None or opened.sealing or opened.awaited:
+        return []
+    if not opened.saved:
+        return give_up(state, "no island saved its state")
+    state.checkpoints = replace(state.checkpoints, open=replace(opened, sealing=True))
+    return [SealCheckpoint(opened.number, opened.saved)]

@@ -1,0 +1,140 @@
+"""What may happen around checkpoints, and what the core asks for: events, commands and effects. Nothing here decides.
+
+A checkpoint is a *cut* through the job: Θ and momentum as they stand when every merge that was closed before
+``BeginCheckpoint`` is done, and of each island the state at its first boundary after the marker reached it, before it
+adopts anything that was published after the marker. An offer is in the cut's Θ or in its island's state, never in both.
+
+Source: Chandy and Lamport, Distributed snapshots, ACM TOCS 3 (1985).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.core.vocabulary import CommandId, Duration, Incarnation, Instant, IslandId, Version
+
+Life = tuple[IslandId, Incarnation]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """An operator wants a checkpoint now."""
+
+    at: Instant
+    command: CommandId
+    caller: str
+
+
+@dataclass(frozen=True, slots=True)
+class IslandSaved:
+    """The island's part of the checkpoint is on disk; ``digest`` names it. ``tokens_total`` is of its cut and incarnation.
+
+    ``held_seconds`` is how long its loop took over the cut: what the checkpoint cost in steps.
+    """
+
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    checkpoint: int
+    digest: str
+    tokens_total: int
+    held_seconds: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class IslandNotSaved:
+    at: Instant
+    island: IslandId
+    incarnation: Incarnation
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTaken:
+    """It is whole and sealed. ``seconds`` since it began; ``byte_count`` is all of its files."""
+
+    at: Instant
+    checkpoint: int
+    byte_count: int
+    seconds: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """There is no such checkpoint, and nothing of it counts."""
+
+    at: Instant
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedIsland:
+    """An island whose state the checkpoint holds, with ``kept_tokens[p]`` of work on fragment p that is in no version."""
+
+    island: IslandId
+    step: int
+    kept_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobResumed:
+    """The job goes on from a checkpoint of another, or of its own earlier run. Before ``JobStarted``.
+
+    Fragment p stands at ``versions[p]``, made at ``steps[p]``. Of ``tokens_trained`` until then ``merged_tokens[p]`` are in
+    it; what is neither in it nor kept by an island that goes on is lost. ``refused`` says of newer checkpoints why not they.
+    """
+
+    at: Instant
+    checkpoint: str
+    job: str
+    versions: tuple[Version, ...]
+    steps: tuple[int, ...]
+    tokens_trained: int
+    merged_tokens: tuple[int, ...]
+    islands: tuple[SavedIsland, ...]
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCheckpoint:
+    """Save Θ at exactly ``versions``, the accounts as they are now, and send the marker to these islands.
+
+    The marker goes the way of publications, before any that is decided later. Answered by ``IslandSaved`` or
+    ``IslandNotSaved`` of each island, as far as they live, and by ``CheckpointFailed`` when Θ cannot be saved.
+    """
+
+    checkpoint: int
+    versions: tuple[Version, ...]
+    islands: tuple[Life, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """What an incarnation wrote, by the digest it told."""
+
+    island: IslandId
+    incarnation: Incarnation
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealCheckpoint:
+    """Make the checkpoint one whole of Θ and these parts. Answered by ``CheckpointTaken`` or ``CheckpointFailed``."""
+
+    checkpoint: int
+    parts: tuple[SavedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropCheckpoint:
+    """Remove it: superseded, or never finished. No answer is expected."""
+
+    checkpoint: int
+    reason: str
+
+
+SavingCommand = CheckpointRequested
+SavingEvent = IslandSaved | IslandNotSaved | CheckpointTaken | CheckpointFailed | JobResumed
+SavingEffect = BeginCheckpoint | SealCheckpoint | DropCheckpoint

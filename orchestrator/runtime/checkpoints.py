@@ -1,0 +1,171 @@
+"""A running job's checkpoints: Θ and the accounts at the cut, the islands' parts, the manifest, and old ones removed.
+
+    begin (pump)   accounts and cursors as the record that begins it leaves them; Θ behind the merges ordered before
+    one thread     writes Θ, then the manifest once the core says whose parts belong in it; removes what is dropped
+
+Results return as events. Refuses to decide when, who and which (``core.checkpoints``), and to know what is in a part.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.accounting.ledger import Books, Ledger
+from orchestrator.checkpoints import writing
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import File, Fragment, Manifest, Part
+from orchestrator.checkpoints.resumption import Resumption
+from orchestrator.config import JobSpec
+from orchestrator.core.saving import (
+    BeginCheckpoint,
+    CheckpointFailed,
+    CheckpointTaken,
+    DropCheckpoint,
+    SavedPart,
+    SavingEffect,
+    SealCheckpoint,
+)
+from orchestrator.core.state import JobState
+from orchestrator.core.vocabulary import Instant, IslandId
+from orchestrator.errors import AtollError, first_line
+from orchestrator.merge.outer_state import FragmentState
+from orchestrator.runtime.links import Failed, Post
+
+log = logging.getLogger(__name__)
+
+TakeOuter = Callable[[], "Future[list[tuple[FragmentState, int]]]"]
+"""Every fragment with the step of its last merge, when the merges ordered so far are done."""
+
+
+@dataclass(slots=True)
+class _Open:
+    order: BeginCheckpoint
+    folder: Folder
+    at: Instant
+    began: float
+    books: Books
+    cursors: Mapping[IslandId, int]
+    outer: Future[list[tuple[FragmentState, int]]]
+    fragments: tuple[Fragment, ...] = ()
+    files: tuple[File, ...] = ()
+
+
+class Checkpoints:
+    """``act`` is called in the pump's thread, right after the folds have seen the record; ``failed`` hears of our bugs."""
+
+    def __init__(
+        self,
+        job: str,
+        spec: JobSpec,
+        run_dir: Path,
+        resumption: Resumption | None,
+        state: JobState,
+        ledger: Ledger,
+        take_outer: TakeOuter,
+        post: Post,
+        failed: Failed,
+    ) -> None:
+        self._job, self._spec = job, spec
+        self._legs = resumption.legs if resumption else ()
+        self.resumed_from = resumption.url if resumption else ""
+        self._state, self._ledger, self._take_outer = state, ledger, take_outer
+        self._post, self._failed = post, failed
+        self.root = Folder(writing.root_of(spec.checkpoints.folder, job, run_dir))
+        self._writing = ThreadPoolExecutor(1, "checkpoint")
+        self._open: dict[int, _Open] = {}
+
+    def act(self, effect: SavingEffect, now: Instant) -> None:
+        match effect:
+            case BeginCheckpoint():
+                opened = _Open(
+                    effect,
+                    self.folder(effect.checkpoint),
+                    now,
+                    time.monotonic(),
+                    self._ledger.books(),
+                    {i.id: i.steps_before + self._steps(i.id) for i in self._state.islands.values()},
+                    self._take_outer(),
+                )
+                self._open[effect.checkpoint] = opened
+                self._writing.submit(self._guarded, effect.checkpoint, lambda: self._write_outer(opened))
+            case SealCheckpoint(number, parts):
+                self._writing.submit(self._guarded, number, lambda: self._seal(number, parts))
+            case DropCheckpoint(number, reason):
+                log.info("checkpoint %d is removed: %s", number, reason)
+                self._writing.submit(self._remove, number)
+
+    def folder(self, number: int) -> Folder:
+        return writing.checkpoint_folder(self.root, number)
+
+    def close(self) -> None:
+        self._writing.shutdown(wait=False, cancel_futures=True)
+
+    # ── in the writing thread ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _guarded(self, number: int, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (AtollError, OSError) as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            log.warning("checkpoint %d fails: %s", number, reason)
+            self._open.pop(number, None)
+            self._post(lambda at: CheckpointFailed(at, number, reason))
+        except Exception as error:
+            self._failed(error)
+
+    def _write_outer(self, opened: _Open) -> None:
+        states = opened.outer.result()
+        versions = tuple(state.version for state, _ in states)
+        if versions != opened.order.versions:  # a merge of the cut came to nothing
+            raise OSError(f"Θ is at versions {versions}, and the cut at {opened.order.versions}")
+        opened.files = writing.write_outer(opened.folder, [state for state, _ in states])
+        opened.fragments = tuple(Fragment(state.version, step, state.digest) for state, step in states)
+
+    def _seal(self, number: int, saved_parts: tuple[SavedPart, ...]) -> None:
+        opened = self._open.pop(number, None)
+        if opened is None:
+            return  # Θ could not be written, which was said
+        parts, files = [], list(opened.files)
+        for saved in saved_parts:
+            part, of_part = writing.read_part(opened.folder, saved.island, saved.digest)
+            parts.append(part)
+            files.extend(of_part)
+        manifest = self._manifest(opened, tuple(parts), tuple(files))
+        writing.write_manifest(opened.folder, manifest)
+        seconds = time.monotonic() - opened.began
+        self._post(lambda at: CheckpointTaken(at, number, manifest.byte_count, seconds))
+
+    def _manifest(self, opened: _Open, parts: tuple[Part, ...], files: tuple[File, ...]) -> Manifest:
+        books, of_parts = opened.books, {part.island: part for part in parts}
+        since = sum(part.tokens_total - books.totals.get((part.island, part.incarnation), 0) for part in parts)
+        cursors = {**opened.cursors, **{part.island: part.cursor for part in parts}}
+        return Manifest(
+            job=self._job,
+            number=opened.order.checkpoint,
+            at=opened.at,
+            taken_at=time.time(),
+            spec=self._spec.model_dump(mode="json"),
+            fragments=opened.fragments,
+            tokens_trained=books.trained + since,
+            merged_tokens=books.merged,
+            cursors=tuple(cursors[island] for island in self._spec.island_sections(spares=True)),
+            legs=self._legs,
+            parts=tuple(of_parts[name] for name in sorted(of_parts)),
+            files=files,
+        )
+
+    def _remove(self, number: int) -> None:
+        self._open.pop(number, None)
+        try:
+            writing.remove(self.folder(number))
+        except OSError as error:  # it stays, and takes room; nothing rests on it
+            log.warning("checkpoint %d cannot be removed: %s", number, first_line(error))
+
+    def _steps(self, island: IslandId) -> int:
+        report = self._state.reports.get(island)
+        return report.steps_total if report else 0

@@ -1,0 +1,106 @@
+"""Checkpoints by hand and over HTTP: one is asked for, they are listed, and a job is submitted that goes on from one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.config import parse_job
+from tests.api.installation import Installation, wait_until
+from tests.checkpoints.making import make
+
+
+@pytest.fixture(scope="module")
+def saved(service: Installation) -> tuple[str, Path]:
+    """A job that has trained and was cancelled, and two checkpoints in its folder."""
+    with service.http() as http:
+        job = http.post("/v1/jobs", json=service.spec()).json()["job"]
+        wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["islands_training"] == 4)
+        http.post(f"/v1/jobs/{job}/cancel")
+        wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "cancelled")
+    root = service.runs / job / "checkpoints"
+    spec = parse_job(service.spec()).model_dump(mode="json")
+    for number in (1, 2):
+        make(root, number, spec=spec, job=job)
+    return job, root
+
+
+def refusal(http: httpx.Client, document: dict[str, Any]) -> str:
+    answer = http.post("/v1/jobs", json=document)
+    assert answer.status_code == 422, answer.text
+    return json.dumps(answer.json()["errors"]) if "errors" in answer.json() else answer.text
+
+
+def test_one_is_asked_for_while_the_job_trains_and_refused_while_it_does_not(
+    http: httpx.Client, service: Installation
+) -> None:
+    job = http.post("/v1/jobs", json=service.spec()).json()["job"]
+    wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["islands_training"] == 4)
+    assert "checkpoint 1 is being taken" in service.atoll("checkpoint", job)
+    again = http.post(f"/v1/jobs/{job}/checkpoints")
+    assert again.status_code == 202
+    where = again.headers["Location"]
+    refused = wait_until(lambda: (told := http.get(where).json())["state"] != "pending" and told)
+    assert (refused["kind"], refused["state"]) == ("checkpoint", "refused")
+    assert "is being taken" in refused["detail"]
+    assert http.get(f"/v1/jobs/{job}/checkpoints").json() == {"checkpoints": []}
+    http.post(f"/v1/jobs/{job}/cancel")
+    wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "cancelled")
+    assert http.post(f"/v1/jobs/{job}/checkpoints").status_code == 409
+
+
+def test_those_of_a_job_are_listed_also_after_its_end(
+    http: httpx.Client, service: Installation, saved: tuple[str, Path]
+) -> None:
+    job, root = saved
+    told = http.get(f"/v1/jobs/{job}/checkpoints").json()["checkpoints"]
+    assert [one["number"] for one in told] == [1, 2]
+    assert told[1]["url"] == str(root / "000002")
+    assert told[1]["islands"] == ["a", "b"]
+    assert told[1]["bytes"] == sum(
+        path.stat().st_size for path in (root / "000002").rglob("*.*") if path.name != "manifest.json"
+    )
+    assert json.loads(service.atoll("checkpoints", job, "--json")) == told
+    assert "000002" in service.atoll("checkpoints", job)
+    assert http.get("/v1/jobs/nobody/checkpoints").status_code == 404
+
+
+def test_a_job_goes_on_from_another_by_its_name_and_a_damaged_checkpoint_is_passed_over_and_told(
+    http: httpx.Client, service: Installation, saved: tuple[str, Path]
+) -> None:
+    job, root = saved
+    file = service.spec_file()
+    first = json.loads(service.atoll("submit", file, "--resume", job, "--json"))
+    assert (first["resumed_from"], first["resume_refused"]) == (str(root / "000002"), [])
+    http.post(f"/v1/jobs/{first['job']}/cancel")
+
+    damaged = root / "000002" / "fragment-0001.parameters"
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
+    try:
+        said = service.atoll("submit", file, "--resume", str(root / "000002"))
+        assert f"it goes on from {root / '000001'}" in said.replace("\n", "")
+        assert "refused:" in said
+        assert "fragment-0001.parameters is damaged" in said.replace("\n", " ")
+        http.post("/v1/jobs/latest/cancel")
+        (root / "000001" / "manifest.json").unlink()
+        assert "No sound checkpoint" in refusal(http, service.spec(resume={"checkpoint": job}))
+    finally:
+        damaged.write_bytes(content)
+        make(root, 1, spec=parse_job(service.spec()).model_dump(mode="json"), job=job)
+
+
+def test_what_cannot_be_gone_on_from_is_refused_with_the_reason(
+    http: httpx.Client, service: Installation, saved: tuple[str, Path], tmp_path: Path
+) -> None:
+    job, _ = saved
+    other = service.spec(resume={"checkpoint": job}, seed=7)
+    assert "seed was 0 and is 7" in refusal(http, other)
+    assert "is no job of this service" in refusal(http, service.spec(resume={"checkpoint": "nobody"}))
+    assert "There is none" in refusal(http, service.spec(resume={"checkpoint": str(tmp_path)}))
+    assert "fsspec" in refusal(http, service.spec(resume={"checkpoint": "no-such-protocol://bucket/x"}))
+    assert "resume.checkpoint" in service.atoll("submit", service.spec_file(), "--resume", "nobody", code=2)

@@ -1,0 +1,78 @@
+"""Small checkpoints for tests, written by the code that writes real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learners.checkpointing import Cut, write
+from learners.loop import IslandLoop, LoopPlan
+from learners.outbox import Outbox
+from learners.synthetic import SyntheticTrainer
+from orchestrator.checkpoints import writing
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import Fragment, Manifest, part_digest
+from orchestrator.core.messages import Offer
+from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.merge import fragment_map
+from orchestrator.merge.outer_optimizer import create
+from orchestrator.merge.outer_state import OuterState
+
+SPEC: dict[str, Any] = {
+    "seed": 3,
+    "synthetic": {"parameters": 600, "step_s": 1e-4, "step_jitter_ratio": 0.0, "start_s": 0.0},
+    "synchroniser": {"fragments": 2},
+    "training": {"batch_size": 2},
+    "data": {"sequence_length": 8},
+}
+FRAGMENTS = fragment_map.build({n: int(np.prod(s)) for n, s in SyntheticTrainer(SPEC, 0).tensor_shapes().items()}, 2)
+
+
+def outer() -> OuterState:
+    return OuterState(SyntheticTrainer(SPEC, 0).initial_parameters(), FRAGMENTS, "mean", create("nesterov", 0.7, 0.9))
+
+
+def cut_of_island(shard: int) -> Cut:
+    """The state of an island that trains, and has trained for a few steps."""
+    trainer, outbox = SyntheticTrainer(SPEC, shard), Outbox()
+    loop = IslandLoop(trainer, LoopPlan(FRAGMENTS, interval_steps=4), outbox)
+    loop.load(trainer.initial_parameters(), (0, 0), 0, 0)
+    loop.start()
+    while not any(isinstance(letter, Offer) for letter in outbox.take(10.0)):
+        pass
+    try:
+        return loop.request_cut().result(10.0)
+    finally:
+        loop.stop()
+
+
+def make(root: Path | str, number: int, islands: tuple[str, ...] = ("a", "b"), **changes: Any) -> Folder:
+    """Checkpoint ``number`` of these islands, at version 0 of everything."""
+    folder = writing.checkpoint_folder(Folder(str(root)), number)
+    states = [outer().state(p) for p in range(2)]
+    files = list(writing.write_outer(folder, states))
+    parts = []
+    for shard, island in enumerate(islands):
+        cut = cut_of_island(shard)
+        written = write(cut, folder, IslandId(island), Incarnation(1), orbax=False)
+        part, of_part = writing.read_part(folder, island, part_digest(written))
+        parts.append(part)
+        files.extend(of_part)
+    facts: dict[str, Any] = {
+        "job": "job-1",
+        "number": number,
+        "at": 10.0 * number,
+        "taken_at": 1e9 + number,
+        "spec": SPEC,
+        "fragments": tuple(Fragment(state.version, 0, state.digest) for state in states),
+        "tokens_trained": sum(part.tokens_total for part in parts),
+        "merged_tokens": (0, 0),
+        "cursors": tuple(part.cursor for part in parts),
+        "legs": (),
+        "parts": tuple(parts),
+        "files": tuple(files),
+    }
+    writing.write_manifest(folder, Manifest(**{**facts, **changes}))
+    return folder

@@ -1,0 +1,154 @@
+"""A checkpoint is whole, or is refused with the reason: every file of one is cut short and has bits flipped all over."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.checkpoints import writing
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import MANIFEST
+from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, outer_states, verified
+from orchestrator.checkpoints.sealed import seal, unseal
+from orchestrator.errors import DataError
+from tests.checkpoints.making import make, outer
+
+OFFSETS = 40
+"""Places of each file at which a bit is flipped; the first and last bytes are among them."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("checkpoints")
+    make(root, 1)
+    make(root, 2)
+    return root
+
+
+@pytest.fixture
+def root(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "here")
+    return tmp_path / "here"
+
+
+def files_of(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+def damages(content: bytes) -> Iterator[bytes]:
+    """Cut short at many places, a bit flipped at many others, one byte too many, nothing at all."""
+    chance = random.Random(len(content))
+    places = {0, len(content) - 1, *(chance.randrange(len(content)) for _ in range(OFFSETS))}
+    for place in sorted(places):
+        yield content[:place]
+        yield content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
+    yield content + b"\0"
+
+
+def test_what_was_written_is_what_is_read(root: Path) -> None:
+    found = newest_sound(str(root))
+    assert (found.manifest.number, found.refused) == (2, ())
+    assert {path.relative_to(root / "000002").as_posix() for path in files_of(root / "000002")} == {
+        MANIFEST,
+        *(file.name for file in found.manifest.files),
+    }
+    states = outer_states(found.folder, found.manifest)
+    assert [state.digest for state in states] == [outer().state(p).digest for p in range(2)]
+    assert all((state.momentum[name] == 0).all() for state in states for name in state.momentum)
+
+
+def test_every_file_damaged_anywhere_is_refused_by_name_and_the_previous_checkpoint_is_used(root: Path) -> None:
+    newest, count = root / "000002", 0
+    for path in files_of(newest):
+        content = path.read_bytes()
+        for damaged in damages(content):
+            path.write_bytes(damaged)
+            with pytest.raises(DataError) as refused:
+                verified(Folder(str(newest)))
+            assert path.name in str(refused.value)
+            count += 1
+        for asked in (root, newest):
+            found = newest_sound(str(asked))
+            assert found.manifest.number == 1
+            assert path.name in found.refused[0]
+        path.unlink()
+        with pytest.raises(DataError, match=path.name):
+            verified(Folder(str(newest)))
+        path.write_bytes(content)
+    assert count > 9 * 2 * OFFSETS / 2
+    assert newest_sound(str(root)).refused == ()
+
+
+def test_when_all_are_damaged_every_reason_is_told(root: Path) -> None:
+    for name in ("000001", "000002"):
+        (root / name / MANIFEST).write_bytes(b"{}")
+    with pytest.raises(DataError) as refused:
+        newest_sound(str(root))
+    assert str(refused.value).count("is damaged") == 2
+    with pytest.raises(DataError, match="There is none"):
+        newest_sound(str(root / "nowhere"))
+
+
+def test_without_its_manifest_a_checkpoint_is_none_and_is_not_listed(root: Path) -> None:
+    (root / "000002" / MANIFEST).unlink()
+    assert [manifest.number for manifest in listed(Folder(str(root)))] == [1]
+    with pytest.raises(DataError, match="no whole checkpoint"):
+        manifest_of(Folder(str(root / "000002")))
+
+
+def test_one_that_is_removed_stops_being_one_before_its_files_go(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(str(root / "000002"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "remove_all", lambda _: (_ for _ in ()).throw(OSError("power")))
+        with pytest.raises(OSError, match="power"):
+            writing.remove(folder)
+    assert newest_sound(str(root)).manifest.number == 1
+    writing.remove(folder)
+    assert not (root / "000002").exists()
+    writing.remove(folder)
+
+
+def test_a_part_that_is_not_the_one_its_island_told_of_is_refused(root: Path) -> None:
+    with pytest.raises(DataError, match="the island wrote 0123"):
+        writing.read_part(Folder(str(root / "000002")), "a", "0123")
+    with pytest.raises(DataError, match="Every node must reach"):
+        writing.read_part(Folder(str(root / "000002")), "nobody", "0123")
+
+
+def test_a_store_that_is_no_disk_does_as_well(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/job"
+    make(url, 1)
+    make(url, 2)
+    files = fsspec.filesystem("memory")
+    name = f"/{tmp_path.name}/job/000002/fragment-0001.momentum"
+    files.pipe_file(name, files.cat_file(name)[:-1])
+    found = newest_sound(url)
+    assert found.manifest.number == 1
+    assert "fragment-0001.momentum" in found.refused[0]
+    writing.remove(found.folder)
+    assert not files.exists(f"/{tmp_path.name}/job/000001")
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), plain, max_size=4), st.data())
+def test_a_sealed_document_comes_back_and_no_flipped_bit_goes_unseen(document: dict, data: st.DataObject) -> None:
+    sealed = seal(document)
+    assert unseal(sealed, "it") == document
+    place, bit = data.draw(st.integers(0, len(sealed) - 1)), data.draw(st.integers(0, 7))
+    with pytest.raises(DataError, match="it is damaged"):
+        unseal(sealed[:place] + bytes([sealed[place] ^ (1 << bit)]) + sealed[place + 1 :], "it")
+    with pytest.raises(DataError, match="it is damaged"):
+        unseal(sealed[:place], "it")

@@ -1,0 +1,181 @@
+"""Checkpoints as the core decides on them: when one begins, what is in its cut, when it is whole, and what goes."""
+
+from __future__ import annotations
+
+from orchestrator.core import events, saving
+from orchestrator.core.effects import FinishJob, FlushIsland, MergeFragment, ResolveCommand, SetTimer
+from orchestrator.core.vocabulary import CheckpointPolicy, IslandState
+from tests.core.story import Story, all_of, the
+
+
+def asked(story: Story, command: str = "c1"):
+    return story.happen(saving.CheckpointRequested, command, "ada")
+
+
+def saves(story: Story, island: str, checkpoint: int = 1):
+    return story.happen(saving.IslandSaved, island, story.incarnation(island), checkpoint, f"of {island}", 100, 0.001)
+
+
+def sealed(effects):
+    return tuple((part.island, part.incarnation) for part in the(saving.SealCheckpoint, effects).parts)
+
+
+def test_a_checkpoint_asked_for_begins_with_everyone_who_trains_and_is_sealed_when_all_have_answered() -> None:
+    story = Story("abc")
+    story.starts("a", "b")
+    begun = asked(story)
+    assert the(ResolveCommand, begun).accepted
+    cut = the(saving.BeginCheckpoint, begun)
+    assert cut.islands == (("a", 1), ("b", 1))
+    assert cut.versions == (0, 0)
+    assert not saves(story, "b")
+    assert sealed(saves(story, "a")) == (("a", 1), ("b", 1))
+    assert not story.happen(saving.CheckpointTaken, 1, 1000, 0.5)
+    assert [kept.number for kept in story.core.state.checkpoints.kept] == [1]
+
+
+def test_what_is_merging_is_in_the_cut_and_what_is_only_offered_is_not() -> None:
+    story = Story("ab", quorum=2)
+    story.starts("a", "b")
+    story.offers_fragment("a", 0)
+    merging = story.offers_fragment("b", 0)
+    assert all_of(MergeFragment, merging)
+    story.offers_fragment("a", 1)
+    assert the(saving.BeginCheckpoint, asked(story)).versions == (1, 0)
+
+
+def test_an_island_that_dies_is_left_out() -> None:
+    story = Story("ab")
+    story.starts("a", "b")
+    asked(story)
+    saves(story, "a")
+    assert sealed(story.dies("b")) == (("a", 1),)
+
+
+def test_an_island_that_cannot_save_is_left_out() -> None:
+    story = Story("ab")
+    story.starts("a", "b")
+    asked(story)
+    saves(story, "a")
+    assert sealed(story.happen(saving.IslandNotSaved, "b", 1, 1, "its disk is full")) == (("a", 1),)
+
+
+def test_an_island_that_does_not_answer_in_time_is_left_out_and_is_not_heard_afterwards() -> None:
+    story = Story("ab", checkpoints=CheckpointPolicy(timeout_s=7.0))
+    story.starts("a", "b")
+    deadline = the(SetTimer, asked(story))
+    assert deadline.due_at == story.now + 7.0
+    saves(story, "a")
+    story.falls_silent("b")
+    assert sealed(story.timer(deadline)) == (("a", 1),)
+    assert not saves(story, "b")
+    assert not story.timer(deadline)
+
+
+def test_without_any_state_of_an_island_there_is_no_checkpoint() -> None:
+    story = Story("a")
+    story.starts("a")
+    asked(story)
+    dropped = the(saving.DropCheckpoint, story.happen(saving.IslandNotSaved, "a", 1, 1, "its disk is full"))
+    assert (dropped.checkpoint, dropped.reason) == (1, "no island saved its state")
+    assert the(saving.BeginCheckpoint, asked(story, "c2")).checkpoint == 2  # a number is used once
+
+
+def test_the_next_life_of_an_island_does_not_answer_for_the_one_that_was_asked() -> None:
+    story = Story("ab")
+    story.starts("a", "b")
+    asked(story)
+    backoff = the(SetTimer, story.dies("b"))
+    story.timer(backoff)
+    story.starts("b")
+    assert not saves(story, "b")
+    assert sealed(saves(story, "a")) == (("a", 1),)
+
+
+def test_only_one_is_taken_at_a_time_and_none_when_nobody_trains() -> None:
+    story = Story("a")
+    assert "no island trains" in the(ResolveCommand, asked(story, "c0")).detail
+    story.starts("a")
+    asked(story, "c1")
+    refused = the(ResolveCommand, asked(story, "c2"))
+    assert not refused.accepted
+    assert "checkpoint 1 is being taken" in refused.detail
+    assert not asked(story, "c1")  # repeated under its own id
+
+
+def test_every_so_many_merges_one_begins_and_the_oldest_go() -> None:
+    story = Story("a", checkpoints=CheckpointPolicy(every_merges=2, keep=2))
+    story.starts("a")
+    dropped = []
+    for version in range(1, 9):
+        story.offers_fragment("a", 0)
+        begun = all_of(saving.BeginCheckpoint, story.merges(0, version))
+        assert len(begun) == (version % 2 == 0)
+        if begun:
+            saves(story, "a", begun[0].checkpoint)
+            taken = story.happen(saving.CheckpointTaken, begun[0].checkpoint, 1000, 0.5)
+            dropped += [effect.checkpoint for effect in all_of(saving.DropCheckpoint, taken)]
+    assert dropped == [1, 2]
+    assert [(kept.number, kept.versions) for kept in story.core.state.checkpoints.kept] == [(3, (6, 0)), (4, (8, 0))]
+
+
+def test_every_so_many_seconds_one_begins_unless_one_is_open() -> None:
+    story = Story("a", checkpoints=CheckpointPolicy(every_s=5.0))
+    due = SetTimer("checkpoint:due", story.core.state.checkpoints.due_serial, 5.0)
+    story.starts("a")
+    first = story.timer(due)
+    assert the(saving.BeginCheckpoint, first).checkpoint == 1
+    again = next(effect for effect in all_of(SetTimer, first) if effect.timer == "checkpoint:due")
+    assert again.due_at == story.now + 5.0
+    assert not all_of(saving.BeginCheckpoint, story.timer(again))
+    assert not story.timer(due)  # an old timer
+
+
+def test_one_that_could_not_be_written_is_dropped_and_the_kept_ones_stay() -> None:
+    story = Story("a")
+    story.starts("a")
+    for number, written in ((1, True), (2, False)):
+        asked(story, f"c{number}")
+        saves(story, "a", number)
+        if written:
+            story.happen(saving.CheckpointTaken, number, 1000, 0.5)
+        else:
+            assert (
+                the(saving.DropCheckpoint, story.happen(saving.CheckpointFailed, number, "disk full")).checkpoint == 2
+            )
+    assert [kept.number for kept in story.core.state.checkpoints.kept] == [1]
+
+
+def test_one_that_was_open_when_the_synchroniser_died_is_dropped_even_if_its_seal_is_heard_of_later() -> None:
+    story = Story("a")
+    story.starts("a")
+    asked(story)
+    saves(story, "a")
+    assert the(saving.DropCheckpoint, story.happen(events.SynchroniserRestarted, 2)).checkpoint == 1
+    assert the(saving.DropCheckpoint, story.happen(saving.CheckpointTaken, 1, 1000, 0.5)).checkpoint == 1
+    assert story.core.state.checkpoints.kept == ()
+
+
+def test_a_job_that_ends_waits_for_no_checkpoint() -> None:
+    story = Story("a", token_budget=200)
+    story.starts("a")
+    asked(story)
+    ending = story.trains("a", tokens=100)
+    assert all_of(FlushIsland, ending)
+    dropped = all_of(saving.DropCheckpoint, story.happen(events.IslandFlushed, "a", 1))
+    assert [effect.reason for effect in dropped] == ["the job is ending"]
+    assert not story.core.state.checkpoints.open
+    cancelled = Story("a")
+    cancelled.starts("a")
+    asked(cancelled)
+    over = cancelled.happen(events.CancelRequested, "x", "ada")
+    assert the(saving.DropCheckpoint, over).checkpoint == 1
+    assert isinstance(over[-1], FinishJob)
+
+
+def test_an_island_that_drains_saves_its_state_too_and_one_that_has_flushed_has_none() -> None:
+    story = Story("ab")
+    story.starts("a", "b")
+    story.happen(events.DrainRequested, "d", "ada", "b")
+    assert story.island("b").state is IslandState.DRAINING
+    assert the(saving.BeginCheckpoint, asked(story)).islands == (("a", 1), ("b", 1))

@@ -1,0 +1,186 @@
+"""An island goes on from its part of a checkpoint as if nothing had happened: bit for bit, with the same offers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from learners import jax_trainer, synthetic
+from learners.checkpointing import ORBAX, PLAIN, Cut, Restored, read, restored, write
+from learners.loop import IslandLoop, LoopPlan
+from learners.outbox import Outbox
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import Part
+from orchestrator.core.messages import Adopted, Offer
+from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.errors import DataError, InfrastructureError, InternalError
+from tests.checkpoints.making import make
+
+KINDS = {"jax": jax_trainer.create, "synthetic": synthetic.create}
+BEFORE, AFTER, INTERVAL = 7, 9, 4
+
+
+class Gated:
+    """A trainer that takes a step only when told."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.permits, self.at_gate = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.trainer, name)
+
+    def step(self, logical_step: int) -> Any:
+        self.at_gate.release()
+        self.permits.acquire()
+        return self.trainer.step(logical_step)
+
+
+class Island:
+    """A loop that stands before its first step once it is started."""
+
+    def __init__(self, trainer: Any, adoption: str) -> None:
+        self.trainer, self.outbox = Gated(trainer), Outbox()
+        names = sorted(trainer.tensor_shapes())
+        self.fragments = (tuple(names[::2]), tuple(names[1::2]))
+        self.loop = IslandLoop(
+            self.trainer, LoopPlan(self.fragments, INTERVAL, adoption, report_every_s=1e9), self.outbox
+        )
+
+    def start(self) -> None:
+        self.loop.start()
+        assert self.trainer.at_gate.acquire(timeout=120)
+
+    def steps(self, count: int) -> list[Any]:
+        """The letters of so many steps, and of the boundary behind them."""
+        letters = []
+        for _ in range(count):
+            self.trainer.permits.release()
+            assert self.trainer.at_gate.acquire(timeout=120)
+            letters += self.outbox.take(0.0)  # before a newer offer takes the place of an older one
+        return letters
+
+    def deliver(self, fragment: int, version: int, arrays: dict[str, np.ndarray], step: int) -> None:
+        self.loop.deliver(FragmentId(fragment), Version(version), step, arrays)
+
+    def end(self) -> None:
+        self.loop._stopping.set()
+        self.trainer.permits.release()
+        self.loop.stop()
+
+
+def said(letters: list[Any]) -> list[tuple[Any, ...]]:
+    """What offers and adoptions say, but for numbers that begin anew with a process."""
+    told: list[tuple[Any, ...]] = []
+    for x in letters:
+        if isinstance(x, Offer):
+            told.append((x.fragment, x.step, x.base_version, x.step_count, x.token_count))
+        elif isinstance(x, Adopted):
+            told.append((x.fragment, x.version, x.step, x.kept_tokens))
+    return told
+
+
+def state_of(trainer: Any) -> dict[str, np.ndarray]:
+    return {name: np.array(array) for name, array in trainer.export_state().arrays().items()}
+
+
+@pytest.mark.parametrize("adoption", ["rebase", "replace"])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_resumed_island_is_the_uninterrupted_one_bit_for_bit(
+    kind: str, adoption: str, make_job, tmp_path: Path
+) -> None:
+    spec = make_job()
+    island = Island(KINDS[kind](spec, 1, 2), adoption)
+    initial = island.trainer.initial_parameters()
+    published = [{name: initial[name] + np.float32(0.01) for name in names} for names in island.fragments]
+    island.loop.load(initial, (0, 0), 0, 0)
+    island.start()
+    island.steps(5)
+    island.deliver(0, 1, published[0], 6)
+    island.steps(BEFORE - 5)
+    asked = island.loop.request_cut()
+    island.deliver(1, 1, published[1], 0)  # behind the marker: not in the cut, though it comes at the same boundary
+    after = island.steps(1)
+    cut = asked.result(0)
+    assert cut.versions == (1, 0)
+    assert cut.cursor == cut.steps_total == BEFORE + 1
+    after += island.steps(AFTER)
+    part = write(cut, Folder(str(tmp_path)), "it", 1, orbax=kind == "jax")
+    names = {file.name for file in part.files}
+    assert names == {PLAIN} if kind == "synthetic" else any(name.startswith(f"{ORBAX}/") for name in names)
+
+    again = Island(KINDS[kind]({**spec, "legs": [(3, cut.cursor)]}, 1, 2), adoption)
+    outer = (published[0], {name: initial[name] for name in again.fragments[1]})
+    again.loop.load_saved(Restored(part, read(Folder(str(tmp_path)), part), (1, 0), outer), 0)
+    again.deliver(1, 1, published[1], 0)
+    again.start()
+    assert said(again.steps(AFTER)) == said(after)
+    assert len(said(after)) >= 4
+    island.end()
+    again.end()
+    one, other = state_of(island.trainer), state_of(again.trainer)
+    assert one.keys() == other.keys()
+    different = {name for name in one if one[name].tobytes() != other[name].tobytes()}
+    assert different <= ({"steps"} if kind == "synthetic" else set())
+
+
+def test_work_that_theta_has_moved_past_is_overwritten_and_the_rest_goes_on(make_job, tmp_path: Path) -> None:
+    spec = make_job()
+    trainer = synthetic.create(spec, 0, 2)
+    names = sorted(trainer.tensor_shapes())
+    arrays = trainer.export_state().arrays()
+    outer = tuple({name: np.full_like(arrays[name], 7.0) for name in group} for group in (names[::2], names[1::2]))
+    part = Part("it", 1, 40, 40, 12, 1200, 12, (3, 4), (5, 6), (500, 600))
+    island = Island(synthetic.create(spec, 0, 2), "rebase")
+    island.loop.load_saved(Restored(part, arrays, (3, 5), outer), 0)
+    island.start()
+    mine = island.trainer.snapshot(names).arrays()
+    assert all((mine[name] == arrays[name]).all() for name in names[::2])
+    assert all((mine[name] == 7.0).all() for name in names[1::2])
+    offers = [letter for letter in island.steps(INTERVAL) if isinstance(letter, Offer)]
+    tokens = {offer.fragment: offer.token_count for offer in offers}
+    assert tokens[0] > 500
+    assert tokens[1] < 600
+    assert {offer.fragment: offer.base_version for offer in offers} == {0: 3, 1: 5}
+    island.end()
+
+
+def test_an_island_that_does_not_train_has_nothing_to_cut_and_one_with_a_state_takes_no_other(make_job) -> None:
+    island = Island(synthetic.create(make_job(), 0, 2), "rebase")
+    with pytest.raises(InfrastructureError, match="does not train"):
+        island.loop.request_cut()
+    island.loop.load(island.trainer.initial_parameters(), (0, 0), 0, 0)
+    part = Part("it", 1, 0, 0, 0, 0, 0, (0, 0), (0, 0), (0, 0))
+    with pytest.raises(InternalError, match="while it has one"):
+        island.loop.load_saved(Restored(part, {}, (Version(0), Version(0)), ({}, {})), 0)
+
+
+def test_an_island_that_the_checkpoint_does_not_know_or_whose_arrays_are_damaged_is_told(tmp_path: Path) -> None:
+    folder = make(tmp_path, 1)
+    whole = restored(folder.url, "b")
+    assert whole.part.island == "b"
+    assert whole.versions == (0, 0)
+    with pytest.raises(DataError, match="no state of nobody"):
+        restored(folder.url, "nobody")
+    path = tmp_path / "000001" / "b" / PLAIN
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="is damaged"):
+        restored(folder.url, "b")
+
+
+def test_a_cut_holds_arrays_of_its_own(make_job) -> None:
+    """The island trains on while they are written."""
+    island = Island(synthetic.create(make_job(), 0, 2), "replace")
+    island.loop.load(island.trainer.initial_parameters(), (0, 0), 0, 0)
+    island.start()
+    asked = island.loop.request_cut()
+    island.steps(1)
+    cut: Cut = asked.result(0)
+    before = {name: array.copy() for name, array in cut.snapshot.arrays().items()}
+    island.steps(8)
+    island.end()
+    assert all(np.array_equal(array, before[name]) for name, array in cut.snapshot.arrays().items())
