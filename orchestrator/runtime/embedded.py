@@ -122,7 +122,7 @@ def _start_missing(
         if dashboard:
             held.close()
         if CONTROL_GROUP not in running:
-            processes.end_all(cluster.id, node=CONTROL_GROUP)
+            processes.kill_all(cluster.id, CONTROL_GROUP)
             place = places.get(CONTROL_GROUP, Place())
             starting[CONTROL_GROUP] = start_head(cluster, place, dashboard=dashboard, dashboard_port=dashboard_port)
             _wait_for_port(cluster, starting[CONTROL_GROUP], deadline)
@@ -130,7 +130,7 @@ def _start_missing(
             for number in range(group.nodes):
                 name = group.name if group.nodes == 1 else f"{group.name}-{number}"
                 if name not in running:
-                    processes.end_all(cluster.id, node=name)
+                    processes.kill_all(cluster.id, name)
                     starting[name] = start_node(cluster, name, group, places.get(name, Place()))
         _wait_for_all(cluster, starting, deadline)
 

@@ -20,7 +20,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 SILENCE_S = 2.5
 """Beyond a poll's own length: a node busy compiling answers within this, a stopped process does not."""
+LAST_ANSWERS = 2
+"""Of one that is over: the first may have been given long ago, and been under way ever since."""
 PULL_SLICE_S = 5.0
 RETRY_S = 0.2
 MARKER_TIMEOUT_S = 10.0
@@ -127,7 +129,8 @@ class Link:
     # ── poll ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _poll(self) -> None:
-        read, acknowledged = 0, 0
+        read, acknowledged, answers_of_over = 0, 0, 0
+        last_words: list[tuple[int, messages.Letter]] = []
         self._address = cluster.address_of(self.actor)
         while not self._closed.is_set():
             while self._told and self._told[0][0] <= self._kept_count():
@@ -153,7 +156,11 @@ class Link:
                 self._closed.wait(RETRY_S)
                 continue
             if self._over.is_set():
-                self._give_last_words([letter for number, letter in letters if number > read])
+                last_words = [*last_words, *(item for item in letters if item[0] > read)]
+                read, answers_of_over = max([read, *(number for number, _ in letters)]), answers_of_over + 1
+                if answers_of_over < LAST_ANSWERS:
+                    continue
+                self._give_last_words(letter for _, letter in last_words)
                 return
             if self.silent:
                 self.silent = False
@@ -179,7 +186,7 @@ class Link:
     def _say_dead(self, reason: str) -> None:
         self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, True, reason))
 
-    def _give_last_words(self, letters: list[messages.Letter]) -> None:
+    def _give_last_words(self, letters: Iterable[messages.Letter]) -> None:
         """What it trained while nobody heard it counts, as lost; that it is back is said behind that, for it is its end."""
         for letter in letters:
             if isinstance(letter, messages.Progress):

@@ -49,26 +49,34 @@ def marked_by_any() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
                 yield process, environment
 
 
-def end_all(cluster_id: str, polite_s: float = 0.5, timeout_s: float = 10.0, *, node: str | None = None) -> int:
+def end_all(cluster_id: str, polite_s: float = 0.5) -> int:
     """End every marked process: asked first, then by SIGKILL until none is left. Returns how many there were.
 
     Raises InfrastructureError when some cannot be ended.
     """
-    asked = marked(cluster_id, node)
-    ended = {process.pid for process in asked}
+    asked = marked(cluster_id)
     for process in asked:
         _signal(process, signal.SIGTERM)
     psutil.wait_procs(asked, timeout=polite_s)
+    return len({process.pid for process in asked} | kill_all(cluster_id))
+
+
+def kill_all(cluster_id: str, node: str | None = None, timeout_s: float = 10.0) -> set[int]:
+    """SIGKILL every marked process, of this node if one is given, until none is left. Returns which there were.
+
+    Raises InfrastructureError when some cannot be ended.
+    """
+    killed = set()
     deadline = time.monotonic() + timeout_s
     while left := marked(cluster_id, node):  # again and again: those that live may start others meanwhile
         if time.monotonic() > deadline:
             pids = ", ".join(str(process.pid) for process in left)
             raise InfrastructureError(detail=f"Processes {pids} do not end.", remedy="Look at them with ps.")
-        ended |= {process.pid for process in left}
+        killed |= {process.pid for process in left}
         for process in left:
             _signal(process, signal.SIGKILL)
         psutil.wait_procs(left, timeout=1.0)
-    return len(ended)
+    return killed
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -35,6 +35,9 @@ class Place:
 
 
 def start_head(cluster: ClusterFile, place: Place, *, dashboard: bool, dashboard_port: int) -> subprocess.Popen[bytes]:
+    """The head; one that died at this address before goes on from what it kept."""
+    # Ray takes raylets of ours that wait for this head for a head that runs, if this file says where it was
+    Path(cluster.temp_dir, CONTROL_GROUP, "ray_current_cluster").unlink(missing_ok=True)
     port = cluster.address.rpartition(":")[2]
     arguments = [
         *("--head", "--port", port, "--num-cpus", "0", "--no-monitor"),

@@ -24,6 +24,7 @@ ABANDONED_RATIO = 2.0
 CHECK_SECONDS_MIN = 3.0
 """What one failed health check costs at least (measured); the threshold counts checks."""
 MARGIN_RATIO = 1.1
+CONNECTION_PATIENCE_S = 20
 NAMESPACE = "atoll"
 CLUSTER_MARKER = "ATOLL_CLUSTER"
 """In the environment of every process of an embedded cluster: how ``down`` finds what is left of it."""
@@ -57,6 +58,9 @@ def ray_environment(
         "RAY_health_check_failure_threshold": str(math.ceil(partition_tolerance_s / CHECK_SECONDS_MIN * MARGIN_RATIO)),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(day_s),
         "RAY_subscriber_timeout_ms": str(day_s * 1000),
+        # a connection on which nothing is acknowledged for so long is given up and made anew. Ray's 120 s leave it to TCP,
+        # which after a minute's cut tries again only each further minute: calls hang for as long once the line is whole
+        "RAY_grpc_client_keepalive_timeout_ms": str(CONNECTION_PATIENCE_S * 1000),
         # Ray's ports listen on all interfaces: whoever reaches them could run code here, so a token is needed to speak
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),

@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 Submit = Callable[..., WideJob]
 AWAY_S = 4.0
 BACK_S = 60.0
-GAP_MAX_S = 1.0
+GAP_MAX_S = 3.0
 
 
 def test_islands_train_on_without_a_head_and_the_job_completes_once_it_is_back(
     archipelago: Archipelago, submit: Submit
 ) -> None:
-    job = submit(steps=800)
+    job = submit(steps=700)
     for island in (EAST, ASIA):
         job.wait_for_merge(island, 1)
     pids = {island: job.island(island)["pid"] for island in (EAST, ASIA)}
@@ -31,7 +31,7 @@ def test_islands_train_on_without_a_head_and_the_job_completes_once_it_is_back(
     assert cluster is not None
 
     killed_at = time.monotonic()
-    assert processes.end_all(cluster.id, polite_s=0.0, node=CONTROL_GROUP) > 2
+    assert len(processes.kill_all(cluster.id, CONTROL_GROUP)) > 2
     time.sleep(AWAY_S)
     assert not cluster.answers()
     archipelago.up()
@@ -43,5 +43,5 @@ def test_islands_train_on_without_a_head_and_the_job_completes_once_it_is_back(
         assert job.diary(pid).longest_gap(killed_at, back_at) <= GAP_MAX_S
     status = job.wait_for_end()
     assert status["view"]["outcome"] == "completed"
-    assert {island["island"]: island["pid"] for island in status["view"]["islands"]} == pids
+    assert [island["incarnation"] for island in status["view"]["islands"]] == [1, 1]
     assert_sound(job)
