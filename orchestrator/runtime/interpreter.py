@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.core import effects as f
 from orchestrator.core import events
-from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
+from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, ReleaseReason
 from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
 from orchestrator.runtime import cluster
@@ -75,8 +75,9 @@ class Interpreter:
                 self._workshop.merge(effect)
             case f.PublishFragment():
                 self._publish(effect)
-            case f.ReleasePayload(payload, _):
-                self._payloads.release(payload)
+            case f.ReleasePayload(payload, reason):
+                if reason is not ReleaseReason.LOST:  # what is held under that name came anew, to this process
+                    self._payloads.release(payload)
             case f.PlaceIsland(island, incarnation):
                 self._placing.submit(self._guarded, self._place, island, incarnation)
             case f.BeginCatchUp():
