@@ -25,7 +25,7 @@ from api.checkpoints.client import CheckpointRequests
 from api.http.eventstream import events_of
 from api.http.refusals import error_of
 from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
-from api.runs.logs import Log, Logs
+from api.run.logs import Log, Logs
 from api.schemas import (
     Answer,
     Command,

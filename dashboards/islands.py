@@ -93,12 +93,25 @@ def _steps() -> list[Panel]:
             "Inner steps per second of each island. A death elsewhere must not bend these lines.",
             "cps",
             Query(f"rate(atoll_island_steps_total{{{JOB}}}[{RATE}])", "{{island}}"),
+            width=8,
         ),
         curves(
             "Step time",
             "Time of an inner step of late.",
             "s",
             Query(f"atoll_island_step_seconds{{{JOB}}}", "{{island}}"),
+            width=8,
+        ),
+        curves(
+            "Steps behind",
+            "How far each island that trains is behind the furthest. One that stays far behind offers late, or stale work.",
+            "none",
+            Query(
+                f"max by (job) (atoll_island_schedule_step{{{JOB}}}) "
+                f"- on (job) group_right () atoll_island_schedule_step{{{JOB}}}",
+                "{{island}}",
+            ),
+            width=8,
         ),
         curves(
             "Longest gap between steps",

@@ -164,14 +164,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "api.storage": frozenset({"api.auth.store", "api.chaos.store", "orchestrator.errors", "sqlalchemy", "alembic"}),
-    "api.runs": frozenset(
+    "api.run": frozenset(
         {"api.jobs.control", "api.schemas", "orchestrator.errors", "orchestrator.logbook", "pydantic", "yaml"}
     ),
     "api.jobs": frozenset(
         {
             "api.auth",
             "api.checkpoints",
-            "api.runs",
+            "api.run",
             "api.schemas",
             "api.storage",
             "orchestrator.core.view",
@@ -307,3 +307,9 @@ def test_the_lock_file_names_no_host() -> None:
     lock = (ROOT / "requirements.lock").read_text()
     assert "://" not in lock
     assert lock.count("--hash=sha256:") > 100
+
+
+def test_no_module_has_a_name_that_git_ignores() -> None:
+    command = ["git", "check-ignore", "--no-index", *(str(path) for _, path in MODULES)]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    assert ignored == [], "it would be missing from commits and wheels"

@@ -10,12 +10,10 @@ from itertools import takewhile
 from pathlib import Path
 
 from api.chaos.schemas import ShownPlan
-from api.installation.up import DEPLOY
+from api.installation.shipped import PLANS
 from orchestrator.chaos.plan import ChaosPlan, FaultSection, parse
 from orchestrator.config import read_document
 from orchestrator.errors import ConfigurationError, NotFound
-
-PLANS = DEPLOY.parent / "plans"
 
 
 def shipped() -> list[tuple[Path, ChaosPlan]]:

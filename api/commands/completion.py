@@ -36,7 +36,7 @@ def node_groups(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def plans(incomplete: str) -> list[str]:
     """The shipped plans; the shell itself knows files."""
-    from api.chaos.plans import PLANS
+    from api.installation.shipped import PLANS
 
     return _beginning(incomplete, sorted(path.stem for path in PLANS.glob("*.yaml")))
 

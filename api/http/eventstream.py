@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from api.runs.records import number_of
+from api.run.records import number_of
 from orchestrator.plain import finite
 
 CONTENT_TYPE = "text/event-stream"

@@ -18,7 +18,8 @@ from typing import Any
 from rich.console import Console
 
 from api.client import Client
-from api.installation.up import DEPLOY, Installation, Say, end, start
+from api.installation.shipped import CONFIGS
+from api.installation.up import Installation, Say, end, start
 from api.schemas import Job
 from api.terminal.summary import lines_that_matter
 from api.terminal.watch import watch
@@ -31,7 +32,7 @@ REPORT_TIMEOUT_S = 60.0
 
 def run_demo(wanted: Installation, spec: Path | None, island: str, console: Console, say: Say) -> int:
     """Run the demo and return its exit code: 1 if the job did not complete or has no report, 130 when interrupted."""
-    document = read_job_document(spec or DEPLOY / "demo.yaml")
+    document = read_job_document(spec or CONFIGS / "demo.yaml")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # whoever ends this ends all of it
     with wanted.home.locked_for_change("demo"):

@@ -28,6 +28,7 @@ from api.auth.code import refuse_unfit
 from api.installation.binding import Binding
 from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
+from api.installation.shipped import CONFIGS
 from orchestrator.errors import ConfigurationError, InfrastructureError
 
 CLUSTER_MODULE = "orchestrator.runtime.embedded"
@@ -37,7 +38,6 @@ PORT_COUNT = 100
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
 PATIENCE_S = 10.0
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "configs"
 
 Say = Callable[[str], None]
 Found = TypeVar("Found")
@@ -49,7 +49,7 @@ class Installation:
 
     home: Home
     runs: Path
-    groups: Path = DEPLOY / "groups.yaml"
+    groups: Path = CONFIGS / "groups.yaml"
     port: int | None = None
     control: str = RAY_CONTROL
     binding: Binding = field(default_factory=Binding)

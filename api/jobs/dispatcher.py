@@ -23,7 +23,7 @@ from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
 from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, decide, wants_of
 from api.jobs.tending import Tending
-from api.runs.folder import Run, prepare_run_dir
+from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.storage.store import JobRow, Store
 from orchestrator.config import JobSpec

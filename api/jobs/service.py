@@ -29,7 +29,7 @@ from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.looks import Look, Looks, refuse_outdated
 from api.jobs.outbox import Outbox
 from api.jobs.translate import command_of, island_in, job_of, plans_of, summary_of
-from api.runs.folder import Run, has_report, read_status
+from api.run.folder import Run, has_report, read_status
 from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
 from api.storage.store import AlreadyKnown, CommandRow, JobRow, Store
 from orchestrator.config import JobSpec, parse_job

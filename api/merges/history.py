@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from api.runs.folder import Run
-from api.runs.records import TapeReader, number_of
+from api.run.folder import Run
+from api.run.records import TapeReader, number_of
 from orchestrator.accounting.explanation import KEEP, Explanation, Explanations
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import DataError, NotFound

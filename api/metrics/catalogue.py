@@ -104,6 +104,12 @@ _FAMILIES = (
         "Times it was replaced for what it computed: look at its machine.",
     ),
     Family("counter", "atoll_island_steps", ISLAND, "Inner steps over all incarnations."),
+    Family(
+        "gauge",
+        "atoll_island_schedule_step",
+        ISLAND,
+        "Step of the job's schedule that an island which trains is at. Far below the others': its work comes late.",
+    ),
     Family("gauge", "atoll_island_step_seconds", ISLAND, "Time of an inner step of late."),
     Family("gauge", "atoll_island_gap_max_seconds", ISLAND, "Longest time between two steps so far: was it held up?"),
     Family("gauge", "atoll_training_loss_nats", ISLAND, "Training loss of the island's last step, nats per token."),

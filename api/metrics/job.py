@@ -99,6 +99,7 @@ def _of_islands(job: str, record: StatusRecord) -> Iterator[Sample]:
         known = {
             "atoll_island_step_seconds": island["step_seconds"],
             "atoll_training_loss_nats": island["loss"],
+            "atoll_island_schedule_step": island["step"] if island["state"] == IslandState.TRAINING else None,
             "atoll_island_gap_max_seconds": told["gaps_max_s"].get(name),
         }
         if (merged_at := island["last_merge_at"]) is not None:

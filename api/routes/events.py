@@ -18,8 +18,8 @@ from api.auth.roles import bearer
 from api.auth.tokens import Tokens
 from api.http import eventstream
 from api.routes.dependencies import ServiceHere
-from api.runs.folder import Run
-from api.runs.records import TapeReader
+from api.run.folder import Run
+from api.run.records import TapeReader
 from orchestrator.errors import InfrastructureError, NotFound
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["records"])

@@ -14,8 +14,8 @@ from starlette.concurrency import run_in_threadpool
 
 from api.routes.dependencies import ServiceHere
 from api.routes.events import POLL_S, has_ended, seat
-from api.runs.folder import Run
-from api.runs.logs import LogReader, Logs, logs_of, newest
+from api.run.folder import Run
+from api.run.logs import LogReader, Logs, logs_of, newest
 from orchestrator.errors import NotFound
 
 router = APIRouter(prefix="/v1/jobs/{job}/logs", tags=["records"])

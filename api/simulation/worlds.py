@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from api.installation.up import DEPLOY
+from api.installation.shipped import CONFIGS
 from api.metrics.job import PARAMETER_BYTES
 from orchestrator.config import JobSpec, parse_job, read_document
 from orchestrator.core.vocabulary import JobPolicy
@@ -49,5 +49,5 @@ def _parameters(spec: JobSpec) -> int:
 
 def _regions() -> dict[str, str]:
     """Of the node groups that `atoll up` starts; any other group is a region of its own."""
-    groups = read_document(DEPLOY / "groups.yaml")["node_groups"]
+    groups = read_document(CONFIGS / "groups.yaml")["node_groups"]
     return {group["name"]: group["region"] for group in groups}

@@ -14,7 +14,7 @@ import pytest
 
 from api.installation.doctor import Finding, State, examine, locked
 from api.installation.home import Home
-from api.installation.up import DEPLOY
+from api.installation.shipped import CONFIGS
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.leftovers import TOKEN_VARIABLE, census
 from orchestrator.runtime.settings import CLUSTER_MARKER
@@ -64,7 +64,7 @@ def test_the_command_prints_the_same_and_ends_with_1_if_something_is_wrong(tmp_p
     found = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert found["home"]["state"] == "wrong"
     assert f"chmod 600 {tmp_path / 'token'}" in found["home"]["remedy"]
-    assert found["cores"]["found"].endswith((DEPLOY / "groups.yaml").name)
+    assert found["cores"]["found"].endswith((CONFIGS / "groups.yaml").name)
 
 
 @pytest.fixture

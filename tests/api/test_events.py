@@ -24,7 +24,7 @@ from api.auth.roles import Role
 from api.client import Client
 from api.http.eventstream import events_of, frames
 from api.routes import events
-from api.runs.records import CHUNK_BYTES, TapeReader, number_of, offset_after
+from api.run.records import CHUNK_BYTES, TapeReader, number_of, offset_after
 from api.schemas import TapeRecord
 from api.terminal.telling import EFFECTS, EVENTS, fields_of, sentence, tell
 from orchestrator.core.effects import Effect

@@ -11,7 +11,7 @@ import pytest
 from api.client import Client
 from api.merges.explaining import because, merge_of
 from api.merges.history import JOBS_MAX, Histories
-from api.runs.folder import Run
+from api.run.folder import Run
 from orchestrator.accounting.explanation import REFUSALS_TOLD_MAX, Explanation, Explanations
 from orchestrator.core import effects as f
 from orchestrator.core import events as e

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,23 @@ def test_what_is_copied_into_the_image_exists_and_is_not_ignored() -> None:
         assert (ROOT / source).exists(), source
         assert f"!{source.split('/')[0]}" in ignored, source
     assert "deploy/prometheus/credentials" in ignored
+
+
+def test_what_a_wheel_is_made_of_is_copied_before_it_is_made() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    made = next(n for n, (name, rest) in enumerate(INSTRUCTIONS) if name == "RUN" and rest.endswith(" ."))
+    copied = {source for name, rest in INSTRUCTIONS[:made] if name == "COPY" for source in rest.split()[:-1]}
+    assert {*wheel["packages"], *wheel["force-include"]} <= copied
+
+
+def test_the_program_of_every_container_is_where_it_is_looked_for() -> None:
+    (target,) = [rest.split()[-1] for rest in arguments("COPY") if rest.startswith("deploy/node.py")]
+    assert arguments("ENTRYPOINT") == [f'["python", "{target}"]']
+    asked = [
+        service["healthcheck"]["test"] for service in OURS.values() if "node.py" in str(service.get("healthcheck"))
+    ]
+    assert asked
+    assert all(target in test for test in asked)
 
 
 # ── the composition ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -87,6 +87,16 @@ def test_every_island_second_is_in_one_class_and_they_add_up_to_the_jobs_age(des
     assert sum(seconds.values()) == pytest.approx(told.one("atoll_job_age_seconds", job=desk.job))
 
 
+def test_only_islands_that_train_have_a_place_in_the_schedule(desk: Desk) -> None:
+    view = desk.control.status(desk.job)["view"]
+    told = wait_until(
+        lambda: (t := desk.scrape().all("atoll_island_schedule_step", job=desk.job)) and len(t) == 4 and t
+    )
+    assert {island for island, _ in told} == {island["island"] for island in view["islands"]}
+    desk.service.submit_command(desk.job, "kill", "asia", restart=False, caller="me", key=None)
+    wait_until(lambda: len(desk.scrape().all("atoll_island_schedule_step", job=desk.job)) == 3)
+
+
 def test_a_histograms_buckets_hold_what_is_in_those_before_them(desk: Desk) -> None:
     told = wait_until(lambda: (t := desk.scrape()).one("atoll_merges_total", job=desk.job, fragment="0") > 1 and t)
     merges = sum(told.all("atoll_merges_total", job=desk.job).values())

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from pydantic import Field
 
-from api.runs.folder import Run
+from api.run.folder import Run
 from api.schemas import Answer
 from orchestrator.errors import NotFound
 from orchestrator.logbook import Logbook, logbooks

@@ -1,0 +1,70 @@
+"""What died with an earlier synchroniser is not taken from its successor, to whom it may have been sent again already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.core import effects as f
+from orchestrator.core.vocabulary import Epoch, PayloadId, ReleaseReason
+from orchestrator.errors import InternalError
+from orchestrator.runtime.interpreter import Interpreter
+from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.runtime.timers import Timers
+
+PAYLOAD = PayloadId("asia.1.0.7")
+
+
+class Workshop:
+    """Nothing is merged here."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def payloads() -> PayloadTable:
+    """A link heard the island's standing offer before the pump came to the restart, and holds its bytes."""
+    table = PayloadTable()
+    table.hold(PAYLOAD, {"w": np.ones(3, np.float32)})
+    return table
+
+
+@pytest.fixture
+def interpreter(payloads: PayloadTable) -> Iterator[Interpreter]:
+    nobody: Any = None
+    made = Interpreter(
+        "job",
+        island_count=1,
+        controller=nobody,
+        workshop=Workshop(),
+        payloads=payloads,
+        timers=Timers(lambda: 0.0, nobody),
+        epoch=Epoch(2),
+        post=nobody,
+        kept_count=nobody,
+        resolve=nobody,
+        finish=nobody,
+        failed=nobody,
+    )
+    yield made
+    made.close()
+
+
+def test_bytes_that_came_anew_before_their_loss_was_decided_are_kept(
+    interpreter: Interpreter, payloads: PayloadTable
+) -> None:
+    interpreter.act(f.ReleasePayload(PAYLOAD, ReleaseReason.LOST))
+    assert payloads.get(PAYLOAD)["w"].sum() == 3.0
+
+
+@pytest.mark.parametrize("reason", [reason for reason in ReleaseReason if reason is not ReleaseReason.LOST])
+def test_for_any_other_reason_they_are_let_go(
+    interpreter: Interpreter, payloads: PayloadTable, reason: ReleaseReason
+) -> None:
+    interpreter.act(f.ReleasePayload(PAYLOAD, reason))
+    with pytest.raises(InternalError, match="not held"):
+        payloads.get(PAYLOAD)
