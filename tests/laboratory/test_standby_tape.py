@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.laboratory import course_reader
+from orchestrator.simulation import worldfile
 from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
@@ -30,5 +31,7 @@ def test_only_a_tape_on_which_a_standby_took_a_place_is_refused() -> None:
 
 def test_a_world_fitted_to_such_a_tape_has_its_standbys_too() -> None:
     recorded = tape(Fault(8.0, FaultKind.CRASH, ISLAND))
-    fitted = fit(recorded)
+    fitted = worldfile.load(worldfile.dump(fit(recorded)))
     assert fitted.policy.standbys == recorded.header.policy.standbys
+    again = World(fitted.policy, fitted.plan, seed=2).run()
+    assert again.goodput.summary()["standbys"]["takeovers"] == 1
