@@ -87,11 +87,10 @@ class JobSpec(Section):
         """How many islands are wanted at first, of each node group with spares."""
         return {NodeGroupId(section.node_group): section.count for section in self.islands if section.has_spares}
 
-    def policy(self, regions: Mapping[str, str] | None = None, *, spares: bool = False) -> JobPolicy:
-        """What the core may know. ``regions`` maps node groups to regions (a node group's own name if absent).
-
-        Standbys go with ``spares``: both are of jobs whose processes are real.
-        """
+    def policy(
+        self, regions: Mapping[str, str] | None = None, *, spares: bool = False, standbys: bool = False
+    ) -> JobPolicy:
+        """What the core may know. ``regions`` maps node groups to regions (a node group's own name if absent)."""
         sync, recovery = self.synchroniser, self.recovery
 
         def plans(sections: Mapping[IslandId, IslandsSection]) -> tuple[IslandPlan, ...]:
@@ -124,7 +123,7 @@ class JobSpec(Section):
             moving_average_decay=0.9,
             health=HealthPolicy(**self.health.model_dump()),
             cut_off_timeout_s=recovery.cut_off_timeout_s,
-            standbys=plans(self.standby_sections()) if spares else (),
+            standbys=plans(self.standby_sections()) if standbys else (),
             checkpoints=CheckpointPolicy(**self.checkpoints.model_dump(exclude={"folder"})),
         )
 

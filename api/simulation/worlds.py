@@ -29,7 +29,7 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
     spec = parse_job(document)
     if spec.synchroniser.adoption == "mix":
         raise ConfigurationError(detail="Simulated islands do not know adoption mix. Use rebase or replace.")
-    policy = spec.policy(_regions())
+    policy = spec.policy(_regions(), standbys=True)
     plan = WorldPlan(
         step_s=(spec.synthetic.step_s,) * len(policy.islands),
         step_jitter_ratio=spec.synthetic.step_jitter_ratio,

@@ -10,7 +10,7 @@ are the tape's. Source: arXiv:2604.21428, "event tapes".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from learners.adoption import Rule
@@ -50,7 +50,8 @@ def read(tape: Tape, rule: Rule) -> Reading:
         logical_step_max=heard.logical_step_max,
         ended=heard.ended,
     )
-    return Reading(course, tuple(_problems(course, list(stories.values()), rule)))
+    problems = [*_taken_over(heard, stories), *_problems(course, list(stories.values()), rule)]
+    return Reading(course, tuple(problems))
 
 
 def _life(life: LifeId, diary: Diary, story: Story, shard: int) -> Life:
@@ -79,6 +80,14 @@ def _stories(heard: _Heard, rule: Rule, tokens_per_step: int) -> Iterator[tuple[
         diary = heard.diaries.get(life) or Diary()
         if diary.begun is not None:
             yield life, tell(life, diary, rule, tokens_per_step, sorted(receivers.get(life, [])), payloads, merged)
+
+
+def _taken_over(heard: _Heard, stories: Iterable[LifeId]) -> Iterator[Problem]:
+    """A standby's state is a peer's from one time, and what was published until another: no course tells of it."""
+    begun = ((life, heard.diaries[life].begun) for life in stories)
+    if taken := sorted(f"{life[0]}.{life[1]}" for life, began in begun if began is not None and began[1].held):
+        told = f"tells of islands that went on as the processes of standbys ({', '.join(taken)})."
+        yield Problem("tape", told, "Take the tape of a job without standbys, or on which none was needed.")
 
 
 def _problems(course: Course, stories: list[Story], rule: Rule) -> Iterator[Problem]:

@@ -73,6 +73,11 @@ class SimulatedIsland:
         for work, version in zip(self.work, versions, strict=True):
             work.version = version
 
+    def take_over(self) -> None:
+        """Take over what was published since a state was loaded; nothing was trained on it, and nobody is told."""
+        for _ in self._adopt():
+            pass
+
     def deliver(self, fragment: FragmentId, version: Version, step: int, merged_offer: int) -> None:
         """Put a published version into the mailbox; the newest wins."""
         if version > self._mailbox.get(fragment, (Version(-1), 0, 0))[0]:

@@ -7,13 +7,14 @@ delays one letter and lets later ones overtake; a live link does not do that, bu
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, Letter, Offer, Ready
-from orchestrator.core.vocabulary import RefusalReason, Version
+from orchestrator.core.vocabulary import IslandId, RefusalReason, Version
 from orchestrator.core.weather import LinkFault
 from orchestrator.simulation.host import Host
 
@@ -45,7 +46,7 @@ class Links:
             if host.weather.slow(world.now) and host.process.holds(letter):
                 takes += host.weather.carriage_s(world.plan.payload_bytes, world.now)
                 under_way = True
-        world.later(takes, lambda: self._arrive(host, letter, under_way))
+        world.later(takes, partial(self._arrive, host, letter, under_way, host.process.island))
 
     def say(self, event: e.Event, seconds: float) -> None:
         """The core hears of an event about an island in a while, with the instant at which it does."""
@@ -64,9 +65,14 @@ class Links:
         host = world.hosts[effect.island, effect.incarnation]
         life = world.life(host)
         seconds = world.draw(world.plan.transfer_s) if life.transfer_s is None else life.transfer_s
+        seconds = 0.0 if effect.held else seconds
         fails = world.chance(world.plan.catch_up_failure)
 
         def moved() -> None:
+            if effect.held:
+                host.process.take_over()
+                self._load(host, CaughtUp(None, host.process.versions, host.process.step, 0.0))
+                return
             if effect.donor is None:
                 versions = tuple(version for version, _ in outer)
                 self._load(host, CaughtUp(None, versions, max(step for _, step in outer), seconds))
@@ -92,11 +98,14 @@ class Links:
             host.post([letter])
             self.carry(host)
 
-    def _arrive(self, host: Host, letter: Letter, under_way: bool) -> None:
-        """A letter is through, unless the island died or fell silent while it was under way."""
+    def _arrive(self, host: Host, letter: Letter, under_way: bool, writer: IslandId) -> None:
+        """A letter is through, unless the island died, fell silent or got another name while it was under way."""
         world = self._world
         host.carrying = False
         if not host.alive:
+            return
+        if host.process.island != writer:
+            self.carry(host)
             return
         if host.silent(world.now):
             host.outbox.appendleft(letter)

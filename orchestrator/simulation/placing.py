@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import Ready
+from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
 
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def place(world: World, effect: f.PlaceIsland) -> None:
-    """A process is made, after a while, or there is no room for it."""
+    """A process is made, after a while, or there is no room for it; or a standby's is taken."""
+    if effect.standby is not None:
+        _take(world, effect, effect.standby)
+        return
     tokens_per_step = world.tokens_per_step[effect.island]
     process = SimulatedIsland(
         effect.island,
@@ -42,6 +47,29 @@ def place(world: World, effect: f.PlaceIsland) -> None:
         world.links.make_ready(host)
 
     world.later(world.draw(world.plan.place_s) if life.place_s is None else life.place_s, answer)
+
+
+def _take(world: World, effect: f.PlaceIsland, standby: tuple[IslandId, Incarnation]) -> None:
+    """The process has its new name at once, and answers to it once it can be reached; what the standby wrote is lost."""
+    host = world.hosts[effect.island, effect.incarnation] = world.hosts.pop(standby)
+    host.process.island, host.process.incarnation = effect.island, effect.incarnation
+    host.process.tokens_per_step = world.tokens_per_step[effect.island]
+    host.outbox.clear()
+    host.suspected = False
+    alive = host.alive
+
+    def answer() -> None:
+        pid = 1000 + len(world.hosts)
+        world.unless_over(e.IslandPlaced(world.now, effect.island, effect.incarnation, effect.node_group, pid))
+        host.post([Ready(1, 0.0)])
+        world.links.carry(host)
+
+    def gone() -> None:
+        reason = f"the standby {standby[0]} is gone"
+        world.unless_over(e.PlacementFailed(world.now, effect.island, effect.incarnation, reason))
+
+    takes = world.draw(world.plan.letter_s)
+    world.later(takes, (lambda: world.reach(host, answer)) if alive else gone)
 
 
 def end(world: World, effect: f.KillIsland | f.StopIsland) -> None:

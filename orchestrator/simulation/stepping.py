@@ -50,8 +50,8 @@ class Stepping:
         return self._pause_s[island] if pace is None else pace.pause_s
 
     def carriage(self, island: IslandId) -> Duration:
-        """What the bytes of one fragment add to a pull from the island or a delivery to it."""
-        return self._carriage_s[island]
+        """What the bytes of one fragment add to a pull from the island or a delivery to it; nothing for a standby."""
+        return self._carriage_s.get(island, 0.0)
 
     # ── capacity ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -61,7 +61,8 @@ class World:
         self.links, self.workshop = Links(self), Workshop(self)
         self._driver = Driver(self.core, (*folds, self.goodput, self.statistics), self.sink)
         self.stepping = Stepping(policy, plan, self.random)
-        self.tokens_per_step = {island.island: plan.tokens_per_step for island in policy.islands}
+        everybody = (*policy.islands, *policy.standbys)
+        self.tokens_per_step = {island.island: plan.tokens_per_step for island in everybody}
         self._lives = {(life.island, life.incarnation): life for life in plan.lives}
         self._heap: list[tuple[Instant, int, Callable[[], None]]] = []
         self._count = 0

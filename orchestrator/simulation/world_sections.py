@@ -30,7 +30,7 @@ Chance = Annotated[float, Field(ge=0, le=1)]
 
 
 class PolicyPart(Section):
-    """``JobPolicy`` without its islands."""
+    """``JobPolicy`` without its islands and standbys."""
 
     fragment_count: Count
     sync_interval_steps: Count
@@ -61,13 +61,18 @@ class LifePart(Section):
     begin_s: Seconds | None = None
 
 
-class IslandPart(Section):
-    """Rows of ``paces`` are since, until, step_s, pause_s; rows of ``capacity`` are at, ratio."""
+class PlacePart(Section):
+    """``IslandPlan``: of a standby, all there is to say."""
 
     island: Annotated[str, Field(min_length=1)]
     node_group: Annotated[str, Field(min_length=1)]
     region: str
     accelerator_count: Count = 1
+
+
+class IslandPart(PlacePart):
+    """Rows of ``paces`` are since, until, step_s, pause_s; rows of ``capacity`` are at, ratio."""
+
     step_s: Positive
     pause_s: Seconds = 0.0
     bandwidth_bytes_per_s: Positive | None = None
@@ -135,3 +140,4 @@ class WorldPart(Section):
     chances: ChancesPart = ChancesPart()
     faults: tuple[FaultPart, ...] = ()
     islands: Annotated[tuple[IslandPart, ...], Field(min_length=1)]
+    standbys: tuple[PlacePart, ...] = ()

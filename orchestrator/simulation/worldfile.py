@@ -23,7 +23,7 @@ from orchestrator.core.vocabulary import HealthPolicy, Incarnation, IslandId, Is
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.simulation.fit import FittedWorld
 from orchestrator.simulation.plan import Capacity, Fault, Latency, Life, Pace, WorldPlan
-from orchestrator.simulation.world_sections import ChancesPart, LatenciesPart, PolicyPart, WorldPart
+from orchestrator.simulation.world_sections import ChancesPart, LatenciesPart, PlacePart, PolicyPart, WorldPart
 from orchestrator.validation import problem_of
 
 DETAIL = "this world cannot be simulated"
@@ -68,6 +68,7 @@ def dump(world: FittedWorld) -> str:
             "faults": [{**asdict(fault), "kind": fault.kind.value} for fault in plan.faults],
             "latencies": {name: _plain(latency) for name, latency in latencies.items() if latency is not None},
             "islands": [_island(world, n) for n in range(len(policy.islands))],
+            **({"standbys": [asdict(standby) for standby in policy.standbys]} if policy.standbys else {}),
         },
     }
     head = [
@@ -131,16 +132,16 @@ def parse(data: Mapping[str, Any]) -> FittedWorld:
 
 def _between(part: WorldPart) -> Iterator[Problem]:
     """The rules that need more than one field."""
-    names = [island.island for island in part.islands]
+    names = [island.island for island in (*part.islands, *part.standbys)]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Problem("world.islands", f"the name {name!r} is used twice.", "Give each island its own name.")
     for n, fault in enumerate(part.faults):
         if fault.island not in names:
             remedy = f"Name one of {', '.join(names)}."
             yield Problem(f"world.faults.{n}.island", f"{fault.island!r} is no island of this world.", remedy)
-    if part.policy.quorum > len(names):
-        message = f"is {part.policy.quorum}, but the world has {len(names)} islands."
-        yield Problem("world.policy.quorum", message, f"Lower it to at most {len(names)}.")
+    if part.policy.quorum > (most := len(part.islands)):
+        message = f"is {part.policy.quorum}, but the world has {most} islands."
+        yield Problem("world.policy.quorum", message, f"Lower it to at most {most}.")
     if part.policy.overlap_steps >= part.policy.sync_interval_steps:
         message = f"is {part.policy.overlap_steps}, not below sync_interval_steps {part.policy.sync_interval_steps}."
         yield Problem(
@@ -159,9 +160,8 @@ def _between(part: WorldPart) -> Iterator[Problem]:
 def _world(part: WorldPart) -> FittedWorld:
     parts = part.islands
     policy = JobPolicy(
-        islands=tuple(
-            IslandPlan(IslandId(i.island), NodeGroupId(i.node_group), i.region, i.accelerator_count) for i in parts
-        ),
+        islands=tuple(map(_plan_of, parts)),
+        standbys=tuple(map(_plan_of, part.standbys)),
         **{**part.policy.model_dump(), "health": HealthPolicy(**part.policy.health.model_dump())},
     )
     lives = [
@@ -189,6 +189,10 @@ def _world(part: WorldPart) -> FittedWorld:
         paces=_all_or_none(tuple(tuple(Pace(*row) for row in i.paces) for i in parts), ()),
     )
     return FittedWorld(part.job, policy, plan, inf if part.until is None else part.until, part.notes)
+
+
+def _plan_of(part: PlacePart) -> IslandPlan:
+    return IslandPlan(IslandId(part.island), NodeGroupId(part.node_group), part.region, part.accelerator_count)
 
 
 _SAME = sorted({field.name for field in fields(WorldPlan)} & WorldPart.model_fields.keys() - {"faults", "calm_at"})

@@ -158,7 +158,9 @@ class World:
     """One job from its beginning up to ``until``: a heap of events, and what the effects add to it."""
 
     def __init__(self, spec: JobSpec, commands: list[dict[str, Any]], until: float) -> None:
-        self.policy: JobPolicy = spec.policy({group["name"]: group["region"] for group in GROUPS}, spares=True)
+        self.policy: JobPolicy = spec.policy(
+            {group["name"]: group["region"] for group in GROUPS}, spares=True, standbys=True
+        )
         self.sink, self.goodput, self.statistics = MemorySink(), Goodput(self.policy), Statistics(self.policy)
         self.core = Synchroniser(self.policy)
         self.commands: dict[str, CommandRecord] = {}

@@ -61,6 +61,7 @@ def test_a_full_disk_pauses_merging_and_nothing_is_lost_once_there_is_room_again
     time.sleep(PAUSED_S)
     assert (job.run_dir / "tape.jsonl").stat().st_size == before
     assert "No space left" in paused(job)
+    assert job.last["disk_trouble"] == paused(job)
     assert time.monotonic() - full_at >= PAUSED_S
     ballast.unlink()
     job.wait_until(lambda: not paused(job), "the end of the pause")

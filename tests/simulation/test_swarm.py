@@ -19,6 +19,8 @@ A checker that never bites is worth nothing, so bugs are planted into the core, 
     admits what exploded     whatever is how far away
     never quarantines        an island goes on sending what cannot be used
     gives up too late        an island in quarantine is placed once too often
+    forgets who stands by    a lost island waits out its back-off beside a standby
+    takes who is silent      a standby that does not answer takes a place
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from typing import get_args
 import pytest
 
 from orchestrator.accounting.ledger import Ledger
-from orchestrator.core import admission, fleet, fragment_life, fragment_round, saving
+from orchestrator.core import admission, fleet, fragment_life, fragment_round, saving, standby
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
 from orchestrator.simulation.swarm import __main__ as command
 from orchestrator.simulation.swarm import trial
-from orchestrator.simulation.swarm.configurations import FEATURES, HEALTH, MEMBERSHIP, SPOILT_LINKS, draw
+from orchestrator.simulation.swarm.configurations import FEATURES, HEALTH, MEMBERSHIP, SPOILT_LINKS, STANDBYS, draw
 from tests.api.installation import interruptible
 
 SEEDS, CHUNK = 200, 25
@@ -70,7 +72,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in set(range(SEEDS)) - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH}
+    assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, STANDBYS}
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)} - {e.FaultInjected.__name__}
     kinds -= {kind.__name__ for union in (saving.SavingEvent, saving.SavingEffect) for kind in get_args(union)}
     kinds -= {saving.CheckpointRequested.__name__}  # no world here has a disk
@@ -205,6 +207,15 @@ def _gives_up_too_late(monkeypatch):
     monkeypatch.setattr(fleet, "quarantine", lenient)
 
 
+def _forgets_who_stands_by(monkeypatch):
+    monkeypatch.setattr(standby, "take_over", lambda state: [])
+
+
+def _takes_who_is_silent(monkeypatch):
+    real = standby._stands_by
+    monkeypatch.setattr(standby, "_stands_by", lambda found: real(found) or found.state_before_suspect == "standby")
+
+
 @pytest.mark.parametrize(
     ("plant", "sentence"),
     [
@@ -222,6 +233,8 @@ def _gives_up_too_late(monkeypatch):
         (_loses_count, "the ledger counts as merged what was merged"),
         (_admits_what_exploded, "nothing that exploded is admitted"),
         (_never_quarantines, "an island is quarantined for bad work, and at once"),
+        (_forgets_who_stands_by, "no island waits while a standby of its kind stands by"),
+        (_takes_who_is_silent, "only who stands by takes a place, and one of its kind"),
         (_gives_up_too_late, "a lost island waits out its back-off, or was given up after restarts_max"),
     ],
 )

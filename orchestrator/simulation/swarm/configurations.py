@@ -13,7 +13,7 @@ Source: Groce et al., "Swarm Testing", ISSTA 2012.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from orchestrator.core.vocabulary import (
@@ -44,6 +44,7 @@ MEMBERSHIP = {
 """Features, with what takes them back, by a chance of their own: seeds name the worlds that they named before these came."""
 SPOILT_LINKS = (FaultKind.SLOW, FaultKind.CORRUPT, FaultKind.DELAY, FaultKind.DROP)
 HEALTH = (FaultKind.DIVERGE.value, FaultKind.EXPLODE.value, "failed merges")
+STANDBYS = "standbys"
 """Features that came later still, likewise."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH} - {FaultKind.READD}
 FEATURES = (
@@ -99,9 +100,11 @@ class _Draw:
         self.operators = Random(f"atoll swarm {seed} operators")
         self.links = Random(f"atoll swarm {seed} links")
         self.health = Random(f"atoll swarm {seed} health")
+        self.standbys = Random(f"atoll swarm {seed} standbys")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
+        features |= {STANDBYS} if self.standbys.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -119,7 +122,32 @@ class _Draw:
         links = 2 * carriage + sum(high for _, high in (plan.pull_s, plan.delivery_s, plan.merge_s))
         patience = 1.0 + 3 * self.interval * slowest + 5 * links
         policy = self._policy(patience)
+        if self.on(STANDBYS):
+            policy, plan = self._with_standbys(policy, plan)
         return Configuration(self.seed, self.features, policy, plan, self._weather(), patience)
+
+    def _with_standbys(self, policy: JobPolicy, plan: WorldPlan) -> tuple[JobPolicy, WorldPlan]:
+        """One or two for some of the islands, and what may befall them; islands themselves are struck anew, too."""
+        chance, until = self.standbys, self.calm_at - SILENCE_MAX_S
+        chosen = [island for island in policy.islands if chance.random() < 0.6]
+        standbys = tuple(
+            replace(island, island=IslandId(f"{island.island}-standby-{number}"))
+            for island in chosen
+            for number in range(chance.randint(1, 2))
+        )
+        kinds = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.KILL, FaultKind.FREEZE, FaultKind.CUT)
+        whom = [island.island for island in (*standbys, *chosen)]
+        more = tuple(
+            Fault(
+                chance.uniform(0.0, until),
+                chance.choice(kinds),
+                chance.choice(whom),
+                chance.uniform(0.1, SILENCE_MAX_S),
+            )
+            for _ in range(chance.randint(1, 6) if whom else 0)
+        )
+        faults = tuple(sorted((*plan.faults, *more), key=lambda fault: (fault.at, fault.island, fault.kind)))
+        return replace(policy, standbys=standbys), replace(plan, faults=faults)
 
     def on(self, feature: str) -> bool:
         return feature in self.features

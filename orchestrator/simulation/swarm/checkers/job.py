@@ -96,7 +96,8 @@ class JobChecker:
                 right = spent and version > 0 and self._evaluated == version
                 right = right and not any(current.inputs for current in self._rounds.all)
             case JobOutcome.FAILED:
-                known = [life for life in lives.values() if life.wanted or life.incarnation]
+                islands = [lives[plan.island] for plan in self._policy.islands]
+                known = [life for life in islands if life.wanted or life.incarnation]
                 right = all(life.given_up for life in known) or (spent and version == 0)
         require(right, "a job's outcome is what happened", (effect, self.trained, version, self._evaluated))
         require(not self._rounds.held, "nothing is held after the job's end", self._rounds.held)

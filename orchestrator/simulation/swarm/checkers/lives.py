@@ -24,6 +24,7 @@ class Stage(Enum):
     STARTING = auto()
     CATCHING_UP = auto()
     TRAINING = auto()
+    STANDBY = auto()
     OVER = auto()
 
 
@@ -31,7 +32,7 @@ class Stage(Enum):
 class Life:
     """``failures`` are lives in a row that ended without a contribution, ``quarantines`` those since an operator wanted it.
 
-    ``given_up`` once there were too many of either.
+    ``given_up`` once there were too many of either. ``taken``: its process was a standby's. ``doomed``: it is being killed.
     """
 
     stage: Stage = Stage.OVER
@@ -43,6 +44,8 @@ class Life:
     failures: int = 0
     quarantines: int = 0
     given_up: bool = False
+    taken: bool = False
+    doomed: bool = False
 
     @property
     def live(self) -> bool:
@@ -54,16 +57,23 @@ class Life:
 
 
 class Lives:
-    """``live`` is whom a round may wait for; ``changed`` says whether that is not as it was before this event."""
+    """``live`` is whom a round may wait for; ``changed`` says whether that is not as it was before this event.
+
+    ``taken`` are the standbys, with their incarnations, whose processes became islands'.
+    """
 
     def __init__(self, policy: JobPolicy, timers: Timers) -> None:
-        self.all = {plan.island: Life() for plan in policy.islands}
+        plans = (*policy.islands, *policy.standbys)
+        self.all = {plan.island: Life() for plan in plans}
+        self.standbys = [plan.island for plan in policy.standbys]
+        self.taken: set[tuple[IslandId, Incarnation]] = set()
         self.live: frozenset[IslandId] = frozenset()
         self.seeded = self.ending = self.finished = self.changed = False
         self.cordoned: set[NodeGroupId] = set()
         self._policy = policy
         self._timers = timers
-        self._groups = {plan.island: plan.node_group for plan in policy.islands}
+        self._groups = {plan.island: plan.node_group for plan in plans}
+        self._kinds = {plan.island: (plan.node_group, plan.accelerator_count) for plan in plans}
 
     def held(self, island: IslandId) -> bool:
         """Whether it is away, and its node group cordoned."""
@@ -98,9 +108,22 @@ class Lives:
         for island, life in self.all.items():
             if life.silent and not self.ending and not self.finished:
                 require(self._timers.awaits(suspect(island)), "a silent island has a deadline", (island, life))
+        if not self.ending and not self.finished:
+            self._nobody_waits_beside_a_standby()
         heard = frozenset(i for i, life in self.all.items() if life.live and (self.ending or not life.draining))
         before, self.live = self.live, heard
         self.changed = before != self.live
+
+    def _nobody_waits_beside_a_standby(self) -> None:
+        for standby in self.standbys:
+            there = self.all[standby]
+            if there.stage is not Stage.STANDBY or there.silent or there.doomed:
+                continue
+            for island, life in self.all.items():
+                waits = life.stage is Stage.OVER and life.wanted and life.incarnation and not life.given_up
+                of_its_kind = self._kinds[island] == self._kinds[standby] and island not in self.standbys
+                waits = waits and of_its_kind and self._groups[island] not in self.cordoned
+                require(not waits, "no island waits while a standby of its kind stands by", (island, standby))
 
     def _spoke(self, event: e.IslandEvent, life: Life, effects: tuple[f.Effect, ...]) -> None:
         match event:
@@ -121,6 +144,7 @@ class Lives:
         if not any(isinstance(x, f.ResolveCommand) and x.accepted for x in effects):
             return
         life = self.all[event.island]
+        life.doomed = life.doomed or isinstance(event, e.KillRequested)
         life.wanted = event.restart if isinstance(event, e.KillRequested) else isinstance(event, e.ReaddRequested)
         if isinstance(event, e.DrainRequested):
             others = [i for i in self.live if i != event.island]
@@ -138,6 +162,8 @@ class Lives:
                 pending = life.stage is Stage.PLACING and life.incarnation == effect.incarnation
                 require(pending, "only who is being placed is placed again after the synchroniser's death", effect)
             case f.PlaceIsland():
+                if effect.standby is not None:
+                    self._take(effect, *effect.standby)
                 self._place(effect)
             case f.WantIsland():
                 self._want(effect)
@@ -152,7 +178,13 @@ class Lives:
                 require(life.speaks(effect.incarnation), "only the present incarnation is killed", (effect, life))
             case f.BeginCatchUp():
                 self._catch_up(effect)
+            case f.StandBy():
+                life = self.all[effect.island]
+                held = life.stage is Stage.CATCHING_UP and effect.island in self.standbys
+                require(held and life.speaks(effect.incarnation), "a standby stands by once it holds a state", effect)
+                life.stage, life.silent, life.failures = Stage.STANDBY, False, 0
             case f.StartTraining() | f.FlushIsland():
+                require(effect.island not in self.standbys, "a standby trains nothing", effect)
                 life = self.all[effect.island]
                 held = life.stage in (Stage.CATCHING_UP, Stage.TRAINING) and life.speaks(effect.incarnation)
                 require(held, "an island trains and flushes only after it has caught up", (effect, life))
@@ -179,6 +211,14 @@ class Lives:
             life.failures = life.quarantines = 0
             life.given_up = False
 
+    def _take(self, effect: f.PlaceIsland, standby: IslandId, incarnation: Incarnation) -> None:
+        life = self.all[standby]
+        ready = life.stage is Stage.STANDBY and not life.silent and not life.doomed and life.speaks(incarnation)
+        fits = self._kinds[standby] == self._kinds[effect.island] and effect.island not in self.standbys
+        require(ready and fits, "only who stands by takes a place, and one of its kind", (effect, life))
+        life.stage = Stage.OVER
+        self.taken.add((standby, incarnation))
+
     def _place(self, effect: f.PlaceIsland) -> None:
         life = self.all[effect.island]
         free = self._groups[effect.island] == effect.node_group and effect.node_group not in self.cordoned
@@ -189,13 +229,18 @@ class Lives:
         wanted = life.wanted and not life.given_up and not self.ending and not self.finished
         require(wanted, "only an island that is wanted is placed", (effect, life))
         self.all[effect.island] = Life(
-            Stage.PLACING, effect.incarnation, failures=life.failures, quarantines=life.quarantines
+            Stage.PLACING,
+            effect.incarnation,
+            failures=life.failures,
+            quarantines=life.quarantines,
+            taken=effect.standby is not None,
         )
 
     def _catch_up(self, effect: f.BeginCatchUp) -> None:
         life = self.all[effect.island]
         begun = life.stage in (Stage.STARTING, Stage.CATCHING_UP) and life.speaks(effect.incarnation)
         require(begun and self.seeded, "an island catches up when it is ready and parameters exist", (effect, life))
+        require(effect.held == life.taken, "only a standby's process goes on from what it holds", (effect, life))
         if effect.donor is not None:
             name, incarnation = effect.donor
             donor = self.all[name]
@@ -207,7 +252,7 @@ class Lives:
         """The process is gone or was told to go: a back-off as the policy says, unless nobody wants the island back."""
         life.stage, life.silent = Stage.OVER, False
         finishes = any(isinstance(x, f.FinishJob) for x in effects)
-        dismissed = finishes and (self.ending or isinstance(event, e.CancelRequested))
+        dismissed = finishes and (self.ending or isinstance(event, e.CancelRequested) or island in self.standbys)
         dismissed = dismissed or isinstance(event, e.IslandDrained)
         if not life.wanted or dismissed:
             return

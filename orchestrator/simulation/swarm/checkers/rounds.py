@@ -244,7 +244,8 @@ class Rounds:
         present = effect.version == current.version and current.step <= effect.step <= latest
         require(present, "what is published is the present version", (effect, current.version, current.step, latest))
         for item in effect.recipients:
-            alive = self._lives.all[item.island].speaks(item.incarnation)
+            life = (item.island, item.incarnation)  # a standby may have heard it before it took a place
+            alive = self._lives.all[item.island].speaks(item.incarnation) or life in self._lives.taken
             require(alive, "only present incarnations hear of a version", (effect, item))
             line = self._lines.get((item.island, item.incarnation, effect.fragment), Line())
             require(item.merged_offer == line.merged_offer, "an island hears which offer is merged", (effect, line))

@@ -32,7 +32,7 @@ class Timers:
     """``rang`` names the timer whose awaited deadline this event is, if it is one."""
 
     def __init__(self, policy: JobPolicy) -> None:
-        islands = [plan.island for plan in policy.islands]
+        islands = [plan.island for plan in (*policy.islands, *policy.standbys)]
         graces = [grace(FragmentId(p)) for p in range(policy.fragment_count)]
         self.rang: str | None = None
         self._names = {FLUSH, *graces, *map(backoff, islands), *map(suspect, islands)}
