@@ -1,12 +1,14 @@
 """Tapes on disk: what this package knows of files.
 
 Responsible for: a record being in the file when ``append`` returns (with the operating system, so it survives the process;
-after ``sync`` the machine's power, too), one writer at a time, a failed append leaving nothing behind, going on where a
-writer died, and a reader that tells a torn end from a damaged middle. Refuses to interpret.
+after ``sync`` the machine's power, too), one writer at a time, a failed append leaving nothing behind, a failed sync being
+made good, going on where a writer died, and a reader that tells a torn end from a damaged middle. Refuses to interpret
+(what a loss of power may have done to the end, ``tail`` says).
 """
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from orchestrator.disk import Disk, HeldFile, LocalDisk
@@ -23,7 +25,10 @@ from orchestrator.tape.schema import (
     encode_footer,
     encode_header,
     encode_record,
+    with_checksum,
+    without_checksum,
 )
+from orchestrator.tape.tail import was_synced
 
 
 class TapeWriter:
@@ -34,11 +39,17 @@ class TapeWriter:
 
     count: int
     synced_count: int
+    _size: int
+    _synced_size: int
+    _doubtful: bool
+    _sealed: bool
 
     def __init__(self, path: Path, header: Header | FleetHeader, disk: Disk | None = None) -> None:
         """Begin a new tape. Raises FileExistsError when there is one."""
         self._hold(path, disk or LocalDisk(), new=True)
-        self._write(f"{encode_header(header)}\n".encode())
+        line = encode_header(header)
+        self._write(f"{with_checksum(line)}\n".encode())
+        self._digest.add(line)
 
     @classmethod
     def reopen(cls, path: Path, disk: Disk | None = None) -> tuple[TapeWriter, Tape]:
@@ -49,31 +60,45 @@ class TapeWriter:
         writer, disk = cls.__new__(cls), disk or LocalDisk()
         writer._hold(path, disk, new=False)
         raw = _load(path, disk)  # under the lock
-        tape = _parse(path, raw)
+        tape, digest = _parse(path, raw, powerless=True)
         if tape.footer is not None:
             writer.let_go()
             return writer, tape
         whole = b"".join(raw.splitlines(keepends=True)[: 1 + len(tape.records)])
         writer._file.truncate(len(whole))
-        writer._digest.add_all(whole)
+        writer._digest = digest
         writer._size, writer.count = len(whole), len(tape.records)
         return writer, tape
 
     def append(self, record: Record) -> None:
         """Raises OSError when it cannot be written. Nothing of it is in the file then, and it may be asked again."""
-        self._write(f"{encode_record(record)}\n".encode())
+        line = encode_record(record)
+        self._write(f"{with_checksum(line)}\n".encode())
+        self._digest.add(line)
         self.count = record.n
 
     def append_lines(self, lines: bytes, count: int) -> None:
         """Records already encoded, each with its newline; ``count`` is the number of the last one."""
         self._write(lines)
+        self._digest.add_all(lines)
         self.count = count
 
     def sync(self) -> None:
-        """What was appended before survives a loss of power: ``synced_count`` says up to where. Raises OSError."""
-        count = self.count
-        self._file.sync()
-        self.synced_count = max(self.synced_count, count)
+        """What was appended before survives a loss of power: ``synced_count`` says up to where.
+
+        Raises OSError, and may be asked again: what it could not sync is then written anew, for the system counts it as
+        written.
+        """
+        count, size = self.count, self._size
+        if self._doubtful:
+            self._file.rewrite(self._synced_size, self._read_back(size))
+        try:
+            self._file.sync()
+        except OSError:
+            self._doubtful = True
+            raise
+        self._doubtful = False
+        self.synced_count, self._synced_size = max(self.synced_count, count), max(self._synced_size, size)
 
     @property
     def digest(self) -> str:
@@ -81,11 +106,14 @@ class TapeWriter:
         return self._digest.hex()
 
     def close(self) -> None:
-        """Seal the tape. Safe to call twice."""
+        """Seal the tape, durably. Safe to call twice. Raises OSError, and may be asked again."""
         if self._file.closed:
             return
-        footer = Footer(self.count, self._digest.hex())
-        self._write(f"{encode_footer(footer)}\n".encode())
+        if not self._sealed:
+            footer = Footer(self.count, self._digest.hex())
+            self._write(f"{encode_footer(footer)}\n".encode())
+            self._sealed = True
+        self.sync()
         self._file.close()
 
     def let_go(self) -> None:
@@ -93,8 +121,9 @@ class TapeWriter:
         self._file.close()
 
     def _hold(self, path: Path, disk: Disk, *, new: bool) -> None:
-        self.path, self._digest, self._size = path, Digest(), 0
-        self.count = self.synced_count = 0
+        self.path, self._disk, self._digest = path, disk, Digest()
+        self.count = self.synced_count = self._size = self._synced_size = 0
+        self._doubtful = self._sealed = False
         try:
             self._file: HeldFile = disk.hold(path, new=new)
         except BlockingIOError as error:
@@ -108,7 +137,16 @@ class TapeWriter:
             self._file.truncate(self._size)
             raise
         self._size += len(lines)
-        self._digest.add_all(lines)
+
+    def _read_back(self, size: int) -> bytes:
+        """What was appended since the last sync, as the system still has it."""
+        lines = self._disk.read(self.path, self._synced_size, size - self._synced_size)
+        try:
+            for line in lines.decode().splitlines():
+                without_checksum(line)
+        except (DataError, UnicodeDecodeError) as error:
+            raise OSError(errno.EIO, f"what could not be synced cannot be read back either: {error}") from error
+        return lines
 
     def __enter__(self) -> TapeWriter:
         return self
@@ -123,7 +161,7 @@ def read_tape(path: Path, disk: Disk | None = None) -> Tape:
     Raises DataError when the file is missing or no tape, a record in its middle is damaged or out of order, or the
     digest of a sealed tape does not fit.
     """
-    return _parse(path, _load(path, disk or LocalDisk()))
+    return _parse(path, _load(path, disk or LocalDisk()))[0]
 
 
 def _load(path: Path, disk: Disk) -> bytes:
@@ -133,13 +171,14 @@ def _load(path: Path, disk: Disk) -> bytes:
         raise DataError(detail=f"the tape {path} cannot be read: {error.strerror}. Check the path.") from error
 
 
-def _parse(path: Path, raw: bytes) -> Tape:
+def _parse(path: Path, raw: bytes, *, powerless: bool = False) -> tuple[Tape, Digest]:
+    """The tape and its digest up to there; ``powerless``: its end may be what a loss of power left."""
     *whole, rest = raw.decode("utf-8", errors="replace").split("\n")
     if not whole:
         raise DataError(detail=f"{path} holds no complete line, so it is no tape.")
     digest, header = Digest(), decode_header(whole[0])
     records: list[Record] = []
-    digest.add(whole[0])
+    digest.add(without_checksum(whole[0]))
     torn = f"the last line breaks off after {len(rest)} characters; it was left out" if rest else None
     for number, line in enumerate(whole[1:], start=2):
         try:
@@ -148,17 +187,20 @@ def _parse(path: Path, raw: bytes) -> Tape:
             if number == len(whole) and not rest:
                 torn = f"the last line is damaged; it was left out ({error})"
                 break
+            if powerless and not was_synced(records, whole[number:]):
+                torn = f"line {number} and what follows were never synced, and left out ({error})"
+                break
             raise DataError(detail=f"line {number} of {path} is damaged: {error}") from error
         if isinstance(decoded, Footer):
             _check_seal(path, decoded, len(records), digest.hex(), number == len(whole) and not rest)
-            return Tape(header, tuple(records), decoded)
+            return Tape(header, tuple(records), decoded), digest
         if decoded.n != len(records) + 1:
             raise DataError(
                 detail=f"line {number} of {path} is step {decoded.n}, not {len(records) + 1}: lines are lost."
             )
         records.append(decoded)
-        digest.add(line)
-    return Tape(header, tuple(records), None, torn)
+        digest.add(without_checksum(line))
+    return Tape(header, tuple(records), None, torn), digest
 
 
 def _check_seal(path: Path, footer: Footer, count: int, digest: str, last: bool) -> None:

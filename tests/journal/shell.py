@@ -31,6 +31,7 @@ from orchestrator.merge.outer_state import OuterState
 from orchestrator.runtime.files import open_files
 from orchestrator.runtime.patience import Patience, PatientSink
 from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.simulation.disk import SimulatedDisk
 from orchestrator.tape.driver import Driver
 from tests.journal.disks import Died
 
@@ -93,7 +94,7 @@ class Shell:
         reached: Callable[[str], None],
         disk: Disk | None = None,
     ) -> None:
-        self.job, self.islands, self.reached = job, islands, reached
+        self.job, self.islands, self.reached, self.disk = job, islands, reached, disk
         policy = job.policy()
         self.goodput = Goodput(policy)
         self.files = open_files(folder, "job", job, policy, 0.0, (self.goodput,), disk)
@@ -120,6 +121,8 @@ class Shell:
     def die(self) -> None:
         """What a killed process leaves: its files, unlocked."""
         self.files.tape.let_go()
+        if isinstance(self.disk, SimulatedDisk):
+            self.disk.lose_process()
 
     def append(self, record: Any) -> None:
         self.reached("before tape")
