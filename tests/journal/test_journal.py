@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,33 @@ def test_after_a_loss_of_power_every_merge_that_was_told_is_there(tmp_path: Path
     disk.lose_power()
     told = call - 2
     assert Journal(tmp_path, disk=disk).newest(0) == (told if told >= 0 else None)
+
+
+def test_what_a_dead_writer_had_not_synced_survives_a_loss_of_power_once_it_is_read_again(tmp_path: Path) -> None:
+    disk = FaultyDisk(sync={3: "before"})
+    with pytest.raises(Died):
+        filled(tmp_path, 20, disk=disk)
+    newest = Journal(tmp_path, disk=disk).newest(0)  # and islands are told of it
+    disk.lose_power()
+    assert Journal(tmp_path, disk=disk).newest(0) == newest == 2
+
+
+@pytest.mark.parametrize("failing", range(2, 8))
+def test_async_what_a_failed_sync_left_behind_is_written_anew(tmp_path: Path, failing: int) -> None:
+    """Two fragments: the one that is written goes into a new segment anyway, the other's pages count as clean."""
+    disk = FaultyDisk(sync={failing: "error"})
+    journal = Journal(tmp_path, disk=disk, merges_max=3)
+    for version in range(8):
+        for fragment in range(2):
+            for _ in range(2):
+                with suppress(OSError):
+                    journal.append(*made(fragment, version))
+                    break
+    disk.lose_power()
+    again = Journal(tmp_path, disk=disk)
+    assert again.newest(0) + again.newest(1) >= 7 + 7 - 3
+    assert_holds(again, 0, again.newest(0))
+    assert_holds(again, 1, again.newest(1))
 
 
 def test_async_a_loss_of_power_takes_at_most_the_merges_allowed(tmp_path: Path) -> None:
