@@ -118,7 +118,7 @@ class Links:
         if not isinstance(letter, Offer):
             self._tell(host, letter)
         elif under_way or host.process.holds(letter):
-            fate = host.weather.fate()
+            fate = host.weather.fate() if world.now < world.plan.calm_at else None
             if fate is not None and fate.kind is LinkFault.DELAY:
                 host.carrying = True  # no letter overtakes it
                 world.while_alive(fate.late, lambda: self._come_late(host, letter))

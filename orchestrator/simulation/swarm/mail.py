@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, cast
 
 from orchestrator.core import events as e
 from orchestrator.core.letters import Letters
-from orchestrator.core.messages import Letter
+from orchestrator.core.messages import Letter, Offer
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.simulation.host import Host
+from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.links import Links
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ class Mail:
 
     def extend(self, letters: Iterable[Letter]) -> None:
         self.letters.write(letters)
+
+    def skip_replaced(self, process: SimulatedIsland) -> None:
+        """Read over offers that newer ones replaced meanwhile: there is nothing to pull, and there may be many."""
+        while letters := self.letters.after(self._read):
+            number, letter = letters[0]
+            if not isinstance(letter, Offer) or process.holds(letter):
+                return
+            self._read = number
 
     def popleft(self) -> Letter:
         self._read, letter = self.letters.after(self._read)[0]
@@ -93,6 +102,11 @@ class MortalLinks(Links):
     def __init__(self, world: MortalWorld) -> None:
         super().__init__(world)
         self._mortal = world
+
+    def carry(self, host: Host) -> None:
+        if not host.carrying and mail_of(host).connected:
+            mail_of(host).skip_replaced(host.process)
+        super().carry(host)
 
     def hear(self, host: Host, event: e.Event, seconds: float) -> None:
         world, mail = self._mortal, mail_of(host)
