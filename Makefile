@@ -38,7 +38,7 @@ bench: $(STAMP)  ## speeds: core events, merge arithmetic, learner overhead
 soak: $(STAMP)  ## the synchroniser's death at every point of a round, then thousands of simulated jobs (Ctrl-C keeps the count)
 	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 5000
-	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 1000 --deaths 6
+	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 10000 --deaths 4
 
 compare: $(STAMP)  ## Decoupled DiLoCo against data-parallel and synchronous DiLoCo (hours on two cores)
 	@$(BIN)/atoll compare deploy/configs/compare.yaml --baseline data-parallel --baseline diloco

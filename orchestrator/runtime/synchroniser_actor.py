@@ -34,7 +34,7 @@ from orchestrator.runtime import ending, faults, records, returning
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.files import Make
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.patience import PatientSink
+from orchestrator.runtime.patience import TAPE_REFUSES, PatientSink
 from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop
@@ -246,8 +246,8 @@ class SynchroniserActor:
         """Write the job's files, then let everything go, this actor included. A job that has ended is ended again."""
         if effect is not None:
             log.info("the job ends as %s: %s", effect.outcome, effect.reason)
+        self._patience.insist(TAPE_REFUSES, self._files.tape.close)
         self._close()
-        self._files.tape.close()
         if (self._run_dir / "status.json").exists():
             ending.let_go(self._job)
             return

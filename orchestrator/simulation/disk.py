@@ -66,11 +66,11 @@ class _Content:
 
 
 class SimulatedDisk:
-    """An ``orchestrator.disk.Disk``. ``counts`` says how many operations of each kind there were."""
+    """An ``orchestrator.disk.Disk``. It counts what it ``refused``, and ends of files ``spoilt`` by losses of power."""
 
     def __init__(self, fate: Fate = fair) -> None:
         self.fate = fate
-        self.counts = dict.fromkeys(Operation, 0)
+        self.refused = self.spoilt = 0
         self._contents: dict[Path, _Content] = {}
         self._removed: dict[Path, _Content] = {}
         self._held: set[Path] = set()
@@ -162,7 +162,7 @@ class SimulatedDisk:
             for start, end in content.holes:
                 content.data[start:end] = bytes(end - start)
             if chance is not None and size > content.synced:
-                _spoil(content, chance)
+                self.spoilt += _spoil(content, chance)
             content.synced, content.named, content.holes = len(content.data), True, []
         for path in sorted(self._removed):
             if chance is not None and chance.random() < 0.5:
@@ -170,8 +170,8 @@ class SimulatedDisk:
         self._removed.clear()
 
     def _befalls(self, operation: Operation, path: Path) -> DiskFault | None:
-        self.counts[operation] += 1
         fault = self.fate(operation, path)
+        self.refused += fault in (DiskFault.FULL, DiskFault.ERROR)
         if fault is DiskFault.BEFORE:
             raise Died
         return fault
@@ -205,10 +205,11 @@ class SimulatedFile:
             self._disk.let_go(self._path)
 
 
-def _spoil(content: _Content, chance: Random) -> None:
-    """What was under way when the power went: its end may be zeros, or wrong."""
+def _spoil(content: _Content, chance: Random) -> bool:
+    """What was under way when the power went: its end may be zeros, or wrong. Whether it is."""
     kind, where = chance.randrange(3), chance.randrange(content.synced, len(content.data))
     if kind == 1:
         content.data[where:] = bytes(len(content.data) - where)
     elif kind == 2:
         content.data[where] ^= 1 << chance.randrange(8)
+    return kind > 0

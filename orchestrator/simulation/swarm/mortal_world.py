@@ -24,7 +24,7 @@ from orchestrator.errors import DataError, Fenced
 from orchestrator.journal.storage import Journal
 from orchestrator.runtime.files import JobFiles, open_files
 from orchestrator.runtime.patience import Patience, PatientSink
-from orchestrator.simulation.disk import Died, DiskFault, Operation, SimulatedDisk
+from orchestrator.simulation.disk import Died, SimulatedDisk
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.plan import WorldPlan
@@ -40,7 +40,7 @@ from orchestrator.simulation.swarm.keeping import (
     optimizer,
 )
 from orchestrator.simulation.swarm.mail import Mail, MortalLinks, mail_of
-from orchestrator.simulation.swarm.mortality import Death, Mortality, Refusal
+from orchestrator.simulation.swarm.mortality import Death, Fate, Mortality
 from orchestrator.simulation.swarm.weather import RoughWorld, Weather
 from orchestrator.tape.driver import Driver, MemorySink
 from orchestrator.tape.schema import Record, Tape
@@ -74,13 +74,11 @@ class MortalWorld(RoughWorld):
     ) -> None:
         super().__init__(policy, plan, seed, weather)
         self.alive, self.generation, self.ended = False, 0, ""
+        self._fate = Fate()
         self.disk = SimulatedDisk(self._fate)
         self._spec, self._checkers_of = job_spec(mortality.merges_max), checkers
         self._merges_max, self._power_was_lost = mortality.merges_max, False
         self._power = Random(f"atoll swarm {seed} power")
-        self._doom: Death | None = None
-        self._operations = self._refusing = 0
-        self._dying: Death | None = None
         self._unheard: list[e.Command] = []
         self._asked: dict[int, int] = {}
         self.links, self.workshop = MortalLinks(self), MortalWorkshop(self)
@@ -90,7 +88,7 @@ class MortalWorld(RoughWorld):
         for death in mortality.deaths:
             self.later(death.at, partial(self._strike, death))
         for refusal in mortality.refusals:
-            self.later(refusal.at, partial(self._refuse, refusal))
+            self.later(refusal.at, partial(self._fate.refuse, refusal))
 
     # ── what the process does ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -201,34 +199,12 @@ class MortalWorld(RoughWorld):
 
     # ── death, and the next life ──────────────────────────────────────────────────────────────────────────────────
 
-    def _fate(self, operation: Operation, _: Path) -> DiskFault | None:
-        if self._doom is not None:
-            self._operations -= 1
-            if self._operations <= 0:
-                self._dying, self._doom = self._doom, None
-                torn = operation is Operation.SYNC and self._dying.fault is DiskFault.TORN
-                return DiskFault.AFTER if torn else self._dying.fault
-        if self._refusing:
-            self._refusing -= 1
-            return DiskFault.FULL if operation is Operation.APPEND else DiskFault.ERROR
-        return None
-
     def _strike(self, death: Death) -> None:
-        if not self.alive or self.finished is not None:
-            return
-        if death.operation:
-            self._doom, self._operations = death, death.operation
-        else:
-            self._dying = death
+        if self.alive and self.finished is None and self._fate.strike(death):
             self._die()
 
-    def _refuse(self, refusal: Refusal) -> None:
-        self._refusing = refusal.count if self.alive else 0
-
     def _die(self) -> None:
-        death, self._dying, self._doom, self._refusing = self._dying, None, None, 0
-        assert death is not None
-        self.alive = False
+        death, self.alive = self._fate.fulfilled(), False
         self._files.tape.let_go()
         if death.power:
             self._power_was_lost = True

@@ -11,10 +11,11 @@ async). Source of what a disk may do: ``simulation.disk``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from orchestrator.core.vocabulary import Duration, Instant
-from orchestrator.simulation.disk import DiskFault
+from orchestrator.simulation.disk import DiskFault, Operation
 
 OPERATIONS_MAX = 12
 """A death strikes at one of so many operations: two rounds of a small job."""
@@ -54,6 +55,39 @@ class Mortality:
         told += ["loss of power"] if any(death.power for death in self.deaths) else []
         told += ["refusing disk"] if self.refusals else []
         return (*told, *([f"async {self.merges_max}"] if self.merges_max else []))
+
+
+class Fate:
+    """Of one synchroniser after another: what befalls the operations on its disk."""
+
+    def __init__(self) -> None:
+        self._doom: Death | None = None
+        self._operations = self._refusing = 0
+
+    def __call__(self, operation: Operation, _: Path) -> DiskFault | None:
+        if self._doom is not None:
+            self._operations -= 1
+            if self._operations == 0:
+                torn = operation is Operation.SYNC and self._doom.fault is DiskFault.TORN
+                return DiskFault.AFTER if torn else self._doom.fault
+        if self._refusing:
+            self._refusing -= 1
+            return DiskFault.FULL if operation is Operation.APPEND else DiskFault.ERROR
+        return None
+
+    def strike(self, death: Death) -> bool:
+        """Whether it dies at once."""
+        self._doom, self._operations = death, death.operation
+        return not death.operation
+
+    def refuse(self, refusal: Refusal) -> None:
+        self._refusing = refusal.count
+
+    def fulfilled(self) -> Death:
+        """The death that was meant. Whoever comes next has another fate."""
+        death, self._doom, self._refusing = self._doom, None, 0
+        assert death is not None
+        return death
 
 
 def draw_mortality(seed: int, deaths: int, until: Instant) -> Mortality:
