@@ -48,7 +48,8 @@ class TapeWriter:
         """Begin a new tape. Raises FileExistsError when there is one."""
         self._hold(path, disk or LocalDisk(), new=True)
         line = encode_header(header)
-        self._write(f"{with_checksum(line)}\n".encode())
+        written = with_checksum(line) if isinstance(header, Header) else line
+        self._write(f"{written}\n".encode())
         self._digest.add(line)
 
     @classmethod
