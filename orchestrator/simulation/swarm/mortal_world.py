@@ -98,7 +98,8 @@ class MortalWorld(RoughWorld):
 
     @property
     def tape(self) -> Tape:
-        return read_tape(FOLDER / "tape.jsonl", self.disk)
+        """The file's; of a job that ``ended`` what the power left of it need not be readable."""
+        return super().tape if self.ended else read_tape(FOLDER / "tape.jsonl", self.disk)
 
     def ours(self, thunk: Callable[[], None]) -> Callable[[], None]:
         """``thunk``, if this life of the synchroniser has not ended by then; it may end in it."""
