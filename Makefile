@@ -40,7 +40,7 @@ soak: $(STAMP)  ## the synchroniser's death at every point of a round and 200 ti
 	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_recovery.py
 	@ATOLL_CUT_S=600 $(BIN)/python -m pytest -q -s tests/wan
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 5000
-	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 1000 --deaths 6
+	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 10000 --deaths 4
 
 compare: $(STAMP)  ## Decoupled DiLoCo against data-parallel and synchronous DiLoCo (hours on two cores)
 	@$(BIN)/atoll compare deploy/configs/compare.yaml --baseline data-parallel --baseline diloco

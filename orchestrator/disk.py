@@ -14,12 +14,18 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 
 class HeldFile(Protocol):
     """A file that one process at a time writes to; let go of by ``close``, or with the process."""
 
     def append(self, data: bytes) -> None:
         """Write behind what is there. Raises OSError; a failure may leave a part. ValueError once it is closed."""
+        ...
+
+    def rewrite(self, start: int, data: bytes) -> None:
+        """Write over what is there, so that the next sync has to write it again."""
         ...
 
     def truncate(self, size: int) -> None: ...
@@ -69,6 +75,10 @@ class Disk(Protocol):
         """It need not be there."""
         ...
 
+    def boot(self) -> str:
+        """Names the stretch of time since the machine was last started: in it, nothing that was appended is lost."""
+        ...
+
 
 class LocalDisk:
     def files(self, folder: Path) -> dict[str, int]:
@@ -107,6 +117,9 @@ class LocalDisk:
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
+    def boot(self) -> str:
+        return BOOT_ID.read_text().strip()
+
 
 class _LocalFile:
     """Kept open, so that it is written to also where its folder is removed meanwhile."""
@@ -123,6 +136,11 @@ class _LocalFile:
 
     def append(self, data: bytes) -> None:
         _write_all(self._file, data)
+
+    def rewrite(self, start: int, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.pwrite(self._file.fileno(), rest, start + len(data) - len(rest)) :]
 
     def truncate(self, size: int) -> None:
         self._file.truncate(size)

@@ -82,6 +82,21 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "yaml",
         }
     ),
+    "orchestrator.simulation.swarm": frozenset(
+        {
+            CORE,
+            FOLDS,
+            "orchestrator.simulation",
+            "orchestrator.config",
+            "orchestrator.journal",
+            "orchestrator.merge",
+            "orchestrator.runtime.files",
+            "orchestrator.runtime.patience",
+            "orchestrator.tape",
+            "orchestrator.errors",
+            "numpy",
+        }
+    ),
     "orchestrator.chaos": frozenset(
         {
             CORE,
@@ -218,9 +233,16 @@ PURE = (
     "orchestrator.chaos",
 )
 EXEMPT_FROM_PURITY = frozenset(
-    {"orchestrator.tape.storage", "orchestrator.tape.snapshot", "orchestrator.simulation.swarm.__main__"}
+    {
+        "orchestrator.tape.snapshot",
+        "orchestrator.tape.storage",
+        "orchestrator.simulation.disk",
+        "orchestrator.simulation.swarm.__main__",
+        "orchestrator.simulation.swarm.mortal_world",
+        "orchestrator.simulation.swarm.mortality",
+    }
 )
-"""The one place of a pure package that touches a disk, one that pickles, and a command that reads its arguments."""
+"""The one place of a pure package that writes files, one that pickles, those that name a simulated disk's, and a command."""
 
 
 def modules() -> list[tuple[str, Path]]:

@@ -49,6 +49,8 @@ class _Segment:
     entries: dict[Version, Place] = field(default_factory=dict)
     full: bool = False
     synced: bool = True
+    doubtful: bool = False
+    """A sync of it failed: the system counts as written what may not be."""
 
 
 class Journal:
@@ -81,9 +83,7 @@ class Journal:
         """Keep a merge. Raises OSError when it could not be kept; nothing of it counts then, and it may be asked again."""
         segments = self._segments.setdefault(facts.fragment, [])
         if not segments or segments[-1].full:
-            self._numbers += 1
-            name = f"fragment-{facts.fragment:04d}-{self._numbers:08d}{SUFFIX}"
-            segments.append(_Segment(self._folder / name))
+            segments.append(self._begun(facts.fragment))
         segment = segments[-1]
         parts = encode(facts, parameters, momentum)
         count = sum(len(part) for part in parts)
@@ -133,12 +133,38 @@ class Journal:
 
     def _sync_all(self) -> None:
         self._before_sync()
-        for segments in self._segments.values():
-            for segment in segments:
+        for fragment, segments in self._segments.items():
+            for n, segment in enumerate(segments):
+                if segment.doubtful and segment.entries:
+                    segment = segments[n] = self._copied(fragment, segment)
                 if not segment.synced:
-                    self._disk.sync(segment.path)
-                    segment.synced = True
+                    self._sync(segment)
         self._unsynced = 0
+
+    def _sync(self, segment: _Segment) -> None:
+        try:
+            self._disk.sync(segment.path)
+        except OSError:
+            segment.doubtful = True
+            raise
+        segment.synced, segment.doubtful = True, False
+
+    def _begun(self, fragment: FragmentId) -> _Segment:
+        self._numbers += 1
+        return _Segment(self._folder / f"fragment-{fragment:04d}-{self._numbers:08d}{SUFFIX}")
+
+    def _copied(self, fragment: FragmentId, old: _Segment) -> _Segment:
+        """Its entries in a file of which nothing is believed yet."""
+        new = self._begun(fragment)
+        for version, place in old.entries.items():
+            entry = self._disk.read(place.path, place.start, place.count)
+            decode(entry)
+            self._disk.append(new.path, [entry])
+            new.entries[version] = Place(new.path, new.size, place.count)
+            new.size += place.count
+        new.full, new.synced = True, False
+        self._disk.remove(old.path)
+        return new
 
     def _drop_old(self) -> None:
         for segments in self._segments.values():
@@ -164,6 +190,7 @@ class Journal:
                 break
             segment.entries[facts.version] = place
             segment.size += place.count
+        self._sync(segment)  # whoever wrote it may have died before, and what is read here will be told
         self._segments.setdefault(FragmentId(int(fragment)), []).append(segment)
 
     def _entry_at(self, path: Path, start: int) -> tuple[Facts, Place]:

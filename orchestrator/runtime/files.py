@@ -3,6 +3,7 @@
     RUN_DIR/tape.jsonl     every event and what was decided on it
     RUN_DIR/snapshot       what was known at one step of it
     RUN_DIR/journal/       Θ and momentum of every fragment, by version
+    RUN_DIR/boot           which start of the machine the job began in, for durability async
 
 Responsible for what is true before anything goes on: the core decides as it did, Θ is what the tape says it is, and what
 only the journal knows, and that an epoch begins, come next on the tape (``first_events``). Refuses to act on anything.
@@ -29,14 +30,13 @@ from orchestrator.merge import outer_optimizer
 from orchestrator.merge.outer_state import OuterState
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.recovery import Promises, Remembered, remember
-from orchestrator.tape.schema import Header
+from orchestrator.tape.schema import Header, decode_header
 from orchestrator.tape.snapshot import Snapshot
 from orchestrator.tape.storage import TapeWriter, read_snapshot
 
 log = logging.getLogger(__name__)
 
 SNAPSHOT = "snapshot"
-HEADER_BYTES_MAX = 16 << 20
 
 Make = Callable[[Instant], events.Event]
 
@@ -85,10 +85,12 @@ def open_files(
     other, InfrastructureError while another process writes them.
     """
     path, snapshot_path, disk = run_dir / "tape.jsonl", run_dir / SNAPSHOT, disk or LocalDisk()
-    if not _has_header(path, disk):
-        disk.remove(path)  # died before its first line was whole
+    if not _has_begun(path, disk):
+        disk.remove(path)
         disk.remove(snapshot_path)
+        _note_boot(run_dir, disk)
         tape = TapeWriter(path, Header(job, policy, started_at), disk)
+        tape.sync()  # before anybody is told of the job: a header that is damaged later is no torn one
         journal = _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
         return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Promises())
@@ -102,6 +104,7 @@ def open_files(
             "Use an empty folder."
         )
     try:
+        _require_same_boot(run_dir, spec, disk)
         past = remember(written, folds, snapshot)
         log.info("remembered %d steps, %d of them from a snapshot", past.count, written.before)
         if written.footer is not None and past.core.state.phase is not JobPhase.FINISHED:
@@ -123,11 +126,40 @@ def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
         return None
 
 
-def _has_header(path: Path, disk: Disk) -> bool:
+def _note_boot(run_dir: Path, disk: Disk) -> None:
+    path = run_dir / "boot"
+    disk.files(run_dir)  # makes the folder
+    disk.remove(path)
+    disk.append(path, [disk.boot().encode()])
+    disk.sync(path)
+
+
+def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
+    """Async, tape and journal may have lost the same merges with the power: nothing in them would show it."""
+    if spec.synchroniser.durability.kind == "sync":
+        return
     try:
-        return b"\n" in disk.read(path, 0, HEADER_BYTES_MAX)
+        same = disk.read(run_dir / "boot").decode() == disk.boot()
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise DataError(
+            detail="The machine was started anew since this job wrote its files. With durability async merges that islands "
+            "already hold may be lost, and nobody could tell; sync prevents it. Submit the job anew."
+        )
+
+
+def _has_begun(path: Path, disk: Disk) -> bool:
+    """Whether there is a past: who died before its tape's first line was whole leaves nothing to go on from."""
+    try:
+        first, end, rest = disk.read(path).partition(b"\n")
     except FileNotFoundError:
         return False
+    try:
+        decode_header(first.decode(errors="replace"))
+    except DataError:
+        return bool(rest)
+    return bool(end)
 
 
 def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from orchestrator.disk import LocalDisk
 from orchestrator.errors import first_line
 from orchestrator.plain import finite
 
@@ -52,7 +53,12 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
 
 
 def write_status(run_dir: Path, status: dict[str, Any]) -> None:
+    """Once this is there, also after a loss of power, all of the job is: what is on the disk until then is made durable."""
+    disk = LocalDisk()
+    for name in disk.files(run_dir):
+        disk.sync(run_dir / name)
     _write(run_dir / "status.json", to_json(status))
+    disk.sync(run_dir / "status.json")
 
 
 def to_json(document: Any) -> str:

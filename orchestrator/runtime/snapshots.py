@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from orchestrator.core.vocabulary import Instant
+from orchestrator.disk import Disk, LocalDisk
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.snapshot import Snapshot, encode
 from orchestrator.tape.storage import TapeWriter, build, keep_snapshot
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 class Snapshots:
     """``consider`` and ``close`` are for the pump."""
 
-    def __init__(self, path: Path, tape: TapeWriter, every: int) -> None:
-        self._path, self._tape, self._every = path, tape, every
+    def __init__(self, path: Path, tape: TapeWriter, every: int, disk: Disk | None = None) -> None:
+        self._path, self._tape, self._every, self._disk = path, tape, every, disk or LocalDisk()
         self._count = tape.count
         self._writing = ThreadPoolExecutor(1, "snapshot")
         self._under_way: Future[None] | None = None
@@ -38,10 +39,10 @@ class Snapshots:
     def close(self) -> None:
         """The job is over: nobody will remember it."""
         self._writing.shutdown(wait=True)
-        self._path.unlink(missing_ok=True)
+        self._disk.remove(self._path)
 
     def _write(self, raw: bytes) -> None:
         try:
-            keep_snapshot(self._path, raw)
+            keep_snapshot(self._path, raw, self._disk)
         except OSError as error:
             log.warning("a snapshot of %d bytes cannot be written: %s", len(raw), error)

@@ -36,7 +36,7 @@ from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.files import SNAPSHOT, Make
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.patience import PatientSink
+from orchestrator.runtime.patience import TAPE_REFUSES, PatientSink
 from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.snapshots import Snapshots
 from orchestrator.runtime.timers import Timers
@@ -245,8 +245,8 @@ class SynchroniserActor:
         """Write the job's files, then let everything go, this actor included. A job that has ended is ended again."""
         if effect is not None:
             log.info("the job ends as %s: %s", effect.outcome, effect.reason)
+        self._patience.insist(TAPE_REFUSES, self._files.tape.close)
         self._close()
-        self._files.tape.close()
         if (self._run_dir / "status.json").exists():
             ending.let_go(self._job)
             return

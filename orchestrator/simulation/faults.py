@@ -86,5 +86,5 @@ def _silence(world: World, host: Host, fault: Fault) -> None:
                 call()
         world.links.carry(host)
 
-    world.later(world.plan.silence_s, suspect)
+    world.while_alive(world.plan.silence_s, suspect)
     world.later(fault.duration, back)

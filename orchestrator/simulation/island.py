@@ -26,6 +26,7 @@ class Work:
     tokens: int = 0
     offer: int = 0
     sent: dict[int, tuple[int, int]] = field(default_factory=dict)
+    latest: Offer | None = None
 
     @property
     def unsent_tokens(self) -> int:
@@ -137,10 +138,9 @@ class SimulatedIsland:
         """Whether the bytes of this offer can still be pulled: a newer offer of the fragment replaces it."""
         return self.work[offer.fragment].offer == offer.offer
 
-    def stands(self, offer: Offer) -> bool:
-        """Whether it is the latest of its fragment, and no adopted version contains it as far as is known here."""
-        work = self.work[offer.fragment]
-        return work.offer == offer.offer and work.offer in work.sent
+    def standing_offers(self) -> list[Offer]:
+        """The latest offer of each fragment, but for those that an adopted version contains as far as is known here."""
+        return [work.latest for work in self.work if work.latest is not None and work.offer in work.sent]
 
     def _due(self, previous: int) -> tuple[FragmentId, ...]:
         return due(previous, self.step, self._policy.fragment_count, self._policy.sync_interval_steps)
@@ -161,4 +161,5 @@ class SimulatedIsland:
         work = self.work[fragment]
         work.offer += 1
         work.sent[work.offer] = (work.steps, work.tokens)
-        return Offer(fragment, work.offer, self.step, work.version, work.steps, work.tokens, self.tokens_total)
+        work.latest = Offer(fragment, work.offer, self.step, work.version, work.steps, work.tokens, self.tokens_total)
+        return work.latest

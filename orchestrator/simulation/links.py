@@ -46,12 +46,26 @@ class Links:
             if host.weather.slow(world.now) and host.process.holds(letter):
                 takes += host.weather.carriage_s(world.plan.payload_bytes, world.now)
                 under_way = True
-        world.later(takes, partial(self._arrive, host, letter, under_way, host.process.island))
+        world.while_alive(takes, partial(self._arrive, host, letter, under_way, host.process.island))
 
     def say(self, event: e.Event, seconds: float) -> None:
         """The core hears of an event about an island in a while, with the instant at which it does."""
         world = self._world
-        world.later(seconds, lambda: world.tell(replace(event, at=world.now)))
+        world.while_alive(seconds, lambda: world.tell(replace(event, at=world.now)))
+
+    def publish(self, host: Host, effect: f.PublishFragment, merged_offer: int) -> None:
+        """A version is on its way into the island's mailbox."""
+        world = self._world
+
+        def deliver() -> None:
+            host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer)
+            if host.process.draining and not host.process.stepping:
+                world.drain(host)  # no step is coming at whose end it would adopt
+
+        takes = world.draw(world.plan.delivery_s) + world.stepping.carriage(host.process.island)
+        takes += host.weather.carriage_s(world.plan.payload_bytes, world.now)
+        call = world.addressed(host, deliver)
+        world.later(takes, lambda: world.reach(host, call))
 
     def make_ready(self, host: Host) -> None:
         world = self._world
@@ -85,7 +99,7 @@ class Links:
             host.process.exploded = process.exploded
             self._load(host, CaughtUp(effect.donor[0], process.versions, process.step, seconds))
 
-        world.later(seconds, moved)
+        world.later(seconds, world.addressed(host, moved))
 
     def _load(self, host: Host, letter: CaughtUp) -> None:
         if host.process.stepping or host.process.flushing:
@@ -113,10 +127,10 @@ class Links:
         if not isinstance(letter, Offer):
             self._tell(host, letter)
         elif under_way or host.process.holds(letter):
-            fate = host.weather.fate()
+            fate = host.weather.fate() if world.now < world.plan.calm_at else None
             if fate is not None and fate.kind is LinkFault.DELAY:
                 host.carrying = True  # no letter overtakes it
-                world.later(fate.late, lambda: self._come_late(host, letter))
+                world.while_alive(fate.late, lambda: self._come_late(host, letter))
                 return
             if fate is None or fate.kind is not LinkFault.DROP:
                 self._take(host, letter, self._found(host, spoilt=fate is not None))
@@ -143,7 +157,7 @@ class Links:
             self._tell(host, offer)
             return
         offered = contribution_of(offer, host.process.island, host.process.incarnation)
-        world.tell(e.ContributionUnusable(world.now, offered, *wrong))
+        self.hear(host, e.ContributionUnusable(world.now, offered, *wrong), 0.0)
 
     def _tell(self, host: Host, letter: Letter) -> None:
         world = self._world
@@ -156,7 +170,11 @@ class Links:
             event = event_of(letter, world.now, island, incarnation)
         if world.chance(world.plan.duplicate):
             self.say(event, world.draw(OVERTAKEN_S))
-        if world.chance(world.plan.reorder):
-            self.say(event, world.draw(OVERTAKEN_S))
+        self.hear(host, event, world.draw(OVERTAKEN_S) if world.chance(world.plan.reorder) else 0.0)
+
+    def hear(self, host: Host, event: e.Event, seconds: float) -> None:
+        """The core hears what a letter says, now or when later letters have overtaken it."""
+        if seconds > 0.0:
+            self.say(event, seconds)
         else:
-            world.tell(event)
+            self._world.tell(event)

@@ -8,7 +8,6 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Ready
 from orchestrator.core.vocabulary import Incarnation, IslandId
-from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def place(world: World, effect: f.PlaceIsland) -> None:
         world.plan.adoption,
         median_over=world.plan.median_over,
     )
-    host = world.hosts[effect.island, effect.incarnation] = Host(process)
+    host = world.hosts[effect.island, effect.incarnation] = world.host_of(process)
     life = world.life(host)
     fails = world.chance(world.plan.placement_failure) or life.placement_fails
 
@@ -39,11 +38,11 @@ def place(world: World, effect: f.PlaceIsland) -> None:
         if fails:
             host.alive = False
             reason = f"{effect.node_group} has no room"
-            world.unless_over(e.PlacementFailed(world.now, effect.island, effect.incarnation, reason))
+            world.answer(host, e.PlacementFailed(world.now, effect.island, effect.incarnation, reason))
             return
         host.placed = True
         pid = 1000 + len(world.hosts)
-        world.unless_over(e.IslandPlaced(world.now, effect.island, effect.incarnation, effect.node_group, pid))
+        world.answer(host, e.IslandPlaced(world.now, effect.island, effect.incarnation, effect.node_group, pid))
         world.links.make_ready(host)
 
     world.later(world.draw(world.plan.place_s) if life.place_s is None else life.place_s, answer)

@@ -45,7 +45,7 @@ class Workshop:
             self.outer[effect.fragment] = (effect.version, effect.step)
             world.unless_over(e.MergeCompleted(world.now, effect.fragment, effect.version, digest, took))
 
-        world.later(took, completed)
+        world.while_alive(took, completed)
 
     def check_held(self, effect: f.MergeFragment) -> None:
         """Raise InternalError unless all that is to be merged is held."""
@@ -59,7 +59,7 @@ class Workshop:
         alone = world.plan.evaluate_alone_s
         is_alone = alone is not None and world.core.state.phase is not JobPhase.RUNNING
         takes = world.draw(alone if alone is not None and is_alone else world.plan.evaluate_s)
-        world.later(takes, lambda: self._answer(global_version))
+        world.while_alive(takes, lambda: self._answer(global_version))
 
     def hurry(self) -> None:
         """The islands stop stepping: what they leave of the machine is the evaluation's."""
@@ -67,7 +67,7 @@ class Workshop:
         if self._hurried or alone is None or self._evaluating is None:
             return
         self._hurried, version = True, self._evaluating
-        self._world.later(self._world.draw(alone), lambda: self._answer(version))
+        self._world.while_alive(self._world.draw(alone), lambda: self._answer(version))
 
     def _answer(self, global_version: int) -> None:
         if self._evaluating != global_version:

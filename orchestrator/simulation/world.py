@@ -31,6 +31,7 @@ from orchestrator.core.vocabulary import (
 from orchestrator.errors import InternalError
 from orchestrator.simulation.faults import strike
 from orchestrator.simulation.host import Host
+from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.links import Links
 from orchestrator.simulation.placing import end, place
 from orchestrator.simulation.plan import Capacity, Latency, Life, WorldPlan
@@ -89,13 +90,16 @@ class World:
         return self
 
     def _begin(self) -> None:
-        self.later(0.0, lambda: self.tell(e.JobStarted(self.now)))
-        seeded = e.OuterStateSeeded(self.plan.seed_s, 1000, "0" * 32)
-        self.later(self.plan.seed_s, lambda: self.tell(seeded))
+        self._start_job()
         for fault in self.plan.faults:
             self.later(fault.at, partial(strike, self, fault))
         for change in self.plan.capacity:
             self.later(change.at, partial(self._change_capacity, change))
+
+    def _start_job(self) -> None:
+        self.later(0.0, lambda: self.tell(e.JobStarted(self.now)))
+        seeded = e.OuterStateSeeded(self.plan.seed_s, 1000, "0" * 32)
+        self.later(self.plan.seed_s, lambda: self.tell(seeded))
 
     def _go_on(self, until: Instant, at_most: int) -> bool:
         """Let that many things happen; whether there are more."""
@@ -116,6 +120,21 @@ class World:
         if self._count > EVENTS_MAX:
             raise InternalError(detail=f"The simulated job (seed {self.seed}) does not end.")
         heappush(self._heap, (self.now + seconds, self._count, thunk))
+
+    def while_alive(self, seconds: float, thunk: Callable[[], None]) -> None:
+        """As ``later``, for what the synchroniser's own process does or hears: it lives for ever here."""
+        self.later(seconds, thunk)
+
+    def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:
+        """A call to a process as whoever makes it now makes it; it may arrive later."""
+        return call
+
+    def host_of(self, process: SimulatedIsland) -> Host:
+        return Host(process)
+
+    def answer(self, host: Host, event: e.Event) -> None:
+        """The synchroniser hears what came of placing."""
+        self.unless_over(event)
 
     def latest(self, island: IslandId) -> Host | None:
         """The island's latest process, dead or alive."""
@@ -155,14 +174,14 @@ class World:
         match effect:
             case f.SetTimer():
                 due_in = max(0.0, effect.due_at - self.now)
-                self.later(due_in, lambda: self._tell_timer(effect))
+                self.while_alive(due_in, lambda: self._tell_timer(effect))
             case f.MergeFragment():
                 self.workshop.merge(effect)
             case f.PublishFragment():
                 for recipient in effect.recipients:
                     host = self.hosts.get((recipient.island, recipient.incarnation))
                     if host is not None and not self.chance(self.plan.publication_loss):
-                        self._publish(host, effect, recipient.merged_offer)
+                        self.links.publish(host, effect, recipient.merged_offer)
             case f.ReleasePayload():
                 if effect.payload not in self.held and effect.reason is not ReleaseReason.REFUSED:
                     raise InternalError(detail=f"Payload {effect.payload} was released, but is not held.")
@@ -173,14 +192,14 @@ class World:
                 self.links.catch_up(effect, self.workshop.outer)
             case f.StartTraining():
                 host = self.hosts[effect.island, effect.incarnation]
-                self.reach(host, partial(self._start, host))
+                self.reach(host, self.addressed(host, partial(self._start, host)))
             case f.FlushIsland():
                 host = self.hosts[effect.island, effect.incarnation]
                 self.workshop.hurry()
-                self.reach(host, partial(self._flush, host))
+                self.reach(host, self.addressed(host, partial(self._flush, host)))
             case f.DrainIsland():
                 host = self.hosts[effect.island, effect.incarnation]
-                self.reach(host, partial(self._drain, host))
+                self.reach(host, self.addressed(host, partial(self.drain, host)))
             case f.KillIsland() | f.StopIsland():
                 end(self, effect)
             case f.Evaluate():
@@ -194,16 +213,6 @@ class World:
     def unless_over(self, event: e.Event) -> None:
         if self.finished is None:
             self.tell(event)
-
-    def _publish(self, host: Host, effect: f.PublishFragment, merged_offer: int) -> None:
-        def deliver() -> None:
-            host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer)
-            if host.process.draining and not host.process.stepping:
-                self._drain(host)  # no step is coming at whose end it would adopt
-
-        takes = self.draw(self.plan.delivery_s) + self.stepping.carriage(host.process.island)
-        takes += host.weather.carriage_s(self.plan.payload_bytes, self.now)
-        self.later(takes, lambda: self.reach(host, deliver))
 
     def reach(self, host: Host, call: Callable[[], None]) -> None:
         """Call into the process, now or once it can be reached; never if it is dead."""
@@ -282,7 +291,7 @@ class World:
             host.post(host.process.flush())
             self.links.carry(host)
 
-    def _drain(self, host: Host) -> None:
+    def drain(self, host: Host) -> None:
         """A step in progress is finished first, also when the island stands still: it may be told to train on."""
         host.process.draining = True
         if not host.process.stepping:

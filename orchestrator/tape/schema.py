@@ -1,7 +1,7 @@
 """The lines of a tape: a header, one record per step, a footer with the digest of everything before it.
 
     {"schema": "atoll-tape/1", "job": …, "epoch": 1, "started_at": …, "policy": {…}}
-    {"n": 1, "event": {"type": …, …}, "effects": [{"type": …, …}, …]}
+    {"n": 1, "event": {"type": …, …}, "effects": [{"type": …, …}, …], "crc": "…"}
     …
     {"end": 1234, "digest": "…"}
 
@@ -9,12 +9,14 @@ A *fleet tape* (simulated failures of slices, ``orchestrator/elastic``) has the 
 its policy is an ``ElasticPolicy``, and it holds the plan and the seed that made it.
 
 Responsible for: what the lines say and how they are chained. Refuses to know: files (``storage``), and what the records
-mean. The digest is blake2b over header and records as written, newlines included; a tape without a footer was not closed.
+mean. The digest is blake2b over header and records, newlines included, checksums not; a tape without a footer was not
+closed. ``crc`` tells a damaged line from a good one, also where it can still be read; fleet tapes and older ones have none.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -28,6 +30,7 @@ from orchestrator.errors import DataError
 from orchestrator.tape.codec import decode, decode_tagged, to_json
 
 SCHEMA = "atoll-tape/1"
+_CHECKSUM = ',"crc":"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +133,29 @@ def encode_record(record: Record) -> str:
     return to_json({"n": record.n, "event": record.event, "effects": record.effects})
 
 
+def with_checksum(line: str) -> str:
+    """A header or record as a job's tape has it: with the CRC-32 of the line as it is without."""
+    return f'{line[:-1]}{_CHECKSUM}{zlib.crc32(line.encode()):08x}"}}'
+
+
+def without_checksum(line: str) -> str:
+    """The line without its checksum, if it has one. Raises DataError if that does not fit."""
+    begin = len(line) - len(_CHECKSUM) - 10
+    if begin < 0 or not (line.startswith(_CHECKSUM, begin) and line.endswith('"}')):
+        return line
+    plain = line[:begin] + "}"
+    if (found := f"{zlib.crc32(plain.encode()):08x}") != line[-10:-2]:
+        raise DataError(detail=f"its checksum is {found}, not {line[-10:-2]}: {line[:80]!r}.")
+    return plain
+
+
 def encode_footer(footer: Footer) -> str:
     return to_json({"end": footer.end, "digest": footer.digest})
 
 
 def decode_header(line: str) -> Header | FleetHeader:
     """Raises DataError unless the line is the header of a tape this build can read."""
-    data = _parse(line, "the header")
+    data = _parse(without_checksum(line), "the header")
     if data.get("schema") != SCHEMA:
         raise DataError(detail=f"this is no tape of schema {SCHEMA!r}: its first line says {data.get('schema')!r}.")
     try:
@@ -153,10 +172,12 @@ def decode_header(line: str) -> Header | FleetHeader:
 
 
 def decode_line(line: str) -> Record | Footer:
-    """A line after the header. Raises DataError if it is neither a record nor a footer."""
-    data = _parse(line, "a record")
+    """A line after the header. Raises DataError if it is neither a record nor a footer, or its checksum does not fit."""
+    data = _parse(without_checksum(line), "a record")
     if "end" in data:
         return Footer(end=int(data["end"]), digest=str(data["digest"]))
+    if strange := data.keys() - {"n", "event", "effects"}:
+        raise DataError(detail=f"a record has no field {min(strange)!r}.")
     try:
         return Record(
             n=int(data["n"]),

@@ -1,12 +1,14 @@
 """Tapes and snapshots on disk: what this package knows of files.
 
 Responsible for: a record being in the file when ``append`` returns (with the operating system, so it survives the process;
-after ``sync`` the machine's power, too), one writer at a time, a failed append leaving nothing behind, going on where a
-writer died, and a reader that tells a torn end from a damaged middle. Refuses to interpret.
+after ``sync`` the machine's power, too), one writer at a time, a failed append leaving nothing behind, a failed sync being
+made good, going on where a writer died, and a reader that tells a torn end from a damaged middle. Refuses to interpret
+(what a loss of power may have done to the end, ``tail`` says).
 """
 
 from __future__ import annotations
 
+import errno
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -27,8 +29,11 @@ from orchestrator.tape.schema import (
     encode_footer,
     encode_header,
     encode_record,
+    with_checksum,
+    without_checksum,
 )
 from orchestrator.tape.snapshot import Snapshot, decode
+from orchestrator.tape.tail import was_synced
 
 
 class TapeWriter:
@@ -39,11 +44,18 @@ class TapeWriter:
 
     count: int
     synced_count: int
+    _size: int
+    _synced_size: int
+    _doubtful: bool
+    _sealed: bool
 
     def __init__(self, path: Path, header: Header | FleetHeader, disk: Disk | None = None) -> None:
         """Begin a new tape. Raises FileExistsError when there is one."""
         self._hold(path, disk or LocalDisk(), new=True)
-        self._write(f"{encode_header(header)}\n".encode())
+        line = encode_header(header)
+        written = with_checksum(line) if isinstance(header, Header) else line
+        self._write(f"{written}\n".encode())
+        self._digest.add(line)
 
     @classmethod
     def reopen(cls, path: Path, disk: Disk | None = None, mark: Mark | None = None) -> tuple[TapeWriter, Tape]:
@@ -54,42 +66,65 @@ class TapeWriter:
         writer, disk = cls.__new__(cls), disk or LocalDisk()
         writer._hold(path, disk, new=False)
         raw = _load(path, disk)  # under the lock
-        tape, size = _parse(path, raw, mark)
+        tape, digest, size = _parse(path, raw, mark, powerless=True)
         if tape.footer is not None:
             writer.let_go()
             return writer, tape
         writer._file.truncate(size)
-        writer._digest.add_all(raw[:size])
+        writer._digest = digest
+        writer._bytes.add_all(raw[:size])
         writer._size, writer.count = size, tape.count
         return writer, tape
 
     def append(self, record: Record) -> None:
         """Raises OSError when it cannot be written. Nothing of it is in the file then, and it may be asked again."""
-        self._write(f"{encode_record(record)}\n".encode())
+        line = encode_record(record)
+        self._write(f"{with_checksum(line)}\n".encode())
+        self._digest.add(line)
         self.count = record.n
 
     def append_lines(self, lines: bytes, count: int) -> None:
         """Records already encoded, each with its newline; ``count`` is the number of the last one."""
         self._write(lines)
+        self._digest.add_all(lines)
         self.count = count
 
     def sync(self) -> None:
-        """What was appended before survives a loss of power: ``synced_count`` says up to where. Raises OSError."""
-        count = self.count
-        self._file.sync()
-        self.synced_count = max(self.synced_count, count)
+        """What was appended before survives a loss of power: ``synced_count`` says up to where.
+
+        Raises OSError, and may be asked again: what it could not sync is then written anew, for the system counts it as
+        written.
+        """
+        count, size = self.count, self._size
+        if self._doubtful:
+            self._file.rewrite(self._synced_size, self._read_back(size))
+        try:
+            self._file.sync()
+        except OSError:
+            self._doubtful = True
+            raise
+        self._doubtful = False
+        self.synced_count, self._synced_size = max(self.synced_count, count), max(self._synced_size, size)
 
     @property
     def mark(self) -> Mark:
         """Where it stands. For the thread that writes."""
-        return Mark(self.count, self._size, self._digest.hex())
+        return Mark(self.count, self._size, self._bytes.hex())
+
+    @property
+    def digest(self) -> str:
+        """What the footer would say now."""
+        return self._digest.hex()
 
     def close(self) -> None:
-        """Seal the tape. Safe to call twice."""
+        """Seal the tape, durably. Safe to call twice. Raises OSError, and may be asked again."""
         if self._file.closed:
             return
-        footer = Footer(self.count, self._digest.hex())
-        self._write(f"{encode_footer(footer)}\n".encode())
+        if not self._sealed:
+            footer = Footer(self.count, self._digest.hex())
+            self._write(f"{encode_footer(footer)}\n".encode())
+            self._sealed = True
+        self.sync()
         self._file.close()
 
     def let_go(self) -> None:
@@ -97,8 +132,13 @@ class TapeWriter:
         self._file.close()
 
     def _hold(self, path: Path, disk: Disk, *, new: bool) -> None:
-        self.path, self._digest, self._size = path, Digest(), 0
-        self.count = self.synced_count = 0
+        self.path, self._disk = path, disk
+        self._digest, self._bytes = (
+            Digest(),
+            Digest(),
+        )  # of the lines, which the footer tells; and as they are in the file
+        self.count = self.synced_count = self._size = self._synced_size = 0
+        self._doubtful = self._sealed = False
         try:
             self._file: HeldFile = disk.hold(path, new=new)
         except BlockingIOError as error:
@@ -112,7 +152,17 @@ class TapeWriter:
             self._file.truncate(self._size)
             raise
         self._size += len(lines)
-        self._digest.add_all(lines)
+        self._bytes.add_all(lines)
+
+    def _read_back(self, size: int) -> bytes:
+        """What was appended since the last sync, as the system still has it."""
+        lines = self._disk.read(self.path, self._synced_size, size - self._synced_size)
+        try:
+            for line in lines.decode().splitlines():
+                without_checksum(line)
+        except (DataError, UnicodeDecodeError) as error:
+            raise OSError(errno.EIO, f"what could not be synced cannot be read back either: {error}") from error
+        return lines
 
     def __enter__(self) -> TapeWriter:
         return self
@@ -139,37 +189,47 @@ def _load(path: Path, disk: Disk) -> bytes:
         raise DataError(detail=f"the tape {path} cannot be read: {error.strerror}. Check the path.") from error
 
 
-def _parse(path: Path, raw: bytes, mark: Mark | None) -> tuple[Tape, int]:
-    """The tape in ``raw``, and how many bytes its header and whole records take."""
+def _parse(path: Path, raw: bytes, mark: Mark | None = None, *, powerless: bool = False) -> tuple[Tape, Digest, int]:
+    """The tape, its digest, and how many bytes are whole; ``powerless``: its end may be what a loss of power left."""
     begin, newline, _ = raw.partition(b"\n")
     if not newline:
         raise DataError(detail=f"{path} holds no complete line, so it is no tape.")
-    header, digest = decode_header(begin.decode("utf-8", errors="replace")), Digest()
+    header, digest = decode_header(_text(begin)), Digest()
     if mark is None or not _fits(mark, raw):
         mark = Mark(0, len(begin) + 1, "")
     size, records = mark.size, list[Record]()
-    digest.add_all(raw[:size])
+    for known in raw[:size].splitlines():
+        digest.add(without_checksum(_text(known)))
     *whole, rest = raw[size:].split(b"\n")
     torn = f"the last line breaks off after {len(rest)} characters; it was left out" if rest else None
-    for index, line in enumerate(whole, start=1):
+    for index, line in enumerate(map(_text, whole), start=1):
         number, last = 1 + mark.count + index, index == len(whole) and not rest
         try:
-            decoded = decode_line(line.decode("utf-8", errors="replace"))
+            decoded = decode_line(line)
         except DataError as error:
             if last:
                 torn = f"the last line is damaged; it was left out ({error})"
+                break
+            if powerless and mark.count:  # whether what follows was synced, only the whole tape can tell
+                return _parse(path, raw, powerless=True)
+            if powerless and not was_synced(records, map(_text, whole[index:])):
+                torn = f"line {number} and what follows were never synced, and left out ({error})"
                 break
             raise DataError(detail=f"line {number} of {path} is damaged: {error}") from error
         count = mark.count + len(records)
         if isinstance(decoded, Footer):
             _check_seal(path, decoded, count, digest.hex(), last)
-            return Tape(header, tuple(records), decoded, before=mark.count), size
+            return Tape(header, tuple(records), decoded, before=mark.count), digest, size
         if decoded.n != count + 1:
             raise DataError(detail=f"line {number} of {path} is step {decoded.n}, not {count + 1}: lines are lost.")
         records.append(decoded)
-        digest.add_all(line + b"\n")
-        size += len(line) + 1
-    return Tape(header, tuple(records), None, torn, mark.count), size
+        digest.add(without_checksum(line))
+        size += len(whole[index - 1]) + 1
+    return Tape(header, tuple(records), None, torn, mark.count), digest, size
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace")
 
 
 def _fits(mark: Mark, raw: bytes) -> bool:

@@ -32,6 +32,7 @@ from orchestrator.runtime.files import SNAPSHOT, open_files
 from orchestrator.runtime.patience import Patience, PatientSink
 from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.snapshots import Snapshots
+from orchestrator.simulation.disk import SimulatedDisk
 from orchestrator.tape.driver import Driver
 from tests.journal.disks import Died
 
@@ -94,7 +95,7 @@ class Shell:
         reached: Callable[[str], None],
         disk: Disk | None = None,
     ) -> None:
-        self.job, self.islands, self.reached = job, islands, reached
+        self.job, self.islands, self.reached, self.disk = job, islands, reached, disk
         policy = job.policy()
         self.files = open_files(folder, "job", job, policy, 0.0, (Goodput(policy),), disk)
         (self.goodput,) = self.files.folds
@@ -102,9 +103,8 @@ class Shell:
         self.core = self.files.core
         self.sink = PatientSink(self.files.tape, Patience(retry_s=0.0))
         self.driver = Driver(self.core, (self.files.promises, self.goodput), self, past.count if past else 0)
-        self.snapshots = Snapshots(
-            folder / SNAPSHOT, self.files.tape, job.synchroniser.durability.snapshot_every_records
-        )
+        every = job.synchroniser.durability.snapshot_every_records
+        self.snapshots = Snapshots(folder / SNAPSHOT, self.files.tape, every, disk)
         self.now = past.at if past else 0.0
         self.payloads = PayloadTable()
         self.keeper: Keeper | None = None
@@ -124,6 +124,8 @@ class Shell:
     def die(self) -> None:
         """What a killed process leaves: its files, unlocked."""
         self.files.tape.let_go()
+        if isinstance(self.disk, SimulatedDisk):
+            self.disk.lose_process()
 
     def append(self, record: Any) -> None:
         self.reached("before tape")

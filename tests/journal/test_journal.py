@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -77,14 +78,14 @@ def test_whenever_the_process_dies_the_last_version_is_the_old_or_the_new_one_wh
     disk = FaultyDisk(**{kind: {call: what}})
     with pytest.raises(Died):
         filled(tmp_path, 20, disk=disk)
-    again = Journal(tmp_path)
+    again = Journal(tmp_path, disk=disk)
     new = call - 1
     wanted = new - 1 if what in ("torn",) or fault == "append before" else new
     assert again.newest(0) == (wanted if wanted >= 0 else None)
     assert bool(again.damage) == (what == "torn")
     for version in range(max(0, wanted + 1), 12):
         again.append(*made(0, version))
-    assert_holds(Journal(tmp_path), 0, 11)
+    assert_holds(Journal(tmp_path, disk=disk), 0, 11)
 
 
 @pytest.mark.parametrize("call", range(1, 9))
@@ -92,17 +93,44 @@ def test_after_a_loss_of_power_every_merge_that_was_told_is_there(tmp_path: Path
     disk = FaultyDisk(sync={call: "before"})
     with pytest.raises(Died):
         filled(tmp_path, 20, disk=disk)
-    disk.lose_power(tmp_path)
+    disk.lose_power()
     told = call - 2
-    assert Journal(tmp_path).newest(0) == (told if told >= 0 else None)
+    assert Journal(tmp_path, disk=disk).newest(0) == (told if told >= 0 else None)
+
+
+def test_what_a_dead_writer_had_not_synced_survives_a_loss_of_power_once_it_is_read_again(tmp_path: Path) -> None:
+    disk = FaultyDisk(sync={3: "before"})
+    with pytest.raises(Died):
+        filled(tmp_path, 20, disk=disk)
+    newest = Journal(tmp_path, disk=disk).newest(0)  # and islands are told of it
+    disk.lose_power()
+    assert Journal(tmp_path, disk=disk).newest(0) == newest == 2
+
+
+@pytest.mark.parametrize("failing", range(2, 8))
+def test_async_what_a_failed_sync_left_behind_is_written_anew(tmp_path: Path, failing: int) -> None:
+    """Two fragments: the one that is written goes into a new segment anyway, the other's pages count as clean."""
+    disk = FaultyDisk(sync={failing: "error"})
+    journal = Journal(tmp_path, disk=disk, merges_max=3)
+    for version in range(8):
+        for fragment in range(2):
+            for _ in range(2):
+                with suppress(OSError):
+                    journal.append(*made(fragment, version))
+                    break
+    disk.lose_power()
+    again = Journal(tmp_path, disk=disk)
+    assert again.newest(0) + again.newest(1) >= 7 + 7 - 3
+    assert_holds(again, 0, again.newest(0))
+    assert_holds(again, 1, again.newest(1))
 
 
 def test_async_a_loss_of_power_takes_at_most_the_merges_allowed(tmp_path: Path) -> None:
     disk = FaultyDisk()
     filled(tmp_path, 20, disk=disk, merges_max=4)
     assert disk.calls["sync"] < 20
-    disk.lose_power(tmp_path)
-    assert 20 - 4 <= Journal(tmp_path).newest(0) <= 20
+    disk.lose_power()
+    assert 20 - 4 <= Journal(tmp_path, disk=disk).newest(0) <= 20
 
 
 @pytest.mark.parametrize("fault", [("append", "full"), ("sync", "error")])
@@ -111,7 +139,8 @@ def test_an_append_that_failed_counts_for_nothing_and_may_be_asked_again(
     tmp_path: Path, fault: tuple[str, str], call: int
 ) -> None:
     kind, what = fault
-    journal = Journal(tmp_path, versions_kept=2, disk=FaultyDisk(**{kind: {call: what}}))
+    disk = FaultyDisk(**{kind: {call: what}})
+    journal = Journal(tmp_path, versions_kept=2, disk=disk)
     for version in range(call - 1):
         journal.append(*made(0, version))
     with pytest.raises(OSError, match=r"space left|output error"):
@@ -119,7 +148,7 @@ def test_an_append_that_failed_counts_for_nothing_and_may_be_asked_again(
     assert journal.newest(0) == (call - 2 if call > 1 else None)
     journal.append(*made(0, call - 1))
     journal.append(*made(0, call))
-    again = Journal(tmp_path)
+    again = Journal(tmp_path, disk=disk)
     assert again.damage == []
     assert_holds(again, 0, call)
     assert_holds(again, 0, call - 1)

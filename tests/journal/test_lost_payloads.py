@@ -18,8 +18,8 @@ from orchestrator.runtime.timers import Timers
 PAYLOAD = PayloadId("asia.1.0.7")
 
 
-class Workshop:
-    """Nothing is merged here."""
+class Closed:
+    """Nothing is merged here, and nothing saved."""
 
     def close(self) -> None:
         pass
@@ -40,7 +40,7 @@ def interpreter(payloads: PayloadTable) -> Iterator[Interpreter]:
         "job",
         island_count=1,
         controller=nobody,
-        workshop=Workshop(),
+        workshop=Closed(),
         payloads=payloads,
         timers=Timers(lambda: 0.0, nobody),
         epoch=Epoch(2),
@@ -48,6 +48,8 @@ def interpreter(payloads: PayloadTable) -> Iterator[Interpreter]:
         kept_count=nobody,
         resolve=nobody,
         finish=nobody,
+        checkpoints=Closed(),
+        now=nobody,
         failed=nobody,
     )
     yield made

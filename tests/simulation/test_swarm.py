@@ -1,6 +1,7 @@
 """The swarm: whole configurations from seeds, every sentence checked after every event. And the swarm's own teeth.
 
-200 seeds here; ``make soak`` runs thousands. A failure says ``python -m orchestrator.simulation.swarm --seed N``.
+100 seeds here, and 200 whose synchronisers die (``test_mortality``); ``make soak`` runs thousands. A failure says
+``python -m orchestrator.simulation.swarm --seed N``.
 
 A checker that never bites is worth nothing, so bugs are planted into the core, and each must be found:
 
@@ -45,7 +46,7 @@ from orchestrator.simulation.swarm import trial
 from orchestrator.simulation.swarm.configurations import FEATURES, HEALTH, MEMBERSHIP, SPOILT_LINKS, STANDBYS, draw
 from tests.api.installation import interruptible
 
-SEEDS, CHUNK = 200, 25
+SEEDS, CHUNK = 100, 25
 FOUND_WITHIN = 60
 RICH = 18
 """A seed whose job has five islands, many merges and faults of many kinds."""

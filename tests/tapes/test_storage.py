@@ -13,7 +13,7 @@ from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import Driver
-from orchestrator.tape.schema import Header, Record
+from orchestrator.tape.schema import Header, Record, with_checksum, without_checksum
 from orchestrator.tape.storage import TapeWriter, read_tape
 
 HEADER = Header("a job", sample_policy(2), 1.7e9)
@@ -85,9 +85,34 @@ def test_a_lost_line_is_noticed(path):
 
 def test_a_changed_record_breaks_the_seal(path):
     _write(path)
-    path.write_text(path.read_text().replace('"serial":3', '"serial":4'))
+    path.write_text(_changed(path.read_text(), '"serial":3', '"serial":4'))
     with pytest.raises(DataError, match="changed after it was sealed"):
         read_tape(path)
+
+
+def _changed(tape, old, new):
+    """By somebody who knows of checksums."""
+    header, *lines, footer = tape.splitlines()
+    lines = [with_checksum(without_checksum(line).replace(old, new)) for line in lines]
+    return "\n".join([header, *lines, footer]) + "\n"
+
+
+def test_a_flipped_bit_anywhere_in_a_record_is_noticed(path):
+    """Also where what it says can still be read."""
+    _write(path)
+    whole = path.read_bytes()
+    begin = whole.index(b'{"n":3')
+    for where in range(begin, whole.index(b"\n", begin)):
+        path.write_bytes(whole[:where] + bytes([whole[where] ^ 1]) + whole[where + 1 :])
+        with pytest.raises(DataError, match=r"line 4 of .* is damaged"):
+            read_tape(path)
+
+
+def test_a_tape_without_checksums_is_read_as_ever(path):
+    _write(path)
+    tape = read_tape(path)
+    path.write_text("".join(without_checksum(line) + "\n" for line in path.read_text().splitlines()))
+    assert read_tape(path) == tape
 
 
 def test_two_writers_of_one_file_are_noticed(path):

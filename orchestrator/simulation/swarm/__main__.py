@@ -8,6 +8,7 @@ python -m orchestrator.simulation.swarm --first N --count N      many, with prog
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections import Counter
 
@@ -59,6 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument("--deaths", type=int, default=0, help="how often each job's synchroniser dies (default 0)")
     asked = parser.parse_args(arguments)
+    logging.getLogger("orchestrator.runtime.patience").setLevel(logging.CRITICAL)  # simulated disks refuse all the time
     if asked.seed is None:
         return 1 if soak(asked.first, asked.count, asked.deaths) else 0
     try:

@@ -16,15 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from orchestrator.core.vocabulary import (
-    Duration,
-    HealthPolicy,
-    Instant,
-    IslandId,
-    IslandPlan,
-    JobPolicy,
-    NodeGroupId,
-)
+from orchestrator.core.vocabulary import Duration, HealthPolicy, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
 from orchestrator.simulation.swarm.weather import Weather
 

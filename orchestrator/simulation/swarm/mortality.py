@@ -1,92 +1,105 @@
-"""A world whose synchroniser dies: at given instants all that only its process knew is gone, and another goes on at once.
+"""When a synchroniser dies, and what its disk does to it: drawn from a seed, apart from what the seed says of the world.
 
-Gone are the payloads held, merges and evaluations under way. Some merges had reached the journal: those are told first, as
-``runtime.files`` does. Letters, calls and timers that are on their way stay on their way, as they do when islands keep
-them until they are acknowledged; islands offer again what the dead one held and they still have. Refuses to know: files
-(their order is tested with real ones, in ``tests/journal``).
+    a death       at an instant, or at one of the next operations on its disk: before it, after it, or half way
+    of power      takes what was not synced; any other takes only the process
+    a refusal     the disk is full, or its syncs fail, for a few operations
+
+Half of the seeds lose power, half have a disk that refuses, and a quarter keep their merges only now and then (durability
+async). Source of what a disk may do: ``simulation.disk``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
 
-from orchestrator.core import effects as f
-from orchestrator.core import events as e
-from orchestrator.core.messages import Offer
-from orchestrator.core.vocabulary import Contribution, FragmentId, Instant, JobPolicy
-from orchestrator.simulation.plan import WorldPlan
-from orchestrator.simulation.swarm.weather import RoughWorld, Weather
-from orchestrator.simulation.workshop import Workshop
-from orchestrator.tape.driver import Driver, Fold
-from orchestrator.tape.recovery import remember
+from orchestrator.core.vocabulary import Duration, Instant
+from orchestrator.simulation.disk import DiskFault, Operation
 
-
-class MortalWorkshop(Workshop):
-    """One whose merges die with it, unless they are in the journal."""
-
-    def __init__(self, world: MortalWorld) -> None:
-        super().__init__(world)
-        self._under_way: dict[FragmentId, f.MergeFragment] = {}
-
-    def merge(self, effect: f.MergeFragment) -> None:
-        self.check_held(effect)
-        self._under_way[effect.fragment] = effect
-        self._world.later(self._world.draw(self._world.plan.merge_s), lambda: self._complete(effect))
-
-    def die(self) -> tuple[f.MergeFragment, ...]:
-        """Forget everything; the merges that had reached the journal."""
-        merging, self._under_way = self._under_way, {}
-        return tuple(effect for effect in merging.values() if self._world.random.random() < 0.5)
-
-    def _complete(self, effect: f.MergeFragment) -> None:
-        if self._under_way.get(effect.fragment) is effect:
-            del self._under_way[effect.fragment]
-            self.told(effect)
-
-    def told(self, effect: f.MergeFragment) -> None:
-        self.outer[effect.fragment] = (effect.version, effect.step)
-        self._world.unless_over(e.MergeCompleted(self._world.now, effect.fragment, effect.version, "made", 0.0))
+OPERATIONS_MAX = 12
+"""A death strikes at one of so many operations: two rounds of a small job."""
+AWAY_MAX_S = 1.0
 
 
-class MortalWorld(RoughWorld):
-    """``deaths`` are the instants at which the synchroniser dies."""
+@dataclass(frozen=True, slots=True)
+class Death:
+    """``operation`` counts from ``at`` on; 0 is at once. The next life begins ``away_s`` later."""
 
-    def __init__(
-        self,
-        policy: JobPolicy,
-        plan: WorldPlan,
-        seed: int,
-        weather: Weather,
-        deaths: Iterable[Instant],
-        *,
-        folds: tuple[Fold, ...] = (),
-    ) -> None:
-        super().__init__(policy, plan, seed, weather, folds=folds)
-        self.workshop: MortalWorkshop = MortalWorkshop(self)
-        for at in deaths:
-            self.later(at, self._die)
+    at: Instant
+    power: bool
+    operation: int
+    fault: DiskFault
+    away_s: Duration
 
-    def _die(self) -> None:
-        if self.finished is not None or not self.sink.records:
-            return
-        lost = [c for current in self.core.state.rounds for c in current.offered.values()]
-        past = remember(self.tape)
-        self.core = past.core
-        self._driver = Driver(past.core, self._driver.folds, self.sink, past.count)
-        for effect in self.workshop.die():
-            self.workshop.told(effect)
-        self.tell(e.SynchroniserRestarted(self.now, past.next_epoch))
-        for c in lost:
-            self._offer_again(c)
 
-    def _offer_again(self, c: Contribution) -> None:
-        host = self.hosts[c.island, c.incarnation]
-        offer = Offer(c.fragment, c.offer, c.step, c.base_version, c.step_count, c.token_count, c.tokens_total)
-        if host.alive and host.process.stands(offer):
-            host.post([offer])
-            self.links.carry(host)
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The next ``count`` operations fail."""
 
-    def _act(self, effect: f.Effect) -> None:
-        """A placement asked for again is answered once: the controller makes one process of an incarnation."""
-        if not isinstance(effect, f.PlaceIsland) or (effect.island, effect.incarnation) not in self.hosts:
-            super()._act(effect)
+    at: Instant
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mortality:
+    """``merges_max`` is durability's: 0 for sync."""
+
+    deaths: tuple[Death, ...]
+    refusals: tuple[Refusal, ...]
+    merges_max: int
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        told = [f"{len(self.deaths)} deaths"]
+        told += ["loss of power"] if any(death.power for death in self.deaths) else []
+        told += ["refusing disk"] if self.refusals else []
+        return (*told, *([f"async {self.merges_max}"] if self.merges_max else []))
+
+
+class Fate:
+    """Of one synchroniser after another: what befalls the operations on its disk."""
+
+    def __init__(self) -> None:
+        self._doom: Death | None = None
+        self._operations = self._refusing = 0
+
+    def __call__(self, operation: Operation, _: Path) -> DiskFault | None:
+        if self._doom is not None:
+            self._operations -= 1
+            if self._operations == 0:
+                torn = operation is Operation.SYNC and self._doom.fault is DiskFault.TORN
+                return DiskFault.AFTER if torn else self._doom.fault
+        if self._refusing:
+            self._refusing -= 1
+            return DiskFault.FULL if operation is Operation.APPEND else DiskFault.ERROR
+        return None
+
+    def strike(self, death: Death) -> bool:
+        """Whether it dies at once."""
+        self._doom, self._operations = death, death.operation
+        return not death.operation
+
+    def refuse(self, refusal: Refusal) -> None:
+        self._refusing = refusal.count
+
+    def fulfilled(self) -> Death:
+        """The death that was meant. Whoever comes next has another fate."""
+        death, self._doom, self._refusing = self._doom, None, 0
+        assert death is not None
+        return death
+
+
+def draw_mortality(seed: int, deaths: int, until: Instant) -> Mortality:
+    """What this seed names, for ever the same; all of it begins before ``until``."""
+    random = Random(f"atoll swarm {seed} mortality")
+    powerless, refusing = random.random() < 0.5, random.random() < 0.5
+    merges_max = random.randint(1, 4) if random.random() < 0.25 else 0
+    drawn = []
+    for _ in range(deaths):
+        at, away_s = random.uniform(0.0, until), random.uniform(0.0, AWAY_MAX_S)
+        operation = random.choice((0, random.randint(1, OPERATIONS_MAX)))
+        fault = random.choice((DiskFault.BEFORE, DiskFault.TORN, DiskFault.AFTER))
+        drawn.append(Death(at, powerless and random.random() < 0.5, operation, fault, away_s))
+    refusals = [Refusal(random.uniform(0.1, until), random.randint(1, 4)) for _ in range(3 if refusing else 0)]
+    return Mortality(tuple(sorted(drawn, key=lambda death: death.at)), tuple(refusals), merges_max)

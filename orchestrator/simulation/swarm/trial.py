@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import fsum, isclose
-from random import Random
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -21,7 +20,8 @@ from orchestrator.errors import InternalError
 from orchestrator.simulation.swarm.checkers import Checkers
 from orchestrator.simulation.swarm.checkers.violation import require
 from orchestrator.simulation.swarm.configurations import draw
-from orchestrator.simulation.swarm.mortality import MortalWorld
+from orchestrator.simulation.swarm.mortal_world import MortalWorld
+from orchestrator.simulation.swarm.mortality import draw_mortality
 from orchestrator.simulation.swarm.weather import RoughWorld
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import STORY_LENGTH, tell
@@ -85,33 +85,46 @@ def run(seed: int, deaths: int = 0) -> Survived:
     drawn = draw(seed)
     if deaths:  # who takes a place while the synchroniser is away: tests/core and tests/ray have that
         drawn = replace(drawn, policy=replace(drawn.policy, standbys=()))
-    checkers = Checkers(drawn.policy, drawn.plan.calm_at, drawn.patience)
-    chance = Random(seed)  # its own, so that the world is drawn as it is without deaths
-    times = tuple(chance.uniform(0.0, drawn.plan.calm_at) for _ in range(deaths))
-    world: RoughWorld = RoughWorld(drawn.policy, drawn.plan, seed, drawn.weather, folds=(checkers,))
-    if deaths:
-        world = MortalWorld(drawn.policy, drawn.plan, seed, drawn.weather, times, folds=(checkers,))
+    mortality = draw_mortality(seed, deaths, drawn.plan.calm_at)
+
+    def checkers_of() -> Checkers:
+        return Checkers(drawn.policy, drawn.plan.calm_at, drawn.patience)
+
+    checkers, world = checkers_of(), None
     try:
-        world.run(until=UNTIL_S)
-        _check_end(world, checkers)
+        if deaths:
+            world = MortalWorld(drawn.policy, drawn.plan, seed, drawn.weather, mortality, checkers_of)
+            world.run(until=UNTIL_S)
+            checkers = world.checkers
+        else:
+            world = RoughWorld(drawn.policy, drawn.plan, seed, drawn.weather, folds=(checkers,))
+            world.run(until=UNTIL_S)
+        if not (isinstance(world, MortalWorld) and world.ended):
+            _check_end(world, checkers)
         again = replay(world.tape)
         require(again.exact, "a tape replays exactly", again.divergence)
     except Exception as error:  # whatever it is, the seed brings it back
         notes = "\n".join(getattr(error, "__notes__", ()))
-        story = notes or tell(world.sink.records[-STORY_LENGTH:])
+        story = notes or (tell(world.sink.records[-STORY_LENGTH:]) if world is not None else "")
         detail = f"{type(error).__name__}: {error}"
-        features = (*sorted(drawn.features), *([f"{deaths} deaths"] if deaths else []))
+        features = (*sorted(drawn.features), *(mortality.features if deaths else ()))
         raise SwarmFailure(detail=detail, seed=seed, features=features, story=story, deaths=deaths) from error
     return Survived(
         seed=seed,
         events=len(world.sink.records),
         merges=sum(current.version for current in checkers.rounds.all),
-        outcome=str(world.finished.outcome) if world.finished else "waiting for an operator",
+        outcome=_outcome(world),
         digest=again.digest,
         waited_ratio=checkers.waited_max / drawn.patience,
         advancing=checkers.advancing,
         seen=frozenset(_names(world)),
     )
+
+
+def _outcome(world: World) -> str:
+    if isinstance(world, MortalWorld) and world.ended:
+        return "lost with the power"
+    return str(world.finished.outcome) if world.finished else "waiting for an operator"
 
 
 def _names(world: World) -> Iterator[str]:

@@ -1,0 +1,219 @@
+"""A disk in memory under tape and journal, for processes that die and machines that lose their power.
+
+    process dies     what was appended stays, for the operating system has it; an append may be cut short
+    power is lost    what was synced stays, with its name; of what was appended behind it any part may be there, the end of
+                     it perhaps zeros or with flipped bits; files that were never synced may be gone, and removed ones back
+    full             a half of what was to be appended is there, and ENOSPC is said
+    error            of a sync: EIO is said, and what was not synced before never will be (Linux counts its pages as clean)
+
+Responsible for: being no better than POSIX allows a disk to be. ``fate`` says what befalls an operation. Refuses to know:
+what is written, and when to strike.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+
+
+class Died(BaseException):
+    """The process ends here. Not an Exception: nothing of ours may catch it."""
+
+
+class DiskFault(StrEnum):
+    """What befalls one operation. ``TORN`` and ``FULL`` are an append's, ``ERROR`` is a sync's."""
+
+    BEFORE = "before"
+    """The process dies, nothing done."""
+    AFTER = "after"
+    """The process dies, all done."""
+    TORN = "torn"
+    """The process dies, a half done."""
+    FULL = "full"
+    ERROR = "error"
+
+
+class Operation(StrEnum):
+    APPEND = "append"
+    SYNC = "sync"
+
+
+Fate = Callable[[Operation, Path], DiskFault | None]
+
+
+def fair(_: Operation, __: Path) -> DiskFault | None:
+    """Nothing befalls any operation."""
+    return None
+
+
+@dataclass(slots=True)
+class _Content:
+    """``synced`` bytes of ``data``, and the name, survive a loss of power, but for ``holes``, which read as zeros then."""
+
+    data: bytearray = field(default_factory=bytearray)
+    synced: int = 0
+    named: bool = False
+    holes: list[tuple[int, int]] = field(default_factory=list)
+
+    def truncate(self, size: int) -> None:
+        del self.data[size:]
+        self.synced = min(self.synced, size)
+        self.holes = [(start, min(end, size)) for start, end in self.holes if start < size]
+
+
+class SimulatedDisk:
+    """An ``orchestrator.disk.Disk``. It counts what it ``refused``, and ends of files ``spoilt`` by losses of power."""
+
+    def __init__(self, fate: Fate = fair) -> None:
+        self.fate = fate
+        self.refused = self.spoilt = 0
+        self._contents: dict[Path, _Content] = {}
+        self._removed: dict[Path, _Content] = {}
+        self._held: set[Path] = set()
+        self._boots = 1
+
+    # ── a disk ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def files(self, folder: Path) -> dict[str, int]:
+        return {path.name: len(content.data) for path, content in self._contents.items() if path.parent == folder}
+
+    def hold(self, path: Path, *, new: bool) -> SimulatedFile:
+        if new and path in self._contents:
+            raise FileExistsError(errno.EEXIST, "File exists", str(path))
+        if not new and path not in self._contents:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        if path in self._held:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", str(path))
+        self._contents.setdefault(path, _Content())
+        self._held.add(path)
+        return SimulatedFile(self, path)
+
+    def append(self, path: Path, parts: Sequence[bytes]) -> None:
+        content = self._contents.setdefault(path, _Content())
+        whole = b"".join(parts)
+        fault = self._befalls(Operation.APPEND, path)
+        if fault in (DiskFault.TORN, DiskFault.FULL):
+            content.data += whole[: len(whole) // 2]
+            raise Died if fault is DiskFault.TORN else OSError(errno.ENOSPC, "No space left on device", str(path))
+        content.data += whole
+        if fault is DiskFault.AFTER:
+            raise Died
+
+    def read(self, path: Path, start: int = 0, count: int = -1) -> bytes:
+        if path not in self._contents:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        data = self._contents[path].data
+        return bytes(data[start:] if count < 0 else data[start : start + count])
+
+    def sync(self, path: Path) -> None:
+        content = self._contents[path]
+        fault = self._befalls(Operation.SYNC, path)
+        if fault is DiskFault.ERROR:
+            content.holes.append((content.synced, len(content.data)))
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        content.synced, content.named = len(content.data), True
+        self._removed = {gone: old for gone, old in self._removed.items() if gone.parent != path.parent}
+        if fault is DiskFault.AFTER:
+            raise Died
+
+    def truncate(self, path: Path, size: int) -> None:
+        self._contents[path].truncate(size)
+
+    def rewrite(self, path: Path, start: int, data: bytes) -> None:
+        """Only ever with what is there, and before it was synced: so nothing is at stake but the holes."""
+        content = self._contents[path]
+        if content.synced > start or content.data[start : start + len(data)] != data:
+            raise ValueError(f"{path} is to be changed at {start}")
+        content.holes = [hole for hole in content.holes if not start <= hole[0] < hole[1] <= start + len(data)]
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Written beside, synced and renamed, so nothing in between is ever seen."""
+        self._contents[path] = _Content(bytearray(data), synced=len(data), named=True)
+
+    def remove(self, path: Path) -> None:
+        content = self._contents.pop(path, None)
+        if content is not None and content.named:
+            self._removed[path] = content
+
+    def boot(self) -> str:
+        return str(self._boots)
+
+    # ── what befalls it ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def let_go(self, path: Path) -> None:
+        self._held.discard(path)
+
+    def lose_process(self) -> None:
+        """Whoever held files is gone."""
+        self._held.clear()
+
+    def lose_power(self, chance: Random | None = None) -> None:
+        """Only what was synced is there for certain; without ``chance`` nothing else is."""
+        self.lose_process()
+        self._boots += 1
+        for path in sorted(self._contents):
+            content = self._contents[path]
+            rest = len(content.data) - content.synced
+            size = content.synced + (chance.randint(0, rest) if chance else 0)
+            if not content.named and (chance is None or chance.random() < 0.5):
+                del self._contents[path]
+                continue
+            content.truncate(size)
+            for start, end in content.holes:
+                content.data[start:end] = bytes(end - start)
+            if chance is not None and size > content.synced:
+                self.spoilt += _spoil(content, chance)
+            content.synced, content.named, content.holes = len(content.data), True, []
+        for path in sorted(self._removed):
+            if chance is not None and chance.random() < 0.5:
+                self._contents.setdefault(path, self._removed[path])
+        self._removed.clear()
+
+    def _befalls(self, operation: Operation, path: Path) -> DiskFault | None:
+        fault = self.fate(operation, path)
+        self.refused += fault in (DiskFault.FULL, DiskFault.ERROR)
+        if fault is DiskFault.BEFORE:
+            raise Died
+        return fault
+
+
+class SimulatedFile:
+    """An ``orchestrator.disk.HeldFile``."""
+
+    def __init__(self, disk: SimulatedDisk, path: Path) -> None:
+        self._disk, self._path, self.closed = disk, path, False
+
+    def append(self, data: bytes) -> None:
+        if self.closed:
+            raise ValueError(f"{self._path} is closed")
+        self._disk.append(self._path, [data])
+
+    def rewrite(self, start: int, data: bytes) -> None:
+        self._disk.rewrite(self._path, start, data)
+
+    def truncate(self, size: int) -> None:
+        self._disk.truncate(self._path, size)
+
+    def sync(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self._path} is closed")
+        self._disk.sync(self._path)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._disk.let_go(self._path)
+
+
+def _spoil(content: _Content, chance: Random) -> bool:
+    """What was under way when the power went: its end may be zeros, or wrong. Whether it is."""
+    kind, where = chance.randrange(3), chance.randrange(content.synced, len(content.data))
+    if kind == 1:
+        content.data[where:] = bytes(len(content.data) - where)
+    elif kind == 2:
+        content.data[where] ^= 1 << chance.randrange(8)
+    return kind > 0

@@ -1,0 +1,103 @@
+"""What durability promises, seen from outside: what islands were told stays, is one thing, and is what it should be.
+
+    the process dies          nothing is lost that was told, with any durability
+    power is lost, sync       nothing is lost that was told
+    power is lost, async      at most ``merges_max`` merges that were told are lost, and then the job ends and says so
+    a disk that refuses       costs nothing
+
+Θ and μ are worked out anew, from the contributions named on the tape, by a state that never dies: they are the same bits.
+Refuses to know: files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
+from orchestrator.merge.outer_optimizer import OuterOptimizer
+from orchestrator.merge.outer_state import FragmentState, OuterState
+from orchestrator.simulation.swarm.checkers.violation import require
+
+Arrays = Mapping[str, NDArray[np.float32]]
+Bytes = Callable[[FragmentId, PayloadId], Arrays]
+Merged = tuple[FragmentId, str, tuple[tuple[PayloadId, float], ...]]
+
+
+class Promises:
+    """Outlives the synchroniser. ``bytes_of`` says what a payload holds."""
+
+    def __init__(self, first: Sequence[FragmentState], averaging: str, optimizer: OuterOptimizer, bytes_of: Bytes):
+        self.first = tuple(first)
+        self._averaging, self._optimizer, self._bytes_of = averaging, optimizer, bytes_of
+        self._told: dict[tuple[FragmentId, Version], str] = {}
+        self._made: dict[Merged, FragmentState] = {}
+
+    def told(self, fragment: FragmentId, state: FragmentState) -> None:
+        """Islands hear of this state."""
+        before = self._told.setdefault((fragment, state.version), state.digest)
+        require(before == state.digest, "a published version is one and the same for ever", (fragment, state.version))
+
+    def newest_told(self, fragment: FragmentId) -> Version:
+        return max((version for p, version in self._told if p == fragment), default=Version(0))
+
+    def recovered(self, outer: OuterState) -> None:
+        """A synchroniser goes on from this Θ, merges that only the journal knows included."""
+        for p in range(len(self.first)):
+            fragment = FragmentId(p)
+            here, told = outer.version(fragment), self.newest_told(fragment)
+            require(here >= told, "no published merge is lost", (fragment, here, told))
+            digest = self._told.get((fragment, here), outer.state(fragment).digest)
+            same = digest == outer.state(fragment).digest
+            require(same, "a published version is one and the same for ever", (fragment, here))
+
+    def gave_up(self, kept: Callable[[FragmentId], Version | None], merges_max: int) -> None:
+        """A synchroniser does not go on, for merges that islands were told of are gone with the power."""
+        gone = [max(0, self.newest_told(p) - (kept(p) or Version(0))) for p in map(FragmentId, range(len(self.first)))]
+        require(sum(gone) <= merges_max, "a loss of power takes no more merges than async allows", (gone, merges_max))
+
+    def after(self, before: FragmentState, order: f.MergeFragment) -> FragmentState:
+        """What an undisturbed merge of these contributions gives."""
+        merged = (order.fragment, before.digest, tuple((item.payload, item.weight) for item in order.inputs))
+        if merged not in self._made:
+            alone = OuterState.restored([before], self._averaging, self._optimizer)
+            inputs = [(self._bytes_of(order.fragment, item.payload), item.weight) for item in order.inputs]
+            alone.merge(FragmentId(0), order.version, inputs)
+            self._made[merged] = alone.state(FragmentId(0))
+        return self._made[merged]
+
+
+class Theta:
+    """A fold over one life's tape, from its beginning: what Θ and μ must be."""
+
+    def __init__(self, promises: Promises) -> None:
+        self._promises = promises
+        self._states = list(promises.first)
+        self._orders: dict[FragmentId, f.MergeFragment] = {}
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if isinstance(event, e.MergeCompleted) and effects:
+            before, order = self._states[event.fragment], self._orders[event.fragment]
+            require(event.base_digest == before.digest, "digests chain", (event, before.digest))
+            after = self._states[event.fragment] = self._promises.after(before, order)
+            same = (event.version, event.digest) == (after.version, after.digest)
+            require(same, "Θ is that of an uninterrupted run fed the same contributions", (event, after.digest))
+        for effect in effects:
+            if isinstance(effect, f.MergeFragment):
+                self._orders[effect.fragment] = effect
+
+    def compare(self, outer: OuterState) -> None:
+        """Θ and μ as the synchroniser has them."""
+        for p, expected in enumerate(self._states):
+            here = outer.state(FragmentId(p))
+            pairs = [(here.parameters, expected.parameters), (here.momentum, expected.momentum)]
+            same = here.version == expected.version and all(_same(mine, its) for mine, its in pairs)
+            require(same, "Θ and μ are those of an uninterrupted run, bit for bit", (p, here, expected))
+
+
+def _same(these: Arrays, those: Arrays) -> bool:
+    return list(these) == list(those) and all(np.array_equal(these[name], those[name]) for name in these)

@@ -1,0 +1,149 @@
+"""Links that a synchroniser's death cuts, and islands that keep their letters until they are acknowledged.
+
+As ``runtime.links`` and ``learners.correspondence`` do live, with the same ``core.letters``: letters are read in order,
+those whose records are kept are acknowledged, and a synchroniser that took another's place hears again what was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from orchestrator.core import events as e
+from orchestrator.core.letters import Letters
+from orchestrator.core.messages import Letter, Offer
+from orchestrator.core.vocabulary import Epoch
+from orchestrator.simulation.host import Host
+from orchestrator.simulation.island import SimulatedIsland
+from orchestrator.simulation.links import Links
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.swarm.mortal_world import MortalWorld
+
+
+class Mail:
+    """In the place of a host's outbox: what is left of it is what this life of the synchroniser has not read yet.
+
+    ``newest_epoch`` is kept apart from what ``letters`` believes, by whoever checks it.
+    """
+
+    def __init__(self) -> None:
+        self.letters = Letters()
+        self.connected = False
+        self.newest_epoch = Epoch(0)
+        self._read = self._acknowledged = 0
+        self._records: dict[int, int] = {}
+        self._overtaken: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return self.connected and bool(self.letters.after(self._read))
+
+    def extend(self, letters: Iterable[Letter]) -> None:
+        self.letters.write(letters)
+
+    def skip_replaced(self, process: SimulatedIsland) -> None:
+        """Read over offers that newer ones replaced meanwhile: there is nothing to pull, and there may be many."""
+        while letters := self.letters.after(self._read):
+            number, letter = letters[0]
+            if not isinstance(letter, Offer) or process.holds(letter):
+                return
+            self._read = number
+
+    def popleft(self) -> Letter:
+        self._read, letter = self.letters.after(self._read)[0]
+        return letter
+
+    def appendleft(self, _: Letter) -> None:
+        """It did not get through after all."""
+        self._read -= 1
+
+    def clear(self) -> None:
+        """The process is gone, and its letters with it."""
+        self.letters = Letters()
+        self.connected = False
+
+    def hang_up(self) -> None:
+        """Whoever read these is gone."""
+        self.connected = False
+        self._read = self._acknowledged
+        self._records.clear()
+        self._overtaken.clear()
+
+    # ── from letters to records ───────────────────────────────────────────────────────────────────────────────────
+
+    def reading(self, *, overtaken: bool) -> int:
+        """The number of the letter read last; ``overtaken`` if later ones will be heard before it."""
+        if overtaken:
+            self._overtaken.add(self._read)
+        return self._read
+
+    def became(self, number: int, record: int) -> None:
+        self._records[number] = record
+        self._overtaken.discard(number)
+
+    def acknowledge(self, kept_count: int, *, carrying: bool) -> None:
+        """The island forgets what is kept; a letter that became no record needs no keeping."""
+        for number in range(self._acknowledged + 1, self._read + (0 if carrying else 1)):
+            if number in self._overtaken or self._records.get(number, 0) > kept_count:
+                break
+            self._acknowledged = number
+            self._records.pop(number, None)
+        self.letters.forget(self._acknowledged)
+
+
+def mail_of(host: Host) -> Mail:
+    return cast(Mail, host.outbox)
+
+
+class MortalLinks(Links):
+    """Of the synchroniser that lives now."""
+
+    def __init__(self, world: MortalWorld) -> None:
+        super().__init__(world)
+        self._mortal = world
+
+    def carry(self, host: Host) -> None:
+        if not host.carrying and mail_of(host).connected:
+            mail_of(host).skip_replaced(host.process)
+        super().carry(host)
+
+    def hear(self, host: Host, event: e.Event, seconds: float) -> None:
+        world, mail = self._mortal, mail_of(host)
+        number = mail.reading(overtaken=seconds > 0.0)
+
+        def heard() -> None:
+            world.tell(replace(event, at=world.now))
+            if world.alive:
+                mail.became(number, world.count)
+
+        if seconds > 0.0:
+            world.while_alive(seconds, heard)
+        else:
+            heard()
+
+    def connect(self, host: Host, *, lost: bool) -> None:
+        """Read this process's letters from the first that was not acknowledged on; ``lost``: it was not heard of before."""
+        world = self._mortal
+        process = host.process
+        host.suspected = lost
+        if not host.alive:
+            gone = e.ConnectionLost(0.0, process.island, process.incarnation, True, "its process is gone")
+            self.say(gone, world.draw(world.plan.detect_s))
+            return
+
+        def answered() -> None:
+            mail_of(host).connected = True
+            if host.suspected:
+                host.suspected = False
+                world.tell(e.ConnectionRestored(world.now, process.island, process.incarnation))
+            self.carry(host)
+
+        def suspect() -> None:
+            if host.alive and host.silent(world.now) and not host.suspected:
+                host.suspected = True
+                world.tell(e.ConnectionLost(world.now, process.island, process.incarnation, False, "no answer"))
+
+        call = world.addressed(host, world.ours(answered))
+        world.while_alive(world.draw(world.plan.letter_s), lambda: world.reach(host, call))
+        world.while_alive(world.plan.silence_s, suspect)

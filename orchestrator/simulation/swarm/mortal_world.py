@@ -1,0 +1,298 @@
+"""A world whose synchroniser dies, and goes on from its files: real tape, journal and recovery, on a simulated disk.
+
+Gone with the process are the payloads held, merges and evaluations under way, timers, and whatever was on its way to it;
+calls on their way to islands arrive, if nobody of a newer epoch has spoken there before. Islands keep their letters until
+they are acknowledged. The next life begins as ``runtime.synchroniser_actor`` and ``runtime.returning`` do: files, timers,
+links, first events, strays. Refuses to know what must come of it (``checkers``) and when to die (``mortality``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.membership import WITH_PROCESS
+from orchestrator.core.vocabulary import FragmentId, IslandState, JobPhase, JobPolicy, ReleaseReason
+from orchestrator.errors import DataError, Fenced
+from orchestrator.journal.storage import Journal
+from orchestrator.runtime.files import JobFiles, open_files
+from orchestrator.runtime.patience import Patience, PatientSink
+from orchestrator.simulation.disk import Died, SimulatedDisk
+from orchestrator.simulation.host import Host
+from orchestrator.simulation.island import SimulatedIsland
+from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.swarm.checkers import Checkers
+from orchestrator.simulation.swarm.checkers.promises import Promises, Theta
+from orchestrator.simulation.swarm.checkers.violation import require
+from orchestrator.simulation.swarm.keeping import (
+    MortalWorkshop,
+    bytes_of,
+    first_outer_state,
+    insist,
+    job_spec,
+    optimizer,
+)
+from orchestrator.simulation.swarm.mail import Mail, MortalLinks, mail_of
+from orchestrator.simulation.swarm.mortality import Death, Fate, Mortality
+from orchestrator.simulation.swarm.weather import RoughWorld, Weather
+from orchestrator.tape.driver import Driver, MemorySink
+from orchestrator.tape.schema import Record, Tape
+from orchestrator.tape.storage import read_tape
+
+FOLDER = Path("/job")
+SYNC_EVERY_S = 0.5
+
+
+class Records(MemorySink):
+    """A fold: what is on the tape."""
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        self.append(Record(len(self.records) + 1, event, effects))
+
+
+class MortalWorld(RoughWorld):
+    """``generation`` counts its synchronisers from 1; ``ended`` says why no synchroniser can go on, when one may not."""
+
+    links: MortalLinks
+    workshop: MortalWorkshop
+
+    def __init__(
+        self,
+        policy: JobPolicy,
+        plan: WorldPlan,
+        seed: int,
+        weather: Weather,
+        mortality: Mortality,
+        checkers: Callable[[], Checkers],
+    ) -> None:
+        super().__init__(policy, plan, seed, weather)
+        self.alive, self.generation, self.ended = False, 0, ""
+        self._fate = Fate()
+        self.disk = SimulatedDisk(self._fate)
+        self._spec, self._checkers_of = job_spec(mortality.merges_max), checkers
+        self._merges_max, self._power_was_lost = mortality.merges_max, False
+        self._power = Random(f"atoll swarm {seed} power")
+        self._unheard: list[e.Command] = []
+        self._asked: dict[int, int] = {}
+        self.links, self.workshop = MortalLinks(self), MortalWorkshop(self)
+        first = first_outer_state(policy.fragment_count)
+        fragments = [first.state(FragmentId(p)) for p in range(policy.fragment_count)]
+        self.promises = Promises(fragments, self._spec.synchroniser.averaging, optimizer(), bytes_of)
+        for death in mortality.deaths:
+            self.later(death.at, partial(self._strike, death))
+        for refusal in mortality.refusals:
+            self.later(refusal.at, partial(self._fate.refuse, refusal))
+
+    # ── what the process does ─────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def count(self) -> int:
+        return self._driver.count
+
+    @property
+    def tape(self) -> Tape:
+        """The file's; of a job that ``ended`` what the power left of it need not be readable."""
+        return super().tape if self.ended else read_tape(FOLDER / "tape.jsonl", self.disk)
+
+    def ours(self, thunk: Callable[[], None]) -> Callable[[], None]:
+        """``thunk``, if this life of the synchroniser has not ended by then; it may end in it."""
+        mine = self.generation
+
+        def here() -> None:
+            if self.alive and self.generation == mine and self.finished is None:
+                self._mortally(thunk)
+
+        return here
+
+    def while_alive(self, seconds: float, thunk: Callable[[], None]) -> None:
+        self.later(seconds, self.ours(thunk))
+
+    def tell(self, event: e.Event) -> None:
+        if self.finished is not None:
+            return  # the process has let everything go
+        if self.alive:
+            self._mortally(lambda: super(MortalWorld, self).tell(event))
+        elif isinstance(event, e.Command):
+            self._unheard.append(event)  # who asked for it asks again
+
+    def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:
+        epoch, mail = self.epoch, mail_of(host)
+
+        def heard() -> None:
+            if not host.alive:
+                return
+            newest = mail.newest_epoch
+            try:
+                replaced = mail.letters.heed(epoch)
+            except Fenced:
+                return
+            require(epoch >= newest, "no message of an older epoch is acted on", (host.process.island, epoch, newest))
+            mail.newest_epoch = epoch
+            if replaced:
+                mail.extend(mail.letters.missing(host.process.standing_offers()))
+            call()
+
+        return heard
+
+    def host_of(self, process: SimulatedIsland) -> Host:
+        host = Host(process)
+        host.outbox = Mail()  # type: ignore[assignment]
+        self._asked[id(host)] = self.generation
+        return host
+
+    def answer(self, host: Host, event: e.Event) -> None:
+        """By the controller, which lives elsewhere: to whoever asked it, if that one still lives."""
+        if not self.alive or self._asked[id(host)] != self.generation or self.finished is not None:
+            return
+        self.tell(replace(event, at=self.now))
+        if isinstance(event, e.IslandPlaced) and self.alive:
+            self.links.connect(host, lost=False)
+
+    def _mortally(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Died:
+            self._die()
+
+    def _act(self, effect: f.Effect) -> None:
+        match effect:
+            case f.PlaceIsland() if (effect.island, effect.incarnation) in self.hosts:
+                self._place_again(effect)
+            case f.ReleasePayload(reason=ReleaseReason.LOST):
+                self.held.discard(effect.payload)
+                self.workshop.gone.discard(effect.payload)
+            case f.FinishJob():
+                self._finish(effect)
+            case f.PublishFragment():
+                assert self.workshop.keeper is not None
+                state = self.workshop.keeper.outer.state(effect.fragment)
+                if state.version == effect.version and effect.recipients:
+                    self.promises.told(effect.fragment, state)
+                super()._act(effect)
+            case _:
+                super()._act(effect)
+
+    def _place_again(self, effect: f.PlaceIsland) -> None:
+        """The controller makes one process of an incarnation, and gives the same answer again."""
+        host = self.hosts[effect.island, effect.incarnation]
+        self._asked[id(host)] = self.generation
+        if host.placed:
+            placed = e.IslandPlaced(self.now, effect.island, effect.incarnation, effect.node_group, 1)
+            self.while_alive(self.draw(self.plan.place_s), lambda: self.answer(host, placed))
+        elif not host.alive:
+            failed = e.PlacementFailed(self.now, effect.island, effect.incarnation, "no room, or ended")
+            self.while_alive(self.draw(self.plan.place_s), lambda: self.answer(host, failed))
+
+    def _finish(self, effect: f.FinishJob) -> None:
+        """Whoever dies in this does it again in the next life."""
+        insist("the tape cannot be written", self._files.tape.close)
+        self._files.journal.clear()
+        self.finished = effect
+        for host in self.hosts.values():
+            self.die(host, "the job is over", said=False)
+
+    # ── death, and the next life ──────────────────────────────────────────────────────────────────────────────────
+
+    def _strike(self, death: Death) -> None:
+        if self.alive and self.finished is None and self._fate.strike(death):
+            self._die()
+
+    def _die(self) -> None:
+        death, self.alive = self._fate.fulfilled(), False
+        self._files.tape.let_go()
+        if death.power:
+            self._power_was_lost = True
+            self.disk.lose_power(self._power)
+        self.disk.lose_process()
+        self.held.clear()
+        for host in self.hosts.values():
+            host.carrying = False
+            mail_of(host).hang_up()
+        self.later(death.away_s, self._live)
+
+    def _start_job(self) -> None:
+        self.later(0.0, self._live)
+
+    def _live(self) -> None:
+        self.generation, self.alive = self.generation + 1, True
+        self._mortally(self._take_up)
+
+    def _take_up(self) -> None:
+        self.sink, self.checkers, theta = Records(), self._checkers_of(), Theta(self.promises)
+        self.goodput, self.statistics = Goodput(self.policy), Statistics(self.policy)
+        folds = (self.sink, self.checkers, theta, self.goodput, self.statistics)
+        try:
+            files = self._files = open_files(FOLDER, "job", self._spec, self.policy, 0.0, folds, self.disk)
+        except DataError as error:
+            self._give_up(error)
+            return
+        self.epoch, past = files.epoch, files.past
+        self.core = files.core
+        sink = PatientSink(files.tape, Patience(retry_s=0.0))
+        self._driver = Driver(files.core, folds, sink, past.count if past is not None else 0)
+        if files.core.state.phase is JobPhase.FINISHED:
+            self._finish(next(x for r in reversed(self.sink.records) for x in r.effects if isinstance(x, f.FinishJob)))
+            return
+        self.held = {c.payload for r in files.core.state.rounds for c in r.offered.values()}
+        self.workshop = MortalWorkshop(self)
+        self.workshop.gone = set(self.held)
+        if files.outer is not None:
+            self.promises.recovered(files.outer)
+            self.workshop.remember(files.outer, files.merges, files.journal)
+        self._return(files)
+        for make in files.first_events:
+            self.tell(make(self.now))
+        if not self.alive:
+            return
+        if files.outer is not None:
+            theta.compare(files.outer)
+        else:
+            outer = first_outer_state(self.policy.fragment_count)
+            self.while_alive(self.plan.seed_s, lambda: self.workshop.seed(outer, files.journal))
+        if not files.started:
+            self.tell(e.JobStarted(self.now))
+        unheard, self._unheard = self._unheard, []
+        for command in unheard:
+            self.tell(replace(command, at=self.now))
+        self.while_alive(SYNC_EVERY_S, self._sync)
+
+    def _return(self, files: JobFiles) -> None:
+        """Keep the deadlines that were set, listen to every process that lives, end those that are over."""
+        for timer in files.past.timers if files.past is not None else ():
+            self.while_alive(max(0.0, timer.due_at - self.now), partial(self._tell_timer, timer))
+        islands = files.core.state.islands
+        for (name, incarnation), host in self.hosts.items():
+            now = islands[name]
+            with_process = incarnation == now.incarnation and now.state in WITH_PROCESS
+            if with_process and now.state is not IslandState.PLACING:
+                self.links.connect(host, lost=now.state is IslandState.SUSPECT)
+            elif not with_process and incarnation <= now.incarnation:
+                self.while_alive(self.draw(self.plan.detect_s), partial(self.die, host, "a stray", said=False))
+
+    def _give_up(self, error: DataError) -> None:
+        """No synchroniser goes on from these files: it ends loudly, and may do so only after a loss of power, with async."""
+        may = bool(self._merges_max) and self._power_was_lost
+        require(may, "a synchroniser goes on from its files", error)
+        kept = Journal(FOLDER / "journal", disk=self.disk).newest
+        self.promises.gave_up(kept, self._merges_max)
+        self.alive, self.ended = False, str(error)
+
+    def _sync(self) -> None:
+        """The tape is made durable now and then, and islands forget what is kept."""
+        tape = self._files.tape
+        if self.finished is not None:
+            return
+        if not self._merges_max and tape.synced_count < tape.count:
+            insist("the tape cannot be written", tape.sync)
+        kept = tape.count if self._merges_max else tape.synced_count
+        for host in self.hosts.values():
+            if host.alive and not host.silent(self.now) and mail_of(host).connected:
+                mail_of(host).acknowledge(kept, carrying=host.carrying)
+        self.while_alive(SYNC_EVERY_S, self._sync)
