@@ -240,7 +240,7 @@ def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
 
 
 def _ended(run: ChaosRun) -> str:
-    return f"the plan is {run.reason}; the job goes on: `atoll watch {run.job}`"
+    return f"the plan is {run.reason}; nothing more is done to the job: `atoll watch {run.job}`"
 
 
 def _folder(job: Job) -> Path:

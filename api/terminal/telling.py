@@ -41,7 +41,7 @@ EVENTS = {
     "KillRequested": "{caller} asks to kill {island}",
     "DrainRequested": "{caller} asks to drain {island}",
     "ReaddRequested": "{caller} asks to place {island} again",
-    "ScaleRequested": "{caller} asks for {count} islands on {node_group}",
+    "ScaleRequested": "{caller} sets the number of islands on {node_group} to {count}",
     "CordonRequested": "{caller} asks to place nothing new on {node_group}",
     "UncordonRequested": "{caller} asks to place islands on {node_group} again",
     "JobResumed": "the job goes on from {checkpoint}, with {tokens_trained:,} tokens trained before",
