@@ -66,7 +66,7 @@ class SynchroniserActor:
         self._started_at, self._zero = returning.clock(self._files)
         self._posted = past.count if past else 0
         self._patience, self._syncing = returning.durability(spec, self._files.tape)
-        sink = PatientSink(self._files.tape, self._patience)
+        sink = PatientSink(self._files.tape, self._patience, self._files.journal.settle)
         self._driver = Driver(self._core, folds, sink, self._posted)
         controller = controller_of(job, spec, run_dir)
         self._controller: Any = controller

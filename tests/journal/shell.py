@@ -100,7 +100,7 @@ class Shell:
         self.files = open_files(folder, "job", job, policy, 0.0, (self.goodput,), disk)
         past = self.files.past
         self.core = self.files.core
-        self.sink = PatientSink(self.files.tape, Patience(retry_s=0.0))
+        self.sink = PatientSink(self.files.tape, Patience(retry_s=0.0), self.files.journal.settle)
         self.driver = Driver(self.core, (self.goodput,), self, past.count if past else 0)
         self.now = past.at if past else 0.0
         self.payloads = PayloadTable()
