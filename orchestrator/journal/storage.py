@@ -105,6 +105,10 @@ class Journal:
         if self._unsynced == 0:
             self._drop_old()
 
+    def settle(self) -> None:
+        """What was found when it was opened is durable, and may be told. Raises OSError, and may be asked again."""
+        self._sync_all()
+
     def clear(self) -> None:
         """Forget everything: what it holds is of a beginning that nobody heard of."""
         for segments in self._segments.values():
@@ -190,7 +194,7 @@ class Journal:
                 break
             segment.entries[facts.version] = place
             segment.size += place.count
-        self._sync(segment)  # whoever wrote it may have died before, and what is read here will be told
+        segment.synced = False  # whoever wrote it may have died before
         self._segments.setdefault(FragmentId(int(fragment)), []).append(segment)
 
     def _entry_at(self, path: Path, start: int) -> tuple[Facts, Place]:

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 TAPE_REFUSES = "the tape cannot be written"
+JOURNAL_REFUSES = "the journal cannot be written"
 
 
 class Patience:
@@ -55,12 +56,19 @@ class Patience:
 
 
 class PatientSink:
-    """A tape whose disk may refuse for a while. An epoch is durable before anybody hears of it: none is lived twice."""
+    """A tape whose disk may refuse for a while. An epoch is durable before anybody hears of it: none is lived twice.
 
-    def __init__(self, tape: TapeWriter, patience: Patience) -> None:
-        self._tape, self._patience = tape, patience
+    Before anything is told ``settle`` makes durable what the journal was found to hold.
+    """
+
+    def __init__(self, tape: TapeWriter, patience: Patience, settle: Callable[[], None]) -> None:
+        self._tape, self._patience, self._settle = tape, patience, settle
+        self._settled = False
 
     def append(self, record: Record) -> None:
+        if not self._settled:
+            self._patience.insist(JOURNAL_REFUSES, self._settle)
+            self._settled = True
         self._patience.insist(TAPE_REFUSES, lambda: self._tape.append(record))
         if isinstance(record.event, SynchroniserRestarted):
             self._patience.insist(TAPE_REFUSES, self._tape.sync)

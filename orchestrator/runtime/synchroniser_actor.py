@@ -71,7 +71,7 @@ class SynchroniserActor:
         self._started_at, self._zero = returning.clock(self._files)
         self._posted = past.count if past else 0
         self._patience, self._syncing = returning.durability(spec, self._files.tape)
-        sink = PatientSink(self._files.tape, self._patience)
+        sink = PatientSink(self._files.tape, self._patience, self._files.journal.settle)
         self._driver = Driver(self._core, (self._files.promises, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
         self._snapshots = Snapshots(self._run_dir / SNAPSHOT, self._files.tape, every)

@@ -124,9 +124,9 @@ class SimulatedDisk:
         self._contents[path].truncate(size)
 
     def rewrite(self, path: Path, start: int, data: bytes) -> None:
-        """Only ever with what is there, and before it was synced: so nothing is at stake but the holes."""
+        """Only ever with what is there: so nothing is at stake but the holes."""
         content = self._contents[path]
-        if content.synced > start or content.data[start : start + len(data)] != data:
+        if content.data[start : start + len(data)] != data:
             raise ValueError(f"{path} is to be changed at {start}")
         content.holes = [hole for hole in content.holes if not start <= hole[0] < hole[1] <= start + len(data)]
 

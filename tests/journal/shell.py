@@ -101,7 +101,7 @@ class Shell:
         (self.goodput,) = self.files.folds
         past = self.files.past
         self.core = self.files.core
-        self.sink = PatientSink(self.files.tape, Patience(retry_s=0.0))
+        self.sink = PatientSink(self.files.tape, Patience(retry_s=0.0), self.files.journal.settle)
         self.driver = Driver(self.core, (self.files.promises, self.goodput), self, past.count if past else 0)
         every = job.synchroniser.durability.snapshot_every_records
         self.snapshots = Snapshots(folder / SNAPSHOT, self.files.tape, every, disk)

@@ -102,7 +102,9 @@ def test_what_a_dead_writer_had_not_synced_survives_a_loss_of_power_once_it_is_r
     disk = FaultyDisk(sync={3: "before"})
     with pytest.raises(Died):
         filled(tmp_path, 20, disk=disk)
-    newest = Journal(tmp_path, disk=disk).newest(0)  # and islands are told of it
+    journal = Journal(tmp_path, disk=disk)
+    newest = journal.newest(0)
+    journal.settle()  # and now islands are told of it
     disk.lose_power()
     assert Journal(tmp_path, disk=disk).newest(0) == newest == 2
 

@@ -235,7 +235,7 @@ class MortalWorld(RoughWorld):
             return
         self.epoch, past = files.epoch, files.past
         self.core = files.core
-        sink = PatientSink(files.tape, Patience(retry_s=0.0))
+        sink = PatientSink(files.tape, Patience(retry_s=0.0), files.journal.settle)
         self._driver = Driver(files.core, folds, sink, past.count if past is not None else 0)
         if files.core.state.phase is JobPhase.FINISHED:
             self._finish(next(x for r in reversed(self.sink.records) for x in r.effects if isinstance(x, f.FinishJob)))
