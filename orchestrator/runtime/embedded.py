@@ -35,7 +35,7 @@ from orchestrator.runtime.groups import NodeGroup, read_groups
 from orchestrator.runtime.ray_start import LOOPBACK, Place, free_port, log_of, start_head, start_node
 from orchestrator.runtime.settings import CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 60.0
 RAYLET = "raylet"
 HERE: Mapping[str, Place] = MappingProxyType({})
 
@@ -61,7 +61,10 @@ def up(
         cluster = _prepare(home, groups, places.get(CONTROL_GROUP, Place()), partition_tolerance_s)
     fresh = not processes.marked(cluster.id)
     try:
-        _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
+        try:
+            _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
+        except InfrastructureError:  # Ray gives a node half a minute, in which a busy machine may not start all at once
+            _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
     except BaseException:
         if fresh:
             down(home)
@@ -136,11 +139,13 @@ def _start_missing(
 
 
 def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, subprocess.Popen[bytes]], deadline: float) -> None:
+    codes: dict[str, int | None] = {}
     for name, process in starting.items():
         try:
-            code = process.wait(max(0.0, deadline - time.monotonic()))
+            codes[name] = process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            code = None
+            codes[name] = None
+    for name, code in codes.items():
         if code != 0:
             _raise_start_failure(cluster, name, code)
 
