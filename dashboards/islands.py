@@ -179,7 +179,7 @@ def _recovery() -> list[Panel]:
                 Query(query.expression.replace(f"[{RATE}]", "[1h]"), query.legend)
                 for query in quantiles("atoll_recovery_seconds")
             ),
-            width=8,
+            width=6,
         ),
         curves(
             "Its parts",
@@ -192,7 +192,7 @@ def _recovery() -> list[Panel]:
                 "{{part}}",
             ),
             stacked=True,
-            width=8,
+            width=6,
         ),
         curves(
             "States handed over",
@@ -201,7 +201,17 @@ def _recovery() -> list[Panel]:
             Query(f"sum by (source) (atoll_catch_ups_total{{{JOB}}})", "from {{source}}"),
             Query(f"sum(atoll_catch_up_failures_total{{{JOB}}})", "failed"),
             Query(f"sum(atoll_placement_failures_total{{{JOB}}})", "not placed"),
-            width=8,
+            width=6,
             colours={"from peer": GOOD, "from synchroniser": CALM, "failed": BAD, "not placed": WARN},
+        ),
+        curves(
+            "Standbys",
+            "How many were ready, and how many were on the way to it, by their time; and how often one took a lost island's "
+            "place so far.",
+            "none",
+            Query(f"sum by (class) (deriv(atoll_standby_seconds{{{JOB}}}[{RATE}]))", "{{class}}"),
+            Query(f"sum(atoll_standby_takeovers_total{{{JOB}}})", "took over"),
+            width=6,
+            colours={"ready": GOOD, "preparing": WARN, "took over": CALM},
         ),
     ]

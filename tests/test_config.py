@@ -103,3 +103,21 @@ def test_what_contributions_must_be_like_reaches_the_core() -> None:
     assert parse_job({**document, "health": health}).policy().health == HealthPolicy(None, 1, 0)
     with pytest.raises(InvalidJobSpec, match="displacement_ratio_max"):
         parse_job({**document, "health": {"displacement_ratio_max": 1.0}})
+
+
+def test_standbys_have_names_of_their_own_and_no_shard() -> None:
+    document = {
+        "islands": [
+            {"node_group": "a", "count": 2, "standby": 2},
+            {"node_group": "b", "standby": 1, "accelerators": 0},
+        ],
+        "budget": {"steps": 10},
+    }
+    spec = parse_job(document)
+    assert list(spec.standby_sections()) == ["a-standby-0", "a-standby-1", "b-standby"]
+    assert spec.island_count == 3
+    assert [plan.node_group for plan in spec.policy(standbys=True).standbys] == ["a", "a", "b"]
+    assert spec.policy().standbys == ()
+    document["islands"].append({"node_group": "b", "name": "b-standby"})
+    with pytest.raises(InvalidJobSpec, match="'b-standby' is used twice"):
+        parse_job(document)

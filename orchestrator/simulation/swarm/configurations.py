@@ -13,11 +13,12 @@ Source: Groce et al., "Swarm Testing", ISSTA 2012.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 from orchestrator.core.vocabulary import Duration, HealthPolicy, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
+from orchestrator.simulation.swarm.standbys import with_standbys
 from orchestrator.simulation.swarm.weather import Weather
 
 STRANGER = IslandId("atlantis")
@@ -115,31 +116,8 @@ class _Draw:
         patience = 1.0 + 3 * self.interval * slowest + 5 * links
         policy = self._policy(patience)
         if self.on(STANDBYS):
-            policy, plan = self._with_standbys(policy, plan)
+            policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
         return Configuration(self.seed, self.features, policy, plan, self._weather(), patience)
-
-    def _with_standbys(self, policy: JobPolicy, plan: WorldPlan) -> tuple[JobPolicy, WorldPlan]:
-        """One or two for some of the islands, and what may befall them; islands themselves are struck anew, too."""
-        chance, until = self.standbys, self.calm_at - SILENCE_MAX_S
-        chosen = [island for island in policy.islands if chance.random() < 0.6]
-        standbys = tuple(
-            replace(island, island=IslandId(f"{island.island}-standby-{number}"))
-            for island in chosen
-            for number in range(chance.randint(1, 2))
-        )
-        kinds = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.KILL, FaultKind.FREEZE, FaultKind.CUT)
-        whom = [island.island for island in (*standbys, *chosen)]
-        more = tuple(
-            Fault(
-                chance.uniform(0.0, until),
-                chance.choice(kinds),
-                chance.choice(whom),
-                chance.uniform(0.1, SILENCE_MAX_S),
-            )
-            for _ in range(chance.randint(1, 6) if whom else 0)
-        )
-        faults = tuple(sorted((*plan.faults, *more), key=lambda fault: (fault.at, fault.island, fault.kind)))
-        return replace(policy, standbys=standbys), replace(plan, faults=faults)
 
     def on(self, feature: str) -> bool:
         return feature in self.features
