@@ -1,7 +1,7 @@
 """``make bench``: events per second of core and fleet model, the merge arithmetic, what synchronising costs a step, what
-keeping a merge costs, and how soon operators are served.
+keeping a merge and a checkpoint costs, and how soon operators are served.
 
-python -m tests.bench [core] [fleet] [merge] [journal] [overhead] [surface [--json]]        all without arguments
+python -m tests.bench [core] [fleet] [merge] [journal] [checkpoints] [overhead] [surface [--json]]   all without arguments
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orchestrator.core.vocabulary import IslandPlan
 from orchestrator.merge import benchmark
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
-from tests.bench import fleet, journal, overhead, surface
+from tests.bench import checkpoints, fleet, journal, overhead, surface
 from tests.core.story import policy
 
 EVENTS_PER_SECOND_GOAL = 50_000
@@ -57,6 +57,7 @@ PARTS = {
     "fleet": fleet.main,
     "merge": merge,
     "journal": journal.main,
+    "checkpoints": checkpoints.main,
     "overhead": overhead.main,
     "surface": surface.main,
 }
