@@ -158,7 +158,9 @@ class Command(Answer):
     state: CommandState
     detail: str
     node_group: str | None = Field(default=None, description="of a scale, cordon or uncordon")
-    count: int | None = Field(default=None, description="of a scale: how many islands there shall be")
+    count: int | None = Field(
+        default=None, description="of a scale: how many islands; of a rollback: to which checkpoint"
+    )
 
 
 class Commands(Answer):

@@ -30,7 +30,7 @@ from learners.mailbox import Mail
 from learners.odometer import Odometer
 from learners.outbox import Outbox
 from orchestrator.core import schedule
-from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer
+from orchestrator.core.messages import ALL_OFFERS, Adopted, Broken, Drained, Flushed, Offer
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InternalError
 
@@ -228,7 +228,7 @@ class IslandLoop(Holder):
             return
         rule = self._plan.adoption
         after = FragmentWork(mail.version, base=mail.arrays, offers_before=self._offers_made)
-        since = before.kept_since(mail.merged_offer, rule)
+        since = None if mail.merged_offer == ALL_OFFERS else before.kept_since(mail.merged_offer, rule)
         if since is None:
             self._trainer.load(mail.arrays)
         else:

@@ -24,3 +24,9 @@ class CheckpointRequests:
         """Have a running job save itself now."""
         command: Command = self._post(f"/v1/jobs/{quote(job, safe='')}/checkpoints", Command)
         return command
+
+    def roll_back(self, job: str, checkpoint: int | None = None) -> Command:
+        """Take a running job back to a checkpoint of its own, or to the newest."""
+        body = {"checkpoint": checkpoint} if checkpoint is not None else None
+        command: Command = self._post(f"/v1/jobs/{quote(job, safe='')}/rollback", Command, body)
+        return command

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas import Answer
 
@@ -18,6 +18,14 @@ class Checkpoint(Answer):
     tokens_trained: int
     islands: list[str] = Field(description="whose state it holds")
     bytes: int
+
+
+class RollbackOptions(BaseModel):
+    """``checkpoint`` is the number of one that the job keeps; without it, the newest."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    checkpoint: int | None = Field(default=None, ge=1, le=2**31 - 1)
 
 
 class Checkpoints(Answer):

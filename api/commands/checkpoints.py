@@ -1,8 +1,9 @@
-"""Commands about a job's checkpoints: list them, take one now."""
+"""Commands about a job's checkpoints: list them, take one now, go back to one."""
 
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
 import typer
 
@@ -45,6 +46,21 @@ def checkpoint(
         conclude(client, client.take_checkpoint(job), as_json)
 
 
+def rollback(
+    job: JobArgument,
+    to: Annotated[
+        int | None, typer.Option("--to", min=1, help="The checkpoint's number; the newest if absent.")
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a running job back to a checkpoint. What was merged since is undone; training goes on from there."""
+    with connect(home, url) as client:
+        conclude(client, client.roll_back(job, to), as_json)
+
+
 def register(app: typer.Typer) -> None:
     app.command()(checkpoints)
     app.command()(checkpoint)
+    app.command()(rollback)

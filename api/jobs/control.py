@@ -20,7 +20,7 @@ from typing import Any, Literal, NotRequired, Protocol, TypedDict
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Dose
 
-CommandKind = Literal["kill", "drain", "readd", "scale", "cordon", "uncordon", "checkpoint", "cancel"]
+CommandKind = Literal["kill", "drain", "readd", "scale", "cordon", "uncordon", "checkpoint", "rollback", "cancel"]
 FaultKind = Literal[
     "kill", "stop", "cut", "slow", "corrupt", "delay", "drop", "continue", "kill_node", "kill_synchroniser"
 ]
@@ -107,6 +107,10 @@ class ControlPort(Protocol):
 
     def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
         """Have so many islands of the job on the node group; as a command of that id."""
+        ...
+
+    def roll_back(self, job_id: str, command_id: str, caller: str, checkpoint: int) -> None:
+        """Take the job back to a checkpoint of its own, 0 for the newest; as a command of that id."""
         ...
 
     def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:

@@ -136,6 +136,8 @@ def hand_over(control: ControlPort, command: CommandRow) -> None:
     whom = (command.job, command.command, command.caller)
     if command.kind == "scale":
         control.scale_job(*whom, command.node_group, command.count)
+    elif command.kind == "rollback":
+        control.roll_back(*whom, command.count or 0)
     elif command.kind in ("cordon", "uncordon"):
         control.set_cordon(*whom, command.node_group, command.kind == "cordon")
     elif command.dose is not None:

@@ -169,16 +169,17 @@ class Service:
         key: str | None,
         fault: Dose | None = None,
         scale: Scale | None = None,
+        count: int | None = None,
         if_match: str | None = None,
     ) -> Command:
         """Remember a command to a living job and who asked, and hand it over. The outcome is read by ``command``.
 
-        With ``fault`` it is one of chaos, of that dose; ``scale`` goes with the kind of that name. Once it is stored it is
-        as good as handed over: should the job not answer for it, the outbox goes on trying. With ``if_match`` it is refused
-        if something else was asked of the job since the caller's look.
+        With ``fault`` it is one of chaos, of that dose; ``scale`` goes with the kind of that name, ``count`` (a checkpoint)
+        with rollback. Once stored it is as good as handed over: should the job not answer for it, the outbox goes on trying.
+        With ``if_match`` it is refused if something else was asked of the job since the caller's look.
         """
         row = self._row(job)
-        more = [part for part in (fault and asdict(fault), scale and scale.model_dump()) if part is not None]
+        more = [part for part in (fault and asdict(fault), scale and scale.model_dump(), count) if part is not None]
         digest = digest_of([row.job, kind, island, restart, *more])
         command = CommandRow(
             command=f"{kind}-{secrets.token_hex(6)}",
@@ -192,7 +193,7 @@ class Service:
             request_digest=digest,
             dose=fault and asdict(fault),
             node_group=scale and scale.node_group,
-            count=scale and scale.count,
+            count=scale.count if scale else count,
         )
         # What was asked before is answered before anything else: the job may have ended since.
         earlier = self._store.command_by_key(key) if key else None

@@ -247,6 +247,7 @@ SHAPES: dict[str, Any] = {
     "TokenList": {"tokens": [_TOKEN]},
     "TokenOptions": {"name": "ci", "role": "operator", "expires_in_s": 2592000.0},
     "Whoami": {"name": "ci", "role": "operator"},
+    "RollbackOptions": {"checkpoint": 3},
     "ProblemDocument": {
         "type": "urn:atoll:problem:not-found",
         "title": "There is no such thing",

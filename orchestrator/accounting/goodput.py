@@ -24,13 +24,17 @@ from orchestrator.accounting.lifecycle import GONE, Change, Lifecycle
 from orchestrator.accounting.standbys import Standbys
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.saving import JobResumed
+from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed
 from orchestrator.core.vocabulary import Duration, Instant, IslandId, IslandState, JobPolicy
 from orchestrator.errors import InternalError
 
 CLASSES = ("productive", "discarded", "stalled", "recovering", "starting", "down", "in_flight")
 _TRAINING = IslandState.TRAINING.value
-_LEDGER_EFFECTS = (f.AdmitContribution, f.RefuseContribution, f.ReleasePayload, f.MergeFragment, f.FinishJob)
+_OF_CHECKPOINTS = (BeginCheckpoint, DropCheckpoint)
+_LEDGER_EFFECTS = (
+    *(f.AdmitContribution, f.RefuseContribution, f.ReleasePayload, f.MergeFragment, f.FinishJob),
+    *_OF_CHECKPOINTS,
+)
 
 
 class Goodput:
@@ -59,7 +63,7 @@ class Goodput:
         if isinstance(event, e.JobStarted):
             self.started_at = event.at
             self._uptime.start(event.at)
-        self._hear(event)
+        self._hear(event, effects)
         for effect in effects:
             if isinstance(effect, f.QuarantineIsland):
                 self.ledger.lost(effect.island, QUARANTINED)
@@ -103,7 +107,7 @@ class Goodput:
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _hear(self, event: e.Event) -> None:
+    def _hear(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, e.ProgressReported):
             self._trained(event.island, event)
             if event.island in self.times:
@@ -121,6 +125,8 @@ class Goodput:
             self.ledger.merge_completed(event)
         elif isinstance(event, JobResumed):
             self.ledger.resumed(event)
+        elif isinstance(event, FragmentRestored) and effects:  # said again, it has none
+            self.ledger.restored(event)
 
     def _trained(self, island: IslandId, said: Any) -> None:
         counts = self._speaks(island, said.incarnation)

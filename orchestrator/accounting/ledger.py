@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from orchestrator.accounting.carrying import Books, Carried
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.saving import JobResumed
+from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed
 from orchestrator.core.vocabulary import (
     Contribution,
     FragmentId,
@@ -36,6 +37,7 @@ QUARANTINED = "quarantined"
 OVERWRITTEN = "overwritten"
 SUPERSEDED = "released unmerged"
 UNFINISHED = "unmerged when the job ended"
+ROLLED_BACK = "rolled back"
 NOT_TAKEN_UP = "not taken up from the checkpoint"
 
 
@@ -101,25 +103,6 @@ class Account:
         return tokens - left
 
 
-@dataclass(frozen=True, slots=True)
-class Books:
-    """What a checkpoint keeps: tokens trained by all, by each incarnation, and in merges that were closed, by fragment."""
-
-    trained: int
-    totals: dict[tuple[str, int], int]
-    merged: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """The job before its checkpoint, by fragment: ``trained`` = merged + discarded + kept, by the islands that go on."""
-
-    trained: int
-    merged: tuple[int, ...]
-    discarded: tuple[int, ...]
-    kept: tuple[int, ...]
-
-
 class Ledger:
     """Accounts of all islands and fragments; ``carried`` is what a resumed job begins with."""
 
@@ -127,6 +110,7 @@ class Ledger:
         self.accounts = {island: [Account() for _ in range(fragment_count)] for island in islands}
         self.trained = dict.fromkeys(islands, 0)
         self.carried: Carried | None = None
+        self._merged_at: dict[int, dict[IslandId, list[int]]] = {}
         self._fragment_count = fragment_count
         self._totals: dict[tuple[IslandId, Incarnation], int] = {}
         self._merging: dict[tuple[FragmentId, Version], list[tuple[IslandId, PayloadId]]] = {}
@@ -201,6 +185,15 @@ class Ledger:
             if held is not None:
                 account.merged += held.tokens
 
+    def restored(self, event: FragmentRestored) -> None:
+        """What was merged into the fragment since the checkpoint is undone."""
+        then = self._merged_at.get(event.checkpoint)
+        for island, accounts in self.accounts.items():
+            account = accounts[event.fragment]
+            kept = account.merged if then is None else min(account.merged, then[island][event.fragment])
+            account.discard(account.merged - kept, ROLLED_BACK)
+            account.merged = kept
+
     # ── effects ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, effect: f.Effect) -> None:
@@ -213,6 +206,10 @@ class Ledger:
         elif isinstance(effect, f.MergeFragment):
             named = [(item.island, item.payload) for item in effect.inputs]
             self._merging[effect.fragment, effect.version] = named
+        elif isinstance(effect, BeginCheckpoint):
+            self._merged_at[effect.checkpoint] = self._merged()
+        elif isinstance(effect, DropCheckpoint):
+            self._merged_at.pop(effect.checkpoint, None)
         elif isinstance(effect, f.FinishJob):
             self._finish()
 
@@ -257,15 +254,18 @@ class Ledger:
     def books(self) -> Books:
         """As they stand; what is being merged counts as merged."""
         before = self.carried or Carried(0, *[(0,) * self._fragment_count] * 3)
-        merged = [
-            before.merged[p] + sum(accounts[p].merged for accounts in self.accounts.values())
-            for p in range(self._fragment_count)
-        ]
-        for (fragment, _), inputs in self._merging.items():
-            accounts = (self.accounts[island][fragment].held.get(payload) for island, payload in inputs)
-            merged[fragment] += sum(held.tokens for held in accounts if held is not None)
+        merged = [sum(counts) for counts in zip(before.merged, *self._merged().values(), strict=True)]
         totals = {(str(island), int(incarnation)): tokens for (island, incarnation), tokens in self._totals.items()}
         return Books(before.trained + sum(self.trained.values()), totals, tuple(merged))
+
+    def _merged(self) -> dict[IslandId, list[int]]:
+        """By island and fragment, with what is being merged."""
+        merged = {island: [account.merged for account in accounts] for island, accounts in self.accounts.items()}
+        for (fragment, _), inputs in self._merging.items():
+            for island, payload in inputs:
+                held = self.accounts[island][fragment].held.get(payload)
+                merged[island][fragment] += held.tokens if held is not None else 0
+        return merged
 
     # ── questions ─────────────────────────────────────────────────────────────────────────────────────────────
 

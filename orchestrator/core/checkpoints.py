@@ -62,6 +62,14 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Rollback:
+    """Under way to a checkpoint (``rollback``); ``left`` are the fragments that were not restored yet."""
+
+    checkpoint: int
+    left: frozenset[FragmentId]
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
     """``count`` numbers have been used, ``begun_at`` is the global version at the last of them."""
 
@@ -185,6 +193,8 @@ def _cannot(state: JobState) -> str:
         return f"the job is {state.phase}"
     if state.checkpoints.open is not None:
         return f"checkpoint {state.checkpoints.open.number} is being taken"
+    if state.rollback is not None:
+        return f"the job goes back to checkpoint {state.rollback.checkpoint}"
     if not state.live:
         return "no island trains"
     return ""

@@ -112,7 +112,7 @@ def advance_all(state: JobState, now: Instant) -> list[Effect]:
 
 def advance(state: JobState, fragment: FragmentId, now: Instant) -> list[Effect]:
     """Move one round on if its contributions allow it. Safe to call at any time."""
-    if state.phase is JobPhase.FINISHED:
+    if state.phase is JobPhase.FINISHED or state.rollback is not None:
         return []
     current = state.rounds[fragment]
     flushing = state.phase is JobPhase.FINISHING
@@ -137,6 +137,8 @@ def grace_over(state: JobState, fragment: FragmentId, serial: int, now: Instant)
     current = state.rounds[fragment]
     if current.phase is not RoundPhase.GRACE or current.timer_serial != serial or state.phase is not JobPhase.RUNNING:
         return []
+    if state.rollback is not None:
+        return []
     waited = now - current.quorum_at
     missing = sorted(state.live - current.offered.keys())
     detail = f"waited {waited:.3f} s after quorum; without {', '.join(missing) or 'nobody'}"
@@ -147,6 +149,7 @@ def merge_completed(state: JobState, event: MergeCompleted) -> list[Effect]:
     before = state.rounds[event.fragment]
     if (
         before.phase is not RoundPhase.MERGING
+        or before.restoring
         or event.version != before.version + 1
         or state.phase is JobPhase.FINISHED
     ):
@@ -187,6 +190,11 @@ def publish_newer(state: JobState, island: Island, versions: tuple[Version, ...]
     """Everything that is newer than what the island holds."""
     newer = [r for r, held in zip(state.rounds, versions, strict=True) if r.version > held]
     return [_publication(state, r, (island,), now) for r in newer]
+
+
+def publish(state: JobState, fragment: FragmentId, now: Instant) -> PublishFragment:
+    """The present version, to all who hold a state."""
+    return _publication(state, state.rounds[fragment], state.holders, now)
 
 
 def abandon_open_rounds(state: JobState) -> list[Effect]:

@@ -39,6 +39,8 @@ from orchestrator.core.vocabulary import (
 class FragmentRound:
     """Fragment ``fragment`` stands at ``version``, made at ``step``; the open round, if it closes, makes ``version + 1``.
 
+    ``restoring``: that version comes from a checkpoint, by nobody's contributions.
+
     ``reached_at`` is when an island was first heard to be at ``step``, ``merge_step_at`` the same of ``merge_step``.
     """
 
@@ -53,6 +55,7 @@ class FragmentRound:
     quorum_at: Instant = 0.0
     closed_at: Instant | None = None
     timer_serial: int = 0
+    restoring: bool = False
 
     @property
     def merge_step(self) -> int:
@@ -122,6 +125,11 @@ def begin_merge(before: FragmentRound, now: Instant) -> FragmentRound:
     """Fix the inputs. ``step`` stays with the version it belongs to, which may be published again meanwhile."""
     quorum_at = before.quorum_at if before.phase is RoundPhase.GRACE else now
     return replace(before, phase=RoundPhase.MERGING, quorum_at=quorum_at, closed_at=now)
+
+
+def begin_restoring(before: FragmentRound) -> FragmentRound:
+    """The next version will not be a merge: what was collected goes, and what comes now is late."""
+    return replace(abandon(before), phase=RoundPhase.MERGING, restoring=True)
 
 
 def finish_merge(before: FragmentRound) -> FragmentRound:

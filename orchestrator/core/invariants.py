@@ -22,7 +22,7 @@ def check(state: JobState) -> None:
 
 def _broken(state: JobState) -> Iterator[str]:
     for r in state.rounds:
-        if r.phase is RoundPhase.MERGING and len(r.offered) < state.policy.quorum:
+        if r.phase is RoundPhase.MERGING and len(r.offered) < state.policy.quorum and not r.restoring:
             yield f"fragment {r.fragment} merges {len(r.offered)} contributions below the quorum {state.policy.quorum}"
         for island_id, c in r.offered.items():
             if c.island != island_id or c.fragment != r.fragment:

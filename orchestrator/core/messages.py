@@ -106,4 +106,7 @@ class Broken:
     detail: str
 
 
+ALL_OFFERS = 1 << 62
+"""As a publication's ``merged_offer``: keep nothing of your own, whatever you offered and whatever the rule of adoption."""
+
 Letter = Progress | Offer | Adopted | CaughtUp | CatchUpFailure | Ready | Flushed | Drained | Saved | NotSaved | Broken

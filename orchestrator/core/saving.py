@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.vocabulary import CommandId, Duration, Incarnation, Instant, IslandId, Version
+from orchestrator.core.vocabulary import CommandId, Duration, Epoch, FragmentId, Incarnation, Instant, IslandId, Version
 
 Life = tuple[IslandId, Incarnation]
 
@@ -63,6 +63,37 @@ class CheckpointTaken:
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
     """There is no such checkpoint, and nothing of it counts."""
+
+    at: Instant
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackRequested:
+    """An operator wants the job back where ``checkpoint`` has it; 0 is the newest."""
+
+    at: Instant
+    command: CommandId
+    caller: str
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentRestored:
+    """Fragment ``fragment`` stands at ``version``, which holds what the checkpoint has. As durable as a merge."""
+
+    at: Instant
+    fragment: FragmentId
+    version: Version
+    checkpoint: int
+    digest: str
+    base_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackFailed:
+    """The checkpoint cannot be read."""
 
     at: Instant
     checkpoint: int
@@ -135,6 +166,20 @@ class DropCheckpoint:
     reason: str
 
 
-SavingCommand = CheckpointRequested
-SavingEvent = IslandSaved | IslandNotSaved | CheckpointTaken | CheckpointFailed | JobResumed
-SavingEffect = BeginCheckpoint | SealCheckpoint | DropCheckpoint
+@dataclass(frozen=True, slots=True)
+class RestoreFragments:
+    """Put what the checkpoint has in the place of these fragments, as (fragment, version, step), and make that durable.
+
+    Answered by one ``FragmentRestored`` each, or by ``RollbackFailed``, before any was touched.
+    """
+
+    epoch: Epoch
+    checkpoint: int
+    fragments: tuple[tuple[FragmentId, Version, int], ...]
+
+
+SavingCommand = CheckpointRequested | RollbackRequested
+SavingEvent = (
+    IslandSaved | IslandNotSaved | CheckpointTaken | CheckpointFailed | JobResumed | FragmentRestored | RollbackFailed
+)
+SavingEffect = BeginCheckpoint | SealCheckpoint | DropCheckpoint | RestoreFragments

@@ -6,7 +6,7 @@ What an island's current incarnation has trained is its latest report, kept as i
 
 from __future__ import annotations
 
-from orchestrator.core.checkpoints import Checkpoints
+from orchestrator.core.checkpoints import Checkpoints, Rollback
 from orchestrator.core.events import ProgressReported
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.grace import Pace
@@ -46,6 +46,7 @@ class JobState:
         self.commands: set[CommandId] = set()
         self.cordoned: set[NodeGroupId] = set()
         self.checkpoints = Checkpoints()
+        self.rollback: Rollback | None = None
         self.tokens_before: int | None = None
         """What was trained before the checkpoint that the job goes on from, if it does."""
         self.evaluating: int | None = None

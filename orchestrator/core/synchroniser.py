@@ -8,7 +8,7 @@ as events. The same events in the same order always give the same effects: there
     job_life        start, end, operators          island_life     come, catch up, fall silent, be lost
     scaling         more islands, or fewer           recovery       go on after the synchroniser's own death
     fragment_life   contribute, merge, adopt       checkpoints     take one, keep the latest
-    state           what is remembered
+    rollback        back to an earlier one         state           what is remembered
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.core import checkpoints, events, fragment_life, island_life, job_life, recovery, saving, scaling
+from orchestrator.core import (
+    checkpoints,
+    events,
+    fragment_life,
+    island_life,
+    job_life,
+    recovery,
+    rollback,
+    saving,
+    scaling,
+)
 from orchestrator.core.effects import Effect
 from orchestrator.core.membership import Island
 from orchestrator.core.state import JobState
@@ -45,6 +55,7 @@ _COMMAND_HANDLERS: dict[type, Callable[[JobState, Any], list[Effect]]] = {
     events.CordonRequested: job_life.cordon_requested,
     events.UncordonRequested: job_life.uncordon_requested,
     saving.CheckpointRequested: checkpoints.requested,
+    saving.RollbackRequested: rollback.requested,
     events.CancelRequested: job_life.cancel_requested,
 }
 
@@ -58,6 +69,7 @@ class Synchroniser:
     def handle(self, event: events.Event) -> tuple[Effect, ...]:
         """Decide what follows from ``event``. Safe with late, repeated and reordered events."""
         effects = self._dispatch(event)
+        effects += rollback.settle(self.state)
         effects += checkpoints.settle(self.state, event.at)
         while more := job_life.settle(self.state, event):
             effects += more
@@ -100,6 +112,10 @@ class Synchroniser:
                 return checkpoints.taken(state, event)
             case saving.JobResumed():
                 return checkpoints.resumed(state, event)
+            case saving.FragmentRestored():
+                return rollback.restored(state, event)
+            case saving.RollbackFailed():
+                return rollback.failed(state, event)
             case saving.CheckpointFailed():
                 return checkpoints.failed(state, event)
             case events.FaultInjected():

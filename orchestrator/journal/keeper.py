@@ -19,7 +19,7 @@ from orchestrator.journal.entry import Facts
 from orchestrator.journal.storage import Journal
 from orchestrator.merge import wire
 from orchestrator.merge.outer_optimizer import OuterOptimizer
-from orchestrator.merge.outer_state import OuterState
+from orchestrator.merge.outer_state import FragmentState, OuterState
 
 Insist = Callable[[str, Callable[[], None]], None]
 Inputs = Sequence[tuple[Mapping[str, NDArray[np.float32]], float]]
@@ -55,6 +55,12 @@ class Keeper:
         contributors = tuple((str(item.island), item.weight) for item in order.inputs)
         seconds = time.monotonic() - began
         return self._kept(order.fragment, order.step, order.epoch, base, contributors, seconds)
+
+    def restore(self, fragment: FragmentId, version: Version, step: int, epoch: Epoch, state: FragmentState) -> Made:
+        """Put an earlier state in the fragment's place, as its next version, and keep that."""
+        base = self.outer.state(fragment).digest
+        self.outer.restore(fragment, version, state)
+        return self._kept(fragment, step, epoch, base, (), 0.0)
 
     def _kept(
         self,

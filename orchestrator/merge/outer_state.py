@@ -130,6 +130,15 @@ class OuterState:
         self._fragments[fragment] = after
         return after.digest
 
+    def restore(self, fragment: FragmentId, version: Version, state: FragmentState) -> None:
+        """The fragment is what ``state`` was, as its next version. Asked again for that version, it does nothing."""
+        before = self._fragments[fragment]
+        if version == before.version:
+            return
+        if version != before.version + 1:
+            raise InternalError(detail=f"Fragment {fragment} is at version {before.version}, asked to go to {version}.")
+        self._fragments[fragment] = FragmentState(version, state.parameters, state.momentum, state.digest)
+
 
 def outer_step(
     anchor: Array,

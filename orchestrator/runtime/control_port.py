@@ -94,6 +94,10 @@ class RayControlPort:
         """Have so many islands of the job on the node group. Raises as ``submit_command``."""
         self._ask(job_id, "scale", command_id, caller, node_group, count)
 
+    def roll_back(self, job_id: str, command_id: str, caller: str, checkpoint: int) -> None:
+        """Take the job back to a checkpoint of its own, 0 for the newest. Raises as ``submit_command``."""
+        self._ask(job_id, "roll_back", command_id, caller, checkpoint)
+
     def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
         """Tell the job that a node group takes nothing new, or takes islands again. Raises as ``submit_command``."""
         self._ask(job_id, "set_cordon", command_id, caller, node_group, cordoned)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from orchestrator.config import JobSpec
 from orchestrator.core import events
+from orchestrator.core.saving import FragmentRestored
+from orchestrator.core.state import JobState
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, JobPhase, JobPolicy
 from orchestrator.disk import Disk, LocalDisk
@@ -179,11 +181,16 @@ def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
         knobs.outer_optimizer.kind, knobs.outer_optimizer.lr, knobs.outer_optimizer.momentum
     )
     outer, merges = remembered(files.journal, len(state.rounds), knobs.averaging, optimizer)
-    completed = [_completed(merges[fragment]) for fragment in unheard]
+    completed = [_completed(merges[fragment], state) for fragment in unheard]
     return replace(files, outer=outer, merges=merges, first_events=(*completed, *first))
 
 
-def _completed(facts: Facts) -> Make:
+def _completed(facts: Facts, state: JobState) -> Make:
+    """A merge, or what a rollback put in its place."""
+    if state.rollback is not None and state.rounds[facts.fragment].restoring:
+        checkpoint = state.rollback.checkpoint
+        named = (FragmentId(facts.fragment), facts.version, checkpoint, facts.digest, facts.base_digest)
+        return lambda at: FragmentRestored(at, *named)
     return lambda at: events.MergeCompleted(
         at, FragmentId(facts.fragment), facts.version, facts.digest, facts.merge_seconds, facts.base_digest
     )

@@ -104,6 +104,8 @@ class Interpreter:
                 self.end(island, incarnation)
             case f.Evaluate(global_version):
                 self._workshop.evaluate(global_version)
+            case saving.RestoreFragments():
+                self._workshop.restore(effect, self._checkpoints.folder(effect.checkpoint))
             case saving.BeginCheckpoint() | saving.SealCheckpoint() | saving.DropCheckpoint():
                 self._save(effect)
             case f.ResolveCommand():

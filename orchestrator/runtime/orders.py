@@ -32,6 +32,10 @@ def order(
             return lambda at: events.CancelRequested(at, command, caller)
 
 
+def rollback(command: CommandId, caller: str, checkpoint: int) -> Callable[[Instant], events.Event]:
+    return lambda at: saving.RollbackRequested(at, command, caller, checkpoint)
+
+
 def noted(kind: str, island: str | None, caller: str, at: Instant) -> dict[str, Any]:
     """A command that was not answered yet, as ``api.control.CommandRecord`` has it."""
     return {"kind": kind, "island": island, "caller": caller, "at": at, "accepted": None, "detail": ""}

@@ -51,6 +51,7 @@ KINDS: dict[type, str] = {
     e.ReaddRequested: "readd",
     e.CancelRequested: "cancel",
     saving.CheckpointRequested: "checkpoint",
+    saving.RollbackRequested: "rollback",
     e.CordonRequested: "cordon",
     e.UncordonRequested: "uncordon",
     e.ScaleRequested: "scale",

@@ -76,7 +76,6 @@ class SynchroniserActor:
         every = spec.synchroniser.durability.snapshot_every_records
         self._snapshots = Snapshots(self._run_dir / SNAPSHOT, self._files.tape, every)
         controller = controller_of(job, spec, run_dir)
-        self._controller: Any = controller
         payloads = PayloadTable()
         kept = self._files.journal, self._files.epoch, self._patience.insist
         self._workshop = Workshop(job, spec, self._run_dir, payloads, *kept, self._post, self._queue.put)
@@ -185,6 +184,11 @@ class SynchroniserActor:
             name, group = CommandId(command), NodeGroupId(node_group)
             self._post(lambda at: events.ScaleRequested(at, name, caller, group, count))
 
+    def roll_back(self, command: str, caller: str, checkpoint: int) -> None:
+        """Put the way back to a checkpoint (0: the newest) into the queue; its outcome appears as a command's."""
+        if self._noted(command, "rollback", None, caller):
+            self._post(orders.rollback(CommandId(command), caller, checkpoint))
+
     def _noted(self, command: str, kind: str, island: str | None, caller: str) -> bool:
         """Whether the command is new. Raises Conflict when the job has ended."""
         if self._core.state.phase is JobPhase.FINISHED:
@@ -267,12 +271,8 @@ class SynchroniserActor:
         ending.let_go(self._job)
 
     def _report(self) -> dict[str, Any]:
-        facts = {
-            "job_id": self._job,
-            "name": self._spec.name,
-            "started_at": self._started_at,
-            "loss_unigram": self._workshop.unigram_loss,
-        }
+        facts = {"job_id": self._job, "name": self._spec.name, "started_at": self._started_at}
+        facts["loss_unigram"] = self._workshop.unigram_loss
         return report.build(self._policy, self._goodput, self._statistics, facts)
 
     def _incarnation_of(self, island: IslandId) -> Incarnation:

@@ -19,12 +19,13 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from orchestrator.checkpoints.reading import outer_states
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
-from orchestrator.core import effects, events
+from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
-from orchestrator.errors import Conflict, first_line
+from orchestrator.errors import Conflict, DataError, first_line
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import Insist, Keeper
 from orchestrator.journal.storage import Journal
@@ -99,6 +100,10 @@ class Workshop:
     def merge(self, order: effects.MergeFragment) -> None:
         """``MergeCompleted`` follows, or ``MergeFailed`` when nothing that may be published came of it."""
         self._merging.submit(self._guarded, lambda: self._merge(order))
+
+    def restore(self, order: saving.RestoreFragments, folder: Folder) -> None:
+        """Behind the merges ordered so far; ``FragmentRestored`` of each follows, or ``RollbackFailed``."""
+        self._merging.submit(self._guarded, lambda: self._restore(order, folder))
 
     def evaluate(self, global_version: int) -> None:
         """Measure Θ as it stands; ``EvaluationCompleted`` or ``EvaluationFailed`` follows."""
@@ -204,6 +209,22 @@ class Workshop:
         facts, seconds = made.facts, time.monotonic() - began
         told = (order.fragment, order.version, facts.digest, seconds, facts.base_digest, made.journal_seconds)
         self._post(lambda at: events.MergeCompleted(at, *told))
+
+    def _restore(self, order: saving.RestoreFragments, folder: Folder) -> None:
+        assert self._keeper is not None, "a rollback was asked for before Θ was seeded"
+        number = order.checkpoint
+        try:
+            states = outer_states(folder, manifest_of(folder))  # all of it is read before anything is touched
+        except (DataError, OSError) as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            self._post(lambda at: saving.RollbackFailed(at, number, reason))
+            return
+        for fragment, version, step in order.fragments:
+            made = self._keeper.restore(fragment, version, step, order.epoch, states[fragment])
+            self._steps[fragment] = step
+            self._publish(fragment, version, made.payload)
+            told = (fragment, version, number, made.facts.digest, made.facts.base_digest)
+            self._post(lambda at, told=told: saving.FragmentRestored(at, *told))
 
     def _publish(self, fragment: FragmentId, version: Version, payload: bytes) -> None:
         """In float32 whatever the uplink: islands must stand on Θ itself, or its rounding would come back as their work."""

@@ -80,7 +80,7 @@ class Misfortune:
                 return self._about_group(command, FaultKind.UNCORDON)
             case e.ScaleRequested():
                 return self._about_group(command, FaultKind.SCALE, command.count)
-            case saving.CheckpointRequested():
+            case saving.CheckpointRequested() | saving.RollbackRequested():
                 return None
             case e.CancelRequested():
                 return Fault(command.at, FaultKind.CANCEL, self._policy.islands[0].island)

@@ -91,6 +91,9 @@ class Clockwork:
     def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
         self._take(job_id, "cordon" if cordoned else "uncordon", command_id, caller, None, node_group=node_group)
 
+    def roll_back(self, job_id: str, command_id: str, caller: str, checkpoint: int) -> None:
+        self._take(job_id, "rollback", command_id, caller, None, count=checkpoint)
+
     def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
         self._take(job_id, "scale", command_id, caller, None, node_group=node_group, count=count)
 
@@ -360,6 +363,8 @@ def command_event(command: dict[str, Any]) -> e.Command:
             return e.UncordonRequested(at, name, caller, NodeGroupId(command["node_group"]))
         case "drain":
             return e.DrainRequested(at, name, caller, IslandId(command["island"]))
+        case "rollback":
+            return saving.RollbackRequested(at, name, caller, command["count"])
         case "checkpoint":
             return saving.CheckpointRequested(at, name, caller)
         case "readd":

@@ -48,6 +48,8 @@ def test_one_is_asked_for_while_the_job_trains_and_refused_while_it_does_not(
     assert (refused["kind"], refused["state"]) == ("checkpoint", "refused")
     assert "is being taken" in refused["detail"]
     assert http.get(f"/v1/jobs/{job}/checkpoints").json() == {"checkpoints": []}
+    assert "there are the checkpoints (none)" in service.atoll("rollback", job, "--to", "3", code=1)
+    assert http.post(f"/v1/jobs/{job}/rollback", json={"checkpoint": 0}).status_code == 422
     http.post(f"/v1/jobs/{job}/cancel")
     wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "cancelled")
     assert http.post(f"/v1/jobs/{job}/checkpoints").status_code == 409

@@ -1,7 +1,8 @@
 """``make bench``: events per second of core and fleet model, the merge arithmetic, what synchronising costs a step, what
-keeping a merge costs, how soon operators are served, what attrition costs, and how soon a killed island is back.
+keeping a merge and a checkpoint costs, how soon operators are served, what attrition costs, and how soon a killed island
+is back.
 
-python -m tests.bench [core] [fleet] [merge] [journal] [overhead] [surface [--json]] [attrition]
+python -m tests.bench [core] [fleet] [merge] [journal] [checkpoints] [overhead] [surface [--json]] [attrition]
                       [recovery [cold] [standby] [--json]]                               all without arguments
 """
 
@@ -15,7 +16,7 @@ from orchestrator.core.vocabulary import IslandPlan
 from orchestrator.merge import benchmark
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
-from tests.bench import attrition, fleet, journal, overhead, recovery, surface
+from tests.bench import attrition, checkpoints, fleet, journal, overhead, recovery, surface
 from tests.core.story import policy
 
 EVENTS_PER_SECOND_GOAL = 50_000
@@ -58,6 +59,7 @@ PARTS = {
     "fleet": fleet.main,
     "merge": merge,
     "journal": journal.main,
+    "checkpoints": checkpoints.main,
     "overhead": overhead.main,
     "surface": surface.main,
     "attrition": attrition.main,

@@ -15,7 +15,7 @@ from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Part
-from orchestrator.core.messages import Adopted, Offer
+from orchestrator.core.messages import ALL_OFFERS, Adopted, Offer
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import DataError, InfrastructureError, InternalError
 from tests.checkpoints.making import make
@@ -64,8 +64,8 @@ class Island:
             letters += self.outbox.take(0.0)  # before a newer offer takes the place of an older one
         return letters
 
-    def deliver(self, fragment: int, version: int, arrays: dict[str, np.ndarray], step: int) -> None:
-        self.loop.deliver(FragmentId(fragment), Version(version), step, arrays)
+    def deliver(self, fragment: int, version: int, arrays: dict[str, np.ndarray], step: int, merged: int = 0) -> None:
+        self.loop.deliver(FragmentId(fragment), Version(version), step, arrays, merged)
 
     def end(self) -> None:
         self.loop._stopping.set()
@@ -184,3 +184,18 @@ def test_a_cut_holds_arrays_of_its_own(make_job) -> None:
     island.steps(8)
     island.end()
     assert all(np.array_equal(array, before[name]) for name, array in cut.snapshot.arrays().items())
+
+
+@pytest.mark.parametrize("adoption", ["rebase", "mix", "replace"])
+def test_of_what_is_rolled_back_nothing_is_kept_whatever_the_rule(adoption: str, make_job) -> None:
+    island = Island(synthetic.create(make_job(), 0, 2), adoption)
+    island.loop.load(island.trainer.initial_parameters(), (0, 0), 0, 0)
+    island.start()
+    island.steps(INTERVAL + 1)  # an offer stands, and there is work behind it
+    back = {name: np.full_like(island.trainer.initial_parameters()[name], 7.0) for name in island.fragments[0]}
+    island.deliver(0, 1, back, 0, ALL_OFFERS)
+    letters = island.steps(1)
+    assert [letter.kept_tokens for letter in letters if isinstance(letter, Adopted)] == [0]
+    assert all((array == 7.0).all() for array in island.trainer.snapshot(island.fragments[0]).arrays().values())
+    assert [offer.fragment for offer in island.loop.standing_offers()] == [1]
+    island.end()

@@ -12,7 +12,7 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.reading import listed, verified
 from orchestrator.core import saving
-from orchestrator.core.events import IslandCaughtUp, MergeCompleted
+from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, MergeCompleted
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GROUPS, Job, synthetic
@@ -122,3 +122,39 @@ def test_four_islands_become_six_and_four_again_and_every_token_is_counted_once(
             assert known == everything
             assert sum(a.merged for a in mine) > 0
             assert 0 <= sum(a.carried for a in mine) == before.kept[p]
+
+
+def test_a_running_job_goes_back_to_a_checkpoint_and_trains_on_from_there(start: Start) -> None:
+    job = start(synthetic(steps=10**6))
+    for group in GROUPS:
+        job.wait_for_merge(group, 1)
+    job.command("checkpoint")
+    taken(job, 1)
+    saved = checkpoints_of(job)[-1]
+    passed = sum(fragment.version for fragment in saved.fragments) + 12
+    job.wait_until(lambda: job.status()["view"]["global_version"] >= passed, "merges behind the checkpoint")
+    job.port.roll_back(job.id, "back", "test", 0)
+    job.wait_until(lambda: len(recorded(job, saving.FragmentRestored)) == 4, "every fragment")
+    restored = recorded(job, saving.FragmentRestored)
+
+    def merged_again() -> bool:
+        fragments = job.status()["view"]["fragments"]
+        return all(fragments[event.fragment]["version"] > event.version for event in restored)
+
+    job.wait_until(merged_again, "a merge of every fragment")
+    job.command("cancel")
+    status = job.wait_for_end()
+    assert [event.digest for event in restored] == [fragment.digest for fragment in saved.fragments]
+    tape = read_tape(job.run_dir / "tape.jsonl")
+    goodput = Goodput(tape.header.policy)
+    assert replay(tape, (goodput,)).divergence is None
+    goodput.check()
+    for event in restored:
+        later = [
+            r.event for r in tape.records if isinstance(r.event, MergeCompleted) and r.event.fragment == event.fragment
+        ]
+        first = next(merge for merge in later if merge.version == event.version + 1)
+        assert first.base_digest == event.digest, "the next merge builds on what the checkpoint has"
+        adopted = [e for group in GROUPS for e in job.events(FragmentAdopted, group) if e.version == event.version]
+        assert all(e.kept_tokens == 0 for e in adopted if e.fragment == event.fragment)
+    assert status["goodput"]["discarded_tokens"]["rolled back"] > 0

@@ -1,0 +1,100 @@
+"""What a checkpoint costs the steps of an island: the same island with one and without, in turn, in one process.
+
+A JAX island of preset `nano` steps back to back; in every other stretch of ``STRETCH`` steps its state is cut and written
+to this disk by Orbax, in a thread, as ``learners.island`` does. The stretches take turns as A B B A, so that a machine which
+slows down does so for both; the first checkpoint, with which Orbax is loaded, is not counted and told apart.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from learners import jax_trainer
+from learners.checkpointing import write
+from learners.island import TRAINING_NICENESS
+from learners.loop import IslandLoop, LoopPlan
+from learners.outbox import Outbox
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.config import parse_job
+from orchestrator.core.vocabulary import Incarnation, IslandId
+
+STRETCH, TURNS, RATIO_GOAL = 100, (False, True, True, False) * 2, 1.03
+
+
+class Clocked:
+    """A trainer that notes when each step ended, and wakes whoever waits for so many."""
+
+    def __init__(self, trainer: jax_trainer.JaxTrainer) -> None:
+        self._trainer = trainer
+        self.ends: list[float] = []
+        self._stepped = threading.Condition()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+    def step(self, logical_step: int) -> Any:
+        result = self._trainer.step(logical_step)
+        with self._stepped:
+            self.ends.append(perf_counter())
+            self._stepped.notify_all()
+        return result
+
+    def wait_for(self, count: int) -> None:
+        with self._stepped:
+            self._stepped.wait_for(lambda: len(self.ends) >= count)
+
+
+def main() -> None:
+    spec = parse_job({"islands": [{"node_group": "here"}], "budget": {"steps": 10**6}}).model_dump(mode="json")
+    trainer = Clocked(jax_trainer.create(spec, 0, 1))
+    trainer.warm_up()
+    names = sorted(trainer.tensor_shapes())
+    loop = IslandLoop(trainer, LoopPlan((tuple(names),), 10**6), Outbox())
+    loop.load(trainer.initial_parameters(), (0,), 0, 0)
+    loop.start()
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=Path.cwd()) as folder:
+        first_s, _ = _saved(loop, Folder(f"{folder}/first"))
+        rates: dict[bool, list[float]] = {True: [], False: []}
+        took, held = [], []
+        for turn, saving in enumerate(TURNS):
+            began = len(trainer.ends)
+            trainer.wait_for(began + 1)
+            if saving:
+                seconds, held_s = _saved(loop, Folder(f"{folder}/{turn}"))
+                took.append(seconds)
+                held.append(held_s)
+            trainer.wait_for(began + 1 + STRETCH)
+            rates[saving].append((trainer.ends[began + STRETCH] - trainer.ends[began]) / STRETCH)
+        loop.stop()
+        size = sum(path.stat().st_size for path in Path(folder, "1").rglob("*") if path.is_file())
+    ratio = median(rates[True]) / median(rates[False])
+    verdict = "met" if ratio <= RATIO_GOAL else "MISSED"
+    print(f"checkpoint step {1e3 * median(rates[True]):.1f} ms with one in {STRETCH} steps, ", end="")
+    print(f"{1e3 * median(rates[False]):.1f} ms without: ratio {ratio:.3f} (goal {RATIO_GOAL}: {verdict}); ", end="")
+    print(f"{size / 1e6:.1f} MB in {median(took):.2f} s, the first in {first_s:.2f} s; ", end="")
+    print(f"the loop was held for {1e3 * max(held):.1f} ms at most")
+
+
+def _saved(loop: IslandLoop, folder: Folder) -> tuple[float, float]:
+    """How long the whole took, and how long the loop was held."""
+    began = perf_counter()
+    cut = loop.request_cut().result()
+
+    def work() -> None:
+        os.nice(TRAINING_NICENESS)
+        write(cut, folder, IslandId("it"), Incarnation(1), orbax=True)
+
+    writing = threading.Thread(target=work)
+    writing.start()
+    writing.join()
+    return perf_counter() - began, cut.held_seconds
+
+
+if __name__ == "__main__":
+    main()

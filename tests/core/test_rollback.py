@@ -1,0 +1,168 @@
+"""Back to a checkpoint in a running job: versions rise, values return, and what was merged since is told as undone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.ledger import ROLLED_BACK
+from orchestrator.core import events, invariants, saving
+from orchestrator.core.effects import (
+    AdmitContribution,
+    MergeFragment,
+    PublishFragment,
+    RefuseContribution,
+    ResolveCommand,
+)
+from orchestrator.core.messages import ALL_OFFERS
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.vocabulary import RefusalReason
+from orchestrator.tape.driver import Driver, MemorySink
+from tests.core.story import Story, all_of, policy, the
+from tests.core.test_resuming import Resumed
+
+
+class Kept(Resumed):
+    """Two islands, one checkpoint at version 1 of fragment 0, one more merge behind it; every token accounted for."""
+
+    def __init__(self, islands: str = "ab", **changed: object) -> None:
+        self.policy = policy(islands, **{"grace_margin": 0.0, **changed})  # no round waits for the other
+        self.core = Synchroniser(self.policy)
+        self.now, self.tokens, self.offers = 0.0, {}, {}
+        self.goodput, self.sink = Goodput(self.policy), MemorySink()
+        self.driver = Driver(self.core, (self.goodput,), self.sink)
+        self.happen(events.JobStarted)
+        self.happen(events.OuterStateSeeded, 1000, "digest")
+        self.starts(*islands)
+        self.merge_alone("a", 1)
+        self.happen(saving.CheckpointRequested, "c1", "ada")
+        for name in islands:
+            self.happen(saving.IslandSaved, name, 1, 1, "digest", 100, 0.0)
+        self.happen(saving.CheckpointTaken, 1, 1000, 0.1)
+        self.happen(events.FragmentAdopted, "a", 1, 0, 1, 4, 100, 0)
+        self.trains("a", 100)
+        self.merge_alone("a", 2)
+
+    def merge_alone(self, name: str, version: int) -> None:
+        total = self.tokens[name, 1]
+        self.happen(events.ContributionArrived, replace(self.contribution(name, 0, tokens=100), tokens_total=total))
+        self.merges(0, version)
+
+    def back(self, checkpoint: int = 0, command: str = "r1"):
+        return self.happen(saving.RollbackRequested, command, "ada", checkpoint)
+
+    def restored(self, fragment: int, version: int, checkpoint: int = 1):
+        return self.happen(saving.FragmentRestored, fragment, version, checkpoint, "then", "now")
+
+    @property
+    def versions(self) -> list[int]:
+        return [f.version for f in self.core.view(self.now).fragments]
+
+
+def test_every_fragment_becomes_its_next_version_and_everybody_adopts_it_whole() -> None:
+    story = Kept()
+    asked = story.back()
+    assert the(ResolveCommand, asked).detail == "the job goes back to checkpoint 1"
+    assert the(saving.RestoreFragments, asked).fragments == ((0, 3, 8), (1, 1, 0))
+    published = the(PublishFragment, story.restored(0, 3))
+    assert {(r.island, r.merged_offer) for r in published.recipients} == {("a", ALL_OFFERS), ("b", ALL_OFFERS)}
+    story.restored(1, 1)
+    assert story.versions == [3, 1]
+    assert story.core.state.rollback is None
+
+
+def test_what_was_merged_since_is_undone_in_the_accounts_and_what_was_before_is_not() -> None:
+    story = Kept()
+    account = story.goodput.ledger.accounts["a"][0]
+    assert account.merged == 200
+    story.back()
+    story.restored(0, 3)
+    story.restored(0, 3)  # told twice
+    assert (account.merged, account.discards[ROLLED_BACK]) == (100, 100)
+
+
+def test_it_waits_for_the_merge_under_way_and_no_round_closes_meanwhile() -> None:
+    story = Kept()
+    assert all_of(MergeFragment, story.offers_fragment("b", 0))
+    assert not all_of(saving.RestoreFragments, story.back())
+    held = story.offers_fragment("b", 1)
+    assert all_of(AdmitContribution, held)
+    assert not all_of(MergeFragment, held)
+    ordered = the(saving.RestoreFragments, story.merges(0, 3))
+    assert ordered.fragments == ((0, 4, 12), (1, 1, 0))
+    late = the(RefuseContribution, story.offers_fragment("a", 1))
+    assert late.reason is RefusalReason.LATE
+
+
+def test_work_built_on_what_is_undone_is_not_taken_also_where_stale_bases_are() -> None:
+    story = Kept(staleness_max=3)
+    story.back()
+    story.restored(0, 3)
+    story.restored(1, 1)
+    refused = the(RefuseContribution, story.offers_fragment("b", 0, base=2, tokens=100))
+    assert refused.reason is RefusalReason.ALREADY_MERGED
+    assert all_of(AdmitContribution, story.offers_fragment("b", 0, base=3, tokens=100))
+
+
+def test_after_the_next_merge_publications_say_again_what_is_in_them() -> None:
+    story = Kept()
+    story.back()
+    story.restored(0, 3)
+    story.restored(1, 1)
+    story.offers_fragment("b", 0, base=3, tokens=100)
+    published = the(PublishFragment, story.merges(0, 4))
+    offers = {r.island: r.merged_offer for r in published.recipients}
+    assert offers["b"] < ALL_OFFERS
+    assert offers["a"] == ALL_OFFERS
+
+
+def test_a_checkpoint_that_cannot_be_read_leaves_all_as_it_was() -> None:
+    story = Kept()
+    story.back()
+    story.happen(saving.RollbackFailed, 1, "fragment-0001.parameters is damaged")
+    assert story.versions == [2, 0]
+    assert all_of(MergeFragment, story.offers_fragment("b", 0))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_synchroniser_that_dies_on_the_way_goes_on_with_what_is_left(first: int) -> None:
+    story = Kept()
+    story.back()
+    for fragment, version in [(0, 3), (1, 1)][:first]:
+        story.restored(fragment, version)
+    again = story.happen(events.SynchroniserRestarted, 2)
+    orders = all_of(saving.RestoreFragments, again)
+    assert [order.fragments for order in orders] == [((0, 3, 8), (1, 1, 0))[first:]][: 2 - first]
+    for fragment, version in [(0, 3), (1, 1)][first:]:
+        story.restored(fragment, version)
+    assert story.versions == [3, 1]
+
+
+def test_only_a_kept_checkpoint_is_gone_back_to_once_at_a_time_and_none_is_taken_meanwhile() -> None:
+    story = Kept()
+    refused = the(ResolveCommand, story.back(7, "r0"))
+    assert not refused.accepted
+    assert "there are the checkpoints 1" in refused.detail
+    story.back(1)
+    assert "already" in the(ResolveCommand, story.back(1, "r2")).detail
+    assert (
+        "goes back to checkpoint 1" in the(ResolveCommand, story.happen(saving.CheckpointRequested, "c2", "ada")).detail
+    )
+    none = Story("a")
+    none.starts("a")
+    assert "(none)" in the(ResolveCommand, none.happen(saving.RollbackRequested, "r", "ada", 0)).detail
+
+
+def test_a_tape_with_a_rollback_is_replayed_to_the_same_decisions() -> None:
+    story = Kept()
+    story.offers_fragment("b", 0)
+    story.back()
+    story.merges(0, 3)
+    story.restored(0, 4)
+    story.restored(1, 1)
+    again = Synchroniser(story.policy)
+    for record in story.sink.records:
+        assert again.handle(record.event) == record.effects
+        invariants.check(again.state)
