@@ -145,6 +145,9 @@ class Link:
                         if self._closed.is_set():
                             return
                         self._say_silent(f"no answer for {POLL_S + SILENCE_S:.1f} s")
+                        # where a line was cut after the question and before its answer, this side has nothing under way
+                        # by which it could notice, and would wait for minutes after the line is whole again
+                        self.actor.hello.remote()
             except ActorDiedError as error:
                 self._inbox.put(_death_of(error))  # behind the letters that were read: they were true before
                 return

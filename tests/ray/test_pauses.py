@@ -18,7 +18,7 @@ from tests.programs import missing, required
 from tests.ray.jobs import Job, synthetic
 from tests.ray.test_recovery import assert_sound
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 Start = Callable[[dict[str, Any]], Job]
 ENDLESS = 100_000
 BOTH = ("us-east", "asia")
