@@ -18,7 +18,7 @@ STREAMS = {
     "api": "service",
     "chaos": "service",
     "metrics": "service",
-    "web": "service",
+    "web": "cluster",
 }
 """By folder."""
 ARITHMETIC = "arithmetic"
