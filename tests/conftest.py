@@ -1,8 +1,9 @@
 """Three streams of tests: side by side under ``make test`` (``pytest --numprocesses 3``), else one after another.
 
-cluster      live Ray clusters: what is measured there is measured undisturbed, one job after another
-service      services, browsers and Prometheus, which mostly wait
-arithmetic   everything else: it takes what the other two leave (the lowest priority)
+- cluster: live Ray clusters, one job after another; pages too, for a browser drops what it loads when network namespaces
+  come and go
+- service: services and Prometheus, which mostly wait
+- arithmetic: everything else, at the lowest priority: it takes what the other two leave
 """
 
 from __future__ import annotations
