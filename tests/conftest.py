@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -40,6 +41,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return stream_of(nodeid)
 
     return Streams(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Ray reads its environment when it is imported, which must be after a test's cluster has set it."""
+    assert "ray" not in sys.modules, "a test module imports ray, or what imports it, before any test runs"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

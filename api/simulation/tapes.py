@@ -32,7 +32,7 @@ class TapeFiles:
 
     def digests(self) -> dict[str, str]:
         """Of every tape by its path, as its footer says."""
-        return {str(writer.path): writer.mark.digest for writer in self._writers}
+        return {str(writer.path): writer.digest for writer in self._writers}
 
     def __enter__(self) -> TapeFiles:
         return self

@@ -68,6 +68,7 @@ EFFECTS = {
     "HoldIsland": "{island} waits: {reason}",
     "BeginCatchUp": "let {island} catch up from {donor}: {reason}",
     "StartTraining": "let {island} train",
+    "StandBy": "{island} stands by",
     "FlushIsland": "let {island} offer all it has",
     "DrainIsland": "let {island} see all its work merged, and step no more",
     "KillIsland": "kill {island}: {reason}",

@@ -59,8 +59,7 @@ class Links:
 
         def deliver() -> None:
             host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer)
-            if host.process.draining and not host.process.stepping:
-                world.drain(host)  # no step is coming at whose end it would adopt
+            world.delivered(host, effect)
 
         takes = world.draw(world.plan.delivery_s) + world.stepping.carriage(host.process.island)
         takes += host.weather.carriage_s(world.plan.payload_bytes, world.now)

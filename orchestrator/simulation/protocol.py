@@ -155,13 +155,9 @@ class LockStepWorld(World):
         else:
             super()._begin_step(host)
 
-    def _publish(self, host: Host, effect: f.PublishFragment, merged_offer: int) -> None:
-        def deliver() -> None:
-            host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer)
-            self._back(host, effect.fragment, effect.version)
-
-        takes = self.draw(self.plan.delivery_s) + self.stepping.carriage(host.process.island)
-        self.later(takes, lambda: self.reach(host, deliver))
+    def delivered(self, host: Host, effect: f.PublishFragment) -> None:
+        super().delivered(host, effect)
+        self._back(host, effect.fragment, effect.version)
 
     def _back(self, host: Host, fragment: FragmentId, version: Version) -> None:
         key = (host.process.island, host.process.incarnation)

@@ -20,14 +20,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import invariants
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import (
-    Incarnation,
-    Instant,
-    IslandId,
-    JobPolicy,
-    PayloadId,
-    ReleaseReason,
-)
+from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, JobPolicy, PayloadId, ReleaseReason
 from orchestrator.errors import InternalError
 from orchestrator.simulation.faults import strike
 from orchestrator.simulation.host import Host
@@ -290,6 +283,11 @@ class World:
         if not host.process.stepping or self.stepping.still(host.process.island):
             host.post(host.process.flush())
             self.links.carry(host)
+
+    def delivered(self, host: Host, effect: f.PublishFragment) -> None:
+        """A published version has arrived in the island's mailbox."""
+        if host.process.draining and not host.process.stepping:
+            self.drain(host)  # no step is coming at whose end it would adopt
 
     def drain(self, host: Host) -> None:
         """A step in progress is finished first, also when the island stands still: it may be told to train on."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import httpx
-from api.fleet import fleet_problems
 
+from api.jobs.fleet import fleet_problems
 from orchestrator.config import parse_job
 from tests.api.clockwork import GROUPS
 from tests.api.installation import Installation, wait_until

@@ -22,7 +22,7 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from tests.ray.jobs import STEP_S, synthetic
 
 ROOT = Path(__file__).parent.parent.parent
-STEPS = round(14 / STEP_S)
+STEPS = round(20 / STEP_S)
 
 
 class Hands:

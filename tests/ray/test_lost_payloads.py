@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,9 +11,11 @@ import pytest
 from orchestrator.core import effects as f
 from orchestrator.core.vocabulary import Epoch, PayloadId, ReleaseReason
 from orchestrator.errors import InternalError
-from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.timers import Timers
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.interpreter import Interpreter
 
 PAYLOAD = PayloadId("asia.1.0.7")
 
@@ -34,7 +36,9 @@ def payloads() -> PayloadTable:
 
 
 @pytest.fixture
-def interpreter(payloads: PayloadTable) -> Iterator[Interpreter]:
+def interpreter(port: object, payloads: PayloadTable) -> Iterator[Interpreter]:
+    from orchestrator.runtime.interpreter import Interpreter  # imports Ray, which reads its environment then
+
     nobody: Any = None
     made = Interpreter(
         "job",
