@@ -15,7 +15,8 @@ holds fits the tape (``reconciliation``). Not for several threads at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,7 @@ class Journal:
         ``before_sync`` makes durable what entries rest on (the tape, on which they were decided), or raises OSError.
         """
         self._folder, self._disk, self._before_sync = folder, disk or LocalDisk(), before_sync
+        self._writing = threading.Lock()  # the merges' thread appends while the pump settles what was found
         self._versions_kept, self._merges_max = versions_kept, merges_max
         self._segments: dict[FragmentId, list[_Segment]] = {}
         self._unsynced = 0
@@ -81,33 +83,13 @@ class Journal:
 
     def append(self, facts: Facts, parameters: bytes, momentum: bytes) -> None:
         """Keep a merge. Raises OSError when it could not be kept; nothing of it counts then, and it may be asked again."""
-        segments = self._segments.setdefault(facts.fragment, [])
-        if not segments or segments[-1].full:
-            segments.append(self._begun(facts.fragment))
-        segment = segments[-1]
-        parts = encode(facts, parameters, momentum)
-        count = sum(len(part) for part in parts)
-        try:
-            self._disk.append(segment.path, parts)
-            segment.synced = False
-            if self._unsynced + 1 > self._merges_max:
-                self._sync_all()
-            else:
-                self._unsynced += 1
-        except OSError:
-            segment.full = True  # for the next attempt
-            with suppress(OSError):
-                self._disk.truncate(segment.path, segment.size)
-            raise
-        segment.entries[facts.version] = Place(segment.path, segment.size, count)
-        segment.size += count
-        segment.full = len(segment.entries) >= ENTRIES_PER_SEGMENT or segment.size >= SEGMENT_BYTES_FULL
-        if self._unsynced == 0:
-            self._drop_old()
+        with self._writing:
+            self._append(facts, encode(facts, parameters, momentum))
 
     def settle(self) -> None:
         """What was found when it was opened is durable, and may be told. Raises OSError, and may be asked again."""
-        self._sync_all()
+        with self._writing:
+            self._sync_all()
 
     def clear(self) -> None:
         """Forget everything: what it holds is of a beginning that nobody heard of."""
@@ -134,6 +116,30 @@ class Journal:
         )
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _append(self, facts: Facts, parts: Sequence[bytes]) -> None:
+        segments = self._segments.setdefault(facts.fragment, [])
+        if not segments or segments[-1].full:
+            segments.append(self._begun(facts.fragment))
+        segment = segments[-1]
+        count = sum(len(part) for part in parts)
+        try:
+            self._disk.append(segment.path, parts)
+            segment.synced = False
+            if self._unsynced + 1 > self._merges_max:
+                self._sync_all()
+            else:
+                self._unsynced += 1
+        except OSError:
+            segment.full = True  # for the next attempt
+            with suppress(OSError):
+                self._disk.truncate(segment.path, segment.size)
+            raise
+        segment.entries[facts.version] = Place(segment.path, segment.size, count)
+        segment.size += count
+        segment.full = len(segment.entries) >= ENTRIES_PER_SEGMENT or segment.size >= SEGMENT_BYTES_FULL
+        if self._unsynced == 0:
+            self._drop_old()
 
     def _sync_all(self) -> None:
         self._before_sync()

