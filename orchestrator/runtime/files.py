@@ -108,7 +108,7 @@ def open_files(
     try:
         _require_same_boot(run_dir, spec, disk)
         past = remember(written, folds, snapshot)
-        log.info("remembered %d steps, %d of them from a snapshot", past.count, written.before)
+        log.info("remembered %d steps, %d of them from a snapshot", past.count, past.before)
         if written.footer is not None and past.core.state.phase is not JobPhase.FINISHED:
             detail = f"The job in {run_dir} was ended by a failure (see crash.txt there); it does not go on from that."
             raise ConfigurationError(detail=f"{detail} Submit it anew.")

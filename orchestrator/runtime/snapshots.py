@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class Snapshots:
-    """``consider`` and ``close`` are for the pump."""
+    """``consider`` and ``close`` are for the pump. There is one for the first ``before`` records."""
 
-    def __init__(self, path: Path, tape: TapeWriter, every: int, disk: Disk | None = None) -> None:
+    def __init__(self, path: Path, tape: TapeWriter, before: int, every: int, disk: Disk | None = None) -> None:
         self._path, self._tape, self._every, self._disk = path, tape, every, disk or LocalDisk()
-        self._count = tape.count
+        self._count = before
         self._writing = ThreadPoolExecutor(1, "snapshot")
         self._under_way: Future[None] | None = None
 

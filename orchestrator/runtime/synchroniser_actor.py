@@ -74,7 +74,7 @@ class SynchroniserActor:
         sink = PatientSink(self._files.tape, self._patience, self._files.journal.settle)
         self._driver = Driver(self._core, (self._files.promises, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
-        self._snapshots = Snapshots(self._run_dir / SNAPSHOT, self._files.tape, every)
+        self._snapshots = Snapshots(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
         controller = controller_of(job, spec, run_dir)
         payloads = PayloadTable()
         kept = self._files.journal, self._files.epoch, self._patience.insist

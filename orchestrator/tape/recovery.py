@@ -55,9 +55,13 @@ class Promises:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """``core`` and ``folds`` after the last record, ``count`` of them, at ``at``; ``promises`` go on being folded, too."""
+    """``core`` and ``folds`` after the last record, ``count`` of them, at ``at``; ``promises`` go on being folded, too.
+
+    For the first ``before`` of the records a snapshot stood.
+    """
 
     core: Synchroniser
+    before: int
     count: int
     at: Instant
     folds: tuple[Fold, ...]
@@ -98,4 +102,4 @@ def remember(tape: Tape, folds: Iterable[Fold] = (), snapshot: Snapshot | None =
             f"Go on with the build that wrote it.\n{again.divergence}"
         )
     at = tape.records[-1].event.at if tape.records else snapshot.at
-    return Remembered(core, tape.count, at, tuple(others), promises)
+    return Remembered(core, tape.before, tape.count, at, tuple(others), promises)

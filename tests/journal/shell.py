@@ -104,7 +104,7 @@ class Shell:
         self.sink = PatientSink(self.files.tape, Patience(retry_s=0.0), self.files.journal.settle)
         self.driver = Driver(self.core, (self.files.promises, self.goodput), self, past.count if past else 0)
         every = job.synchroniser.durability.snapshot_every_records
-        self.snapshots = Snapshots(folder / SNAPSHOT, self.files.tape, every, disk)
+        self.snapshots = Snapshots(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
         self.now = past.at if past else 0.0
         self.payloads = PayloadTable()
         self.keeper: Keeper | None = None

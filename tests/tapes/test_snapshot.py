@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.errors import DataError
+from orchestrator.runtime.snapshots import Snapshots
 from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import Driver
@@ -115,6 +117,24 @@ def test_a_snapshot_makes_nothing_but_what_a_synchroniser_knows() -> None:
     assert pickle.loads(raw.partition(b"\n")[2]) == (None, ())  # it would have
     with pytest.raises(DataError, match=r"builtins\.print"):
         decode(raw, "b")
+
+
+def test_one_is_due_by_what_would_be_remembered_however_short_each_life_is(
+    tmp_path: Path, records: tuple[Record, ...]
+) -> None:
+    path = write(tmp_path, records[:8], at=0)
+    tape, written = TapeWriter.reopen(path)
+    past = remember(written, fresh_folds())
+    driver = Driver(past.core, (past.promises, *past.folds), tape, past.count)
+    snapshots = Snapshots(tmp_path / "snapshot", tape, past.before, every=5)
+    driver.step(records[8].event)
+    snapshots.consider(driver, records[8].event.at)
+    deadline = time.monotonic() + 10.0
+    while (taken := read_snapshot(tmp_path / "snapshot")) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert taken.mark.count == 9
+    tape.let_go()
 
 
 def test_where_there_is_none_there_is_none(tmp_path: Path) -> None:
