@@ -2,9 +2,9 @@
 
 The training split is cut into windows of ``sequence_length`` bytes. Window w belongs to shard w mod n for the whole job;
 each shard is shuffled by the job's seed, anew in each epoch; when a job is resumed, ``lanes`` deals what is left to its
-islands. A batch is a function of its number alone (grain's
-``MapDataset`` is random access), so the island's whole position in its data is one integer, and going back to it costs
-nothing. Only window numbers pass through grain; the bytes are gathered once per batch.
+islands. A batch is a function of its number alone (grain's ``MapDataset`` is random access), so the island's whole position
+in its data is one integer, and going back to it costs nothing. Only window numbers pass through grain; the bytes are
+gathered once per batch.
 
 This module knows nothing of JAX's devices, of steps or of islands' lives.
 """

@@ -26,11 +26,10 @@ from orchestrator.core.saving import (
     IslandNotSaved,
     IslandSaved,
     JobResumed,
-    Life,
     SavedPart,
     SealCheckpoint,
 )
-from orchestrator.core.vocabulary import FragmentId, Instant, IslandState, JobPhase, RoundPhase, Version
+from orchestrator.core.vocabulary import FragmentId, Instant, IslandState, JobPhase, Life, RoundPhase, Version
 
 if TYPE_CHECKING:
     from orchestrator.core.state import JobState

@@ -11,9 +11,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.vocabulary import CommandId, Duration, Epoch, FragmentId, Incarnation, Instant, IslandId, Version
-
-Life = tuple[IslandId, Incarnation]
+from orchestrator.core.vocabulary import (
+    CommandId,
+    Duration,
+    Epoch,
+    FragmentId,
+    Incarnation,
+    Instant,
+    IslandId,
+    Life,
+    Version,
+)
 
 
 @dataclass(frozen=True, slots=True)

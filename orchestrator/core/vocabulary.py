@@ -16,6 +16,7 @@ IslandId = NewType("IslandId", str)
 """A learner island: one model replica with its own data shard and inner optimizer. Unique within a job."""
 Incarnation = NewType("Incarnation", int)
 """Which life of an island: 1 for the first process, one more each time it is placed again."""
+Life = tuple[IslandId, Incarnation]
 FragmentId = NewType("FragmentId", int)
 """One of the P disjoint parts of the parameters, 0 to P - 1."""
 Version = NewType("Version", int)

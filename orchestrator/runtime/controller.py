@@ -21,13 +21,13 @@ from ray.exceptions import RayError
 from orchestrator import logbook
 from orchestrator.checkpoints.resumption import kept
 from orchestrator.config import JobSpec
-from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.making import CONCURRENCY, make
 from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
 from orchestrator.runtime.nodes import NodeWatch
-from orchestrator.runtime.placement import Life, Placement, Unplaced, refusal, resources_of
+from orchestrator.runtime.placement import Placement, Unplaced, refusal, resources_of
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
 from orchestrator.runtime.strays import Strays
 from orchestrator.runtime.wardens import Wardens

@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
-from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId, ReleaseReason
+from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId, Life, ReleaseReason
 from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
 from orchestrator.runtime import cluster
@@ -27,7 +27,7 @@ from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.links import Failed, Link, Post
 from orchestrator.runtime.names import island_name
 from orchestrator.runtime.payloads import PayloadTable
-from orchestrator.runtime.placement import Life, Placement, Unplaced
+from orchestrator.runtime.placement import Placement, Unplaced
 from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.core.vocabulary import Life
 from orchestrator.logbook import Logbook
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import island_name
-from orchestrator.runtime.placement import Life, environment_of
+from orchestrator.runtime.placement import environment_of
 from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE, abandoned_after_s
 from orchestrator.sections import IslandsSection
 

@@ -37,5 +37,5 @@ def rollback(command: CommandId, caller: str, checkpoint: int) -> Callable[[Inst
 
 
 def noted(kind: str, island: str | None, caller: str, at: Instant) -> dict[str, Any]:
-    """A command that was not answered yet, as ``api.control.CommandRecord`` has it."""
+    """A command that was not answered yet, as ``api.jobs.control.CommandRecord`` has it."""
     return {"kind": kind, "island": island, "caller": caller, "at": at, "accepted": None, "detail": ""}

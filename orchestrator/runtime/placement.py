@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.runtime.settings import CONTROL_GROUP
 from orchestrator.sections import IslandsSection
-
-Life = tuple[IslandId, Incarnation]
 
 
 @dataclass(frozen=True, slots=True)

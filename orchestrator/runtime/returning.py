@@ -31,7 +31,7 @@ from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
 from orchestrator.errors import ConfigurationError, InfrastructureError, first_line
-from orchestrator.runtime import ending
+from orchestrator.runtime import ending, orders
 from orchestrator.runtime.files import JobFiles, open_files
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.patience import TAPE_REFUSES, Patience
@@ -114,15 +114,12 @@ def commands(past: Remembered) -> dict[str, dict[str, Any]]:
     """The commands that reached the tape, as ``status`` tells them."""
     told: dict[str, dict[str, Any]] = {}
     for name, (event, answer) in past.promises.commands.items():
-        fault = isinstance(event, e.FaultInjected)
-        told[name] = {
-            "kind": event.kind if isinstance(event, e.FaultInjected) else KINDS[type(event)],
-            "island": getattr(event, "island", None),
-            "caller": event.caller,
-            "at": event.at,
-            "accepted": True if answer is None and fault else answer.accepted if answer else None,
-            "detail": answer.detail if answer else "",
-        }
+        kind = event.kind if isinstance(event, e.FaultInjected) else KINDS[type(event)]
+        told[name] = orders.noted(kind, getattr(event, "island", None), event.caller, event.at)
+        if answer is not None:
+            told[name] |= {"accepted": answer.accepted, "detail": answer.detail}
+        elif isinstance(event, e.FaultInjected):
+            told[name]["accepted"] = True
     return told
 
 

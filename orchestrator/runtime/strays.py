@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from orchestrator.runtime.placement import Life
+from orchestrator.core.vocabulary import Life
 
 LAST_WORDS_S = 10.0
 """A link asks again every second or so once the line is whole, and the word of it reaches the controller at once."""
