@@ -139,7 +139,11 @@ def pid_of(actor_class: str, home: Path) -> int | None:
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    """Whether this process has ended, waited for by its parent or not; it may do so while it is looked at."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def synthetic(steps: int, groups: tuple[str, ...] = GROUPS, **sections: Any) -> dict[str, Any]:

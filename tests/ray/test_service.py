@@ -19,7 +19,7 @@ import yaml
 from api.installation.home import Home
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
-from tests.ray.jobs import STEP_S, synthetic
+from tests.ray.jobs import STEP_S, gone, synthetic
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = round(20 / STEP_S)
@@ -99,7 +99,7 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     before = hands.island(job, "asia")
     killed = hands.json("kill", job, "asia", "--stay-down")
     assert killed["state"] == "accepted"
-    until(lambda: not alive(before["pid"]), "asia's process is gone")
+    until(lambda: gone(before["pid"]), "asia's process is gone")
     until(lambda: hands.island(job, "asia")["state"] == "stopped", "asia stays down")
     readded = hands.json("readd", job, "asia")
     assert (readded["state"], readded["island"]) == ("accepted", "asia")
@@ -127,10 +127,6 @@ def until(situation: Callable[[], Any], what: str, timeout_s: float = 30.0) -> N
     while not situation():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
         time.sleep(0.1)
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def processes_naming(folder: Path) -> list[str]:
