@@ -18,8 +18,7 @@ from urllib.parse import quote
 
 import httpx
 
-from api.auth.roles import Role
-from api.auth.schemas import AuditTrail, NewToken, Token, TokenList
+from api.auth.client import AccessRequests
 from api.chaos.client import ChaosRequests
 from api.checkpoints.client import CheckpointRequests
 from api.http.eventstream import events_of
@@ -48,7 +47,7 @@ from orchestrator.errors import InfrastructureError, InternalError, ServiceUnrea
 Shape = TypeVar("Shape", bound=Answer)
 
 
-class Client(ChaosRequests, CheckpointRequests):
+class Client(AccessRequests, ChaosRequests, CheckpointRequests):
     """One service at ``url``. Raises ServiceUnreachable when it does not answer within ``timeout_s``."""
 
     def __init__(
@@ -225,33 +224,20 @@ class Client(ChaosRequests, CheckpointRequests):
 
     def download_parameters(self, job: str, to: Path) -> None:
         """Write the job's merged parameters, as they stand, to the file ``to``. Raises Conflict while there are none."""
+        self._download(f"/v1/jobs/{quote(job, safe='')}/parameters", to)
+
+    def _download(self, path: str, to: Path) -> None:
         try:
-            with self._http.stream("GET", f"/v1/jobs/{quote(job, safe='')}/parameters") as answer:
+            with self._http.stream("GET", path) as answer:
                 if not answer.is_success:
                     answer.read()
                     raise error_of(answer)
                 with to.open("wb") as file:
-                    for chunk in answer.iter_bytes():
-                        file.write(chunk)
+                    file.writelines(answer.iter_bytes())
+        except httpx.RemoteProtocolError as error:
+            raise InfrastructureError(detail=f"The download broke off: {error}.", remedy="Ask again.") from error
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
-
-    # ── access ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def tokens(self) -> list[Token]:
-        return self._get("/v1/tokens", TokenList).tokens
-
-    def create_token(self, name: str, role: Role, *, expires_in_s: float | None = None) -> NewToken:
-        """A new token; its ``token`` cannot be had again. Raises Conflict if the name was given before."""
-        body = {"name": name, "role": role, "expires_in_s": expires_in_s}
-        return self._post("/v1/tokens", NewToken, body)
-
-    def revoke_token(self, name: str) -> Token:
-        return self._post(f"/v1/tokens/{quote(name, safe='')}/revoke", Token)
-
-    def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditTrail:
-        """One page of what was changed by whom, newest first; ``cursor`` is the ``next_cursor`` of the page before."""
-        return self._get("/v1/audit", AuditTrail, {"limit": limit, "cursor": cursor})
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
 

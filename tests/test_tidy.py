@@ -204,6 +204,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.auth.roles",
             "api.chaos.plans",
             "api.chaos.schemas",
+            "api.checkpoints.archive",
             "api.client",
             "api.installation",
             "api.merges.view",
@@ -317,6 +318,11 @@ def test_the_command_line_starts_without_ray_or_jax() -> None:
 def test_the_synthetic_island_needs_no_jax() -> None:
     code = "import learners.synthetic, learners.loop, sys; assert not {'jax', 'ray'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_what_make_bench_runs_can_be_imported() -> None:
+    """Nothing else does so, and these names move."""
+    subprocess.run([sys.executable, "-c", "import tests.bench.__main__"], check=True, cwd=ROOT)
 
 
 def test_top_level_folders_are_the_architecture() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,11 +15,16 @@ class CheckpointRequests:
 
     _get: Any
     _post: Any
+    _download: Any
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
         """The job's whole checkpoints, oldest first."""
         found: Checkpoints = self._get(f"/v1/jobs/{quote(job, safe='')}/checkpoints", Checkpoints)
         return found.checkpoints
+
+    def download_checkpoint(self, job: str, number: int, to: Path) -> None:
+        """Write one as a tar to the file ``to``. Raises NotFound when it is not kept (any more)."""
+        self._download(f"/v1/jobs/{quote(job, safe='')}/checkpoints/{number}", to)
 
     def take_checkpoint(self, job: str) -> Command:
         """Have a running job save itself now."""

@@ -1,8 +1,10 @@
-"""Commands about a job's checkpoints: list them, take one now, go back to one."""
+"""Commands about a job's checkpoints: list them, fetch one, take one now, go back to one."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -10,6 +12,7 @@ import typer
 from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
+from orchestrator.errors import ConfigurationError, NotFound
 
 
 def checkpoints(
@@ -38,6 +41,39 @@ def checkpoints(
     console().print(table)
 
 
+def fetch(
+    job: JobArgument = "latest",
+    number: Annotated[
+        int | None, typer.Option("--checkpoint", min=1, help="The checkpoint's number; the newest if absent.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to.", show_default="JOB-checkpoint-NUMBER")
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+) -> None:
+    """Bring a checkpoint here, every byte verified, as a folder that `atoll submit --resume` takes."""
+    from api.checkpoints.archive import unpack
+
+    with connect(home, url) as client:
+        name, kept = client.job(job).job, client.checkpoints(job)
+        if number is None and not kept:
+            raise NotFound(detail=f"No checkpoint of {name} is there.", remedy="`atoll checkpoint JOB` takes one.")
+        number = number or kept[-1].number
+        target = (out or Path(f"{name}-checkpoint-{number}")).absolute()
+        if target.exists():
+            raise ConfigurationError(detail=f"{target} is there already. Remove it, or give another --out.")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix=".fetch-", dir=target.parent) as here:
+                client.download_checkpoint(name, number, Path(here) / "packed.tar")
+                unpack(Path(here) / "packed.tar", Path(here) / "whole")
+                (Path(here) / "whole").rename(target)
+        except OSError as error:
+            raise ConfigurationError(detail=f"{target} cannot be written: {error}") from error
+    say(f"wrote {target}; where the service and all nodes reach it, go on with `atoll submit FILE --resume {target}`")
+
+
 def checkpoint(
     job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
@@ -62,5 +98,6 @@ def rollback(
 
 def register(app: typer.Typer) -> None:
     app.command()(checkpoints)
+    app.command()(fetch)
     app.command()(checkpoint)
     app.command()(rollback)

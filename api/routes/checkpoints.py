@@ -1,20 +1,42 @@
-"""A job's checkpoints: look at them, take one now, go back to one."""
+"""A job's checkpoints: look at them, download one, take one now, go back to one."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated, Any
 
+from fastapi import APIRouter, Path, Response
+from fastapi.responses import StreamingResponse
+
+from api.checkpoints.archive import archive_of
 from api.checkpoints.schemas import Checkpoints, RollbackOptions
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["checkpoints"])
+TAR = "application/x-tar"
+ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: {}}}}
 
 
 @router.get("/checkpoints")
 def list_checkpoints(job: str, service: ServiceHere) -> Checkpoints:
     """The job's whole checkpoints, oldest first, also after its end. Files are not verified here, but when one is used."""
     return Checkpoints(checkpoints=service.checkpoints(job))
+
+
+@router.get("/checkpoints/{number}", response_class=StreamingResponse, responses=ARCHIVE)
+def download_checkpoint(
+    job: str, number: Annotated[int, Path(ge=1, le=2**31 - 1)], service: ServiceHere
+) -> StreamingResponse:
+    """One whole checkpoint as a tar, also of a running job. Its manifest has the digest of every file.
+
+    Unpacked, it is a folder that `resume.checkpoint` of a specification takes, where all nodes reach it.
+    """
+    name, archive = service.run(job).job, archive_of(service.checkpoints(job), number)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name}-checkpoint-{number}.tar"',
+        "Content-Length": str(archive.byte_count),
+    }
+    return StreamingResponse(archive.chunks(), media_type=TAR, headers=headers)
 
 
 @router.post("/checkpoints", status_code=202)

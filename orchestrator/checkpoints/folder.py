@@ -9,6 +9,7 @@ elsewhere by one request, which object stores carry out whole or not. Refuses to
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -74,13 +75,18 @@ class Folder:
         return content
 
     def fingerprint(self, name: str) -> tuple[int, str]:
-        """Size and digest of a file, read in pieces."""
+        """Size and digest of a file, read in chunks."""
         size, digest = 0, blake2b(digest_size=16)
-        with self._files.open(f"{self._root}/{name}", "rb") as file:
-            while piece := file.read(CHUNK_BYTES):
-                size += len(piece)
-                digest.update(piece)
+        for chunk in self.chunks(name):
+            size += len(chunk)
+            digest.update(chunk)
         return size, digest.hexdigest()
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """A file's content, without holding all of it."""
+        with self._files.open(f"{self._root}/{name}", "rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
 
     def names(self) -> list[str]:
         """Every file below this folder, by its path from here; none if there is no such folder."""

@@ -91,10 +91,12 @@ def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
 
 
 def _candidates(asked: Folder) -> list[Folder]:
-    """Itself if it is one, with its older neighbours behind it; else those in it. Newest first."""
+    """Itself if it is one, behind it older neighbours if it is called by a number; else those in it. Newest first."""
     name = asked.url.rpartition("/")[2]
     if name.isdigit():
         root = Folder(asked.url.rpartition("/")[0])
         older = [other for other in root.folders() if other.isdigit() and other < name]
         return [asked, *(root.sub(other) for other in reversed(older))]
+    if MANIFEST in asked.names():
+        return [asked]
     return [asked.sub(other) for other in reversed(asked.folders()) if other.isdigit()]

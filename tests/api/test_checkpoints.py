@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import socket
+import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from api.checkpoints.archive import archive_of, unpack
+from api.checkpoints.schemas import Checkpoint
+from api.client import Client
 from orchestrator.config import parse_job
+from orchestrator.errors import DataError, InfrastructureError
 from tests.api.installation import Installation, wait_until
 from tests.checkpoints.making import make
 
@@ -69,6 +77,75 @@ def test_those_of_a_job_are_listed_also_after_its_end(
     assert json.loads(service.atoll("checkpoints", job, "--json")) == told
     assert "000002" in service.atoll("checkpoints", job)
     assert http.get("/v1/jobs/nobody/checkpoints").status_code == 404
+
+
+def test_one_is_fetched_and_a_job_goes_on_from_what_was_fetched(
+    http: httpx.Client, service: Installation, saved: tuple[str, Path], tmp_path: Path
+) -> None:
+    job, root = saved
+    answer = http.get(f"/v1/jobs/{job}/checkpoints/1")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-tar")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    with tarfile.open(fileobj=io.BytesIO(answer.content)) as packed:
+        held = {member.name: packed.extractfile(member).read() for member in packed}  # type: ignore[union-attr]
+    files = [path for path in (root / "000001").rglob("*") if path.is_file()]
+    assert held == {str(path.relative_to(root / "000001")): path.read_bytes() for path in files}
+    assert list(held)[-1] == "manifest.json"
+
+    target = tmp_path / "fetched"
+    assert str(target) in service.atoll("fetch", job, "--out", str(target)).replace("\n", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fetched"]
+    resumed = json.loads(service.atoll("submit", service.spec_file(), "--resume", str(target), "--json"))
+    assert (resumed["resumed_from"], resumed["resume_refused"]) == (str(target), [])
+    http.post(f"/v1/jobs/{resumed['job']}/cancel")
+
+    assert "is there already" in service.atoll("fetch", job, "--out", str(target), code=2)
+    assert "there are: 1, 2" in service.atoll("fetch", job, "--checkpoint", "9", code=2).replace("\n", " ")
+    assert http.get(f"/v1/jobs/{job}/checkpoints/0").status_code == 422
+
+
+def test_an_archive_that_is_not_of_a_whole_checkpoint_is_refused_and_nothing_is_written_elsewhere(
+    saved: tuple[str, Path], tmp_path: Path
+) -> None:
+    _, root = saved
+    sound = archive_of([Checkpoint.model_construct(number=1, url=str(root / "000001"))], 1)
+    content = b"".join(sound.chunks())
+    assert len(content) == sound.byte_count
+    flipped = content[:600] + bytes([content[600] ^ 1]) + content[601:]  # in the first file, behind its header of 512
+    outside = io.BytesIO()
+    with tarfile.open(fileobj=outside, mode="w") as packed:
+        packed.addfile(tarfile.TarInfo("../elsewhere"), io.BytesIO())
+    archive = tmp_path / "it.tar"
+    for name, bad in {
+        "flipped": flipped,
+        "half": content[: len(content) // 2],
+        "none": b"no archive",
+        "outside": outside.getvalue(),
+    }.items():
+        archive.write_bytes(bad)
+        with pytest.raises(DataError, match=r"it\.tar is no archive of a sound checkpoint"):
+            unpack(archive, tmp_path / "deep" / name)
+    assert not (tmp_path / "deep" / "elsewhere").exists()
+    assert {path.name for path in tmp_path.iterdir()} <= {"it.tar", "deep"}
+
+
+def test_a_download_that_breaks_off_says_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def half() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf")
+
+        answering = threading.Thread(target=half)
+        answering.start()
+        with (
+            Client(f"http://127.0.0.1:{server.getsockname()[1]}") as client,
+            pytest.raises(InfrastructureError, match="broke off"),
+        ):
+            client.download_checkpoint("a-job", 1, tmp_path / "it.tar")
+        answering.join()
 
 
 def test_a_job_goes_on_from_another_by_its_name_and_a_damaged_checkpoint_is_passed_over_and_told(

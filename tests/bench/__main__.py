@@ -1,9 +1,9 @@
 """``make bench``: events per second of core and fleet model, the merge arithmetic, what synchronising costs a step, what
-keeping a merge and a checkpoint costs, how soon operators are served, what attrition costs, and how soon a killed island
-is back.
+keeping a merge and a checkpoint costs, how soon operators are served, what attrition costs, how soon a killed island is
+back, and what that costs who gives it a state, and the others.
 
 python -m tests.bench [core] [fleet] [merge] [journal] [checkpoints] [overhead] [surface [--json]] [attrition]
-                      [recovery [cold] [standby] [--json]]                               all without arguments
+                      [recovery [cold] [standby] [--json]] [donors] [survivors]          all without arguments
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orchestrator.core.vocabulary import IslandPlan
 from orchestrator.merge import benchmark
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
-from tests.bench import attrition, checkpoints, fleet, journal, overhead, recovery, surface
+from tests.bench import attrition, checkpoints, donors, fleet, journal, overhead, recovery, surface, survivors
 from tests.core.story import policy
 
 EVENTS_PER_SECOND_GOAL = 50_000
@@ -64,6 +64,8 @@ PARTS = {
     "surface": surface.main,
     "attrition": attrition.main,
     "recovery": recovery.main,
+    "donors": donors.main,
+    "survivors": survivors.main,
 }
 
 if __name__ == "__main__":

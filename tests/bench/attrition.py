@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from api.client import Client
-from api.installation.home import Home
-from api.installation.up import Installation, down, up
 from orchestrator.config import read_document
-from tests.bench.surface import wait
+from tests.bench.service import service, wait
 from tests.ray.jobs import GROUPS
 
 MINUTES = float(os.environ.get("ATOLL_MINUTES", "10"))
@@ -27,14 +24,8 @@ CONFIG = Path(__file__).parents[2] / "deploy" / "configs" / "demo.yaml"
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
-        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs")
-        up(installation, lambda _: None)
-        try:
-            with Client.at(installation.home.path) as client:
-                measure(client)
-        finally:
-            down(installation.home, lambda _: None)
+    with service() as (client, _):
+        measure(client)
 
 
 def measure(client: Client) -> None:

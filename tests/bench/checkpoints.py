@@ -7,7 +7,6 @@ slows down does so for both; the first checkpoint, with which Orbax is loaded, i
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 
 from learners import jax_trainer
 from learners.checkpointing import write
-from learners.island import TRAINING_NICENESS
 from learners.loop import IslandLoop, LoopPlan
+from learners.niceness import give_way
 from learners.outbox import Outbox
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.config import parse_job
@@ -87,7 +86,7 @@ def _saved(loop: IslandLoop, folder: Folder) -> tuple[float, float]:
     cut = loop.request_cut().result()
 
     def work() -> None:
-        os.nice(TRAINING_NICENESS)
+        give_way()
         write(cut, folder, IslandId("it"), Incarnation(1), orbax=True)
 
     writing = threading.Thread(target=work)

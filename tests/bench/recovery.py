@@ -12,36 +12,31 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from api.client import Client
-from api.installation.home import Home
-from api.installation.up import DEPLOY, Installation, down, up
+from api.installation.shipped import CONFIGS
+from api.installation.up import Installation
 from orchestrator.accounting.recovery import PARTS
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import read_job_document
 from orchestrator.tape.storage import read_tape
-from tests.bench.surface import pid_of, wait
+from tests.bench import donors
+from tests.bench.service import service, wait
+from tests.bench.surface import pid_of
 
 KILLS = int(os.environ.get("ATOLL_BENCH_KILLS", "8"))
 GOALS_S = {"cold": 8.0, "standby": 2.0}
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
-        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs")
-        load = os.getloadavg()[0]
-        up(installation, lambda _: None)
-        try:
-            with Client.at(installation.home.path) as client:
-                wanted = [name for name in GOALS_S if name in sys.argv] or list(GOALS_S)
-                figures = {name: measure(client, installation, name == "standby") for name in wanted}
-        finally:
-            down(installation.home, lambda _: None)
+    load = os.getloadavg()[0]
+    with service() as (client, installation):
+        wanted = [name for name in GOALS_S if name in sys.argv] or list(GOALS_S)
+        figures = {name: measure(client, installation, name == "standby") for name in wanted}
     if "--json" in sys.argv:
         print(json.dumps({**figures, "load_before": round(load, 1)}, indent=2))
     else:
@@ -50,7 +45,7 @@ def main() -> None:
 
 def measure(client: Client, installation: Installation, standby: bool) -> list[dict[str, Any]]:
     """The recoveries of one job, as its report has them."""
-    document = read_job_document(DEPLOY / "demo.yaml")
+    document = read_job_document(CONFIGS / "demo.yaml")
     document["islands"] = [{**entry, "standby": 1} if standby else entry for entry in document["islands"]]
     document["budget"] = {"tokens": 100 * document["budget"]["tokens"]}
     job = client.submit(document).job
@@ -64,6 +59,8 @@ def measure(client: Client, installation: Installation, standby: bool) -> list[d
     wait(lambda: len(complete(tape)) == KILLS, "the last one is back")
     client.cancel(job)
     wait(lambda: client.job(job).state.final, "the end")
+    if not standby:
+        donors.show("of nano", donors.states_given(tape))
     return complete(tape)
 
 

@@ -15,39 +15,28 @@ import os
 import select
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
-from itertools import cycle, pairwise
-from pathlib import Path
+from collections.abc import Mapping
+from itertools import cycle
 from typing import Any
 
 import psutil
 
 from api.client import Client
-from api.installation.home import Home
-from api.installation.up import Installation, down, up
-from orchestrator.core.events import ProgressReported
-from orchestrator.tape.storage import read_tape
+from api.installation.up import Installation
+from tests.bench.service import SITUATION_TIMEOUT_S, service, step_seconds, wait
 from tests.ray.jobs import GROUPS, STEP_S, synthetic
 
 KILLS, KILL_MEDIAN_GOAL_S, KILL_P99_GOAL_S = 50, 0.5, 2.0
 READS_PER_SECOND, READ_SECONDS, READ_P99_GOAL_S, STEP_RATIO_GOAL = 200, 30.0, 0.1, 1.05
 CONNECTIONS = 16
 SETTLE_S = 3.0
-SITUATION_TIMEOUT_S = 120.0
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
-        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs")
-        load = os.getloadavg()[0]
-        up(installation, lambda _: None)
-        try:
-            with Client.at(installation.home.path) as client:
-                figures = measure(client, installation)
-        finally:
-            down(installation.home, lambda _: None)
+    load = os.getloadavg()[0]
+    with service() as (client, installation):
+        figures = measure(client, installation)
     figures["load_before"] = round(load, 1)
     if "--json" in sys.argv:
         print(json.dumps(figures, indent=2))
@@ -71,7 +60,7 @@ def measure(client: Client, installation: Installation) -> dict[str, Any]:
     time.sleep(READ_SECONDS + SETTLE_S)
     began_at = client.job(job).started_at
     assert began_at is not None
-    steps = step_seconds(installation.runs / job, [at - began_at for at in (*times, times[-1] + READ_SECONDS)])
+    steps = step_seconds(installation.runs / job, [at - began_at for at in (*times, times[-1] + READ_SECONDS)], GROUPS)
     kills = [kill_seconds(client, job, island) for island, _ in zip(cycle(GROUPS), range(KILLS), strict=False)]
     client.cancel(job)
     wait(lambda: client.job(job).state.final, "the end")
@@ -150,19 +139,6 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(spent.user + spent.system)
 
 
-def step_seconds(run_dir: Path, bounds: list[float]) -> list[float]:
-    """The mean time from step to step over all islands, in each stretch between two bounds."""
-    reports = [r.event for r in read_tape(run_dir / "tape.jsonl").records if isinstance(r.event, ProgressReported)]
-    means = []
-    for begin, end in pairwise(bounds):
-        took, made = 0.0, 0
-        for island in GROUPS:
-            mine = [report for report in reports if report.island == island and begin <= report.at < end]
-            took, made = took + mine[-1].at - mine[0].at, made + mine[-1].steps_total - mine[0].steps_total
-        means.append(round(took / made, 5))
-    return means
-
-
 def spread(seconds: list[float]) -> dict[str, float]:
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     named = {"median_s": cuts[49], "p95_s": cuts[94], "p99_s": cuts[98], "max_s": max(seconds)}
@@ -195,12 +171,3 @@ def _row(spread: Mapping[str, float]) -> str:
 
 def _verdict(met: bool) -> str:
     return "met" if met else "MISSED"
-
-
-def wait(situation: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SITUATION_TIMEOUT_S
-    while not (seen := situation()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {SITUATION_TIMEOUT_S:.0f} s: {what}")
-        time.sleep(0.1)
-    return seen

@@ -1,0 +1,54 @@
+"""What the figures of a whole service share: one of its own, waiting for a situation, and steps by a job's own tape."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from api.client import Client
+from api.installation.home import Home
+from api.installation.up import Installation, down, up
+from orchestrator.core.events import ProgressReported
+from orchestrator.tape.storage import read_tape
+
+SITUATION_TIMEOUT_S = 120.0
+
+
+@contextmanager
+def service() -> Iterator[tuple[Client, Installation]]:
+    """A service with a cluster of its own, which end with the block."""
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs")
+        up(installation, lambda _: None)
+        try:
+            with Client.at(installation.home.path) as client:
+                yield client, installation
+        finally:
+            down(installation.home, lambda _: None)
+
+
+def wait(situation: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SITUATION_TIMEOUT_S
+    while not (seen := situation()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {SITUATION_TIMEOUT_S:.0f} s: {what}")
+        time.sleep(0.1)
+    return seen
+
+
+def step_seconds(run_dir: Path, bounds: list[float], islands: Collection[str]) -> list[float]:
+    """The mean time from step to step over these islands, in each stretch between two bounds, in the job's time."""
+    reports = [r.event for r in read_tape(run_dir / "tape.jsonl").records if isinstance(r.event, ProgressReported)]
+    means = []
+    for begin, end in pairwise(bounds):
+        took, made = 0.0, 0
+        for island in islands:
+            mine = [report for report in reports if report.island == island and begin <= report.at < end]
+            took, made = took + mine[-1].at - mine[0].at, made + mine[-1].steps_total - mine[0].steps_total
+        means.append(round(took / made, 5))
+    return means

@@ -1,0 +1,47 @@
+"""What an island's death, and its standing still, cost the others: their steps a second meanwhile, against before and after.
+
+Four synthetic islands that sleep through steps of ``STEP_S``. One is killed over REST and comes back; then it is stopped for
+``STOP_S`` (SIGSTOP) and goes on. Rates are those of the other three, by the job's own tape, in stretches of ``STRETCH_S``.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tests.bench.service import service, step_seconds, wait
+from tests.ray.jobs import GROUPS, synthetic
+
+STEP_S, STRETCH_S, STOP_S = 0.06, 20.0, 8.0
+RATE_GOAL = 0.97
+VICTIM, SURVIVORS = GROUPS[-1], GROUPS[:-1]
+
+
+def main() -> None:
+    with service() as (client, installation):
+        job = client.submit(synthetic(10_000_000, synthetic={"step_s": STEP_S})).job
+        strikes = {
+            "alone": lambda: None,
+            "a SIGKILL": lambda: client.kill(job, VICTIM),
+            "alone again": lambda: None,
+            f"{STOP_S:g} s of SIGSTOP": lambda: client.strike(job, "stop", VICTIM, STOP_S),
+            "at last": lambda: None,
+        }
+        bounds = []
+        for strike in strikes.values():
+            wait(lambda: client.job(job).islands_training == len(GROUPS), "all islands train")
+            time.sleep(3.0)
+            began_at = client.job(job).started_at
+            assert began_at is not None
+            bounds.append(time.time() - began_at)
+            strike()
+            time.sleep(STRETCH_S)
+        client.cancel(job)
+        wait(lambda: client.job(job).state.final, "the end")
+        run_dir = installation.runs / job
+        took = [step_seconds(run_dir, [begin, begin + STRETCH_S], SURVIVORS)[0] for begin in bounds]
+    for number in (1, 3):
+        rate = (took[number - 1] + took[number + 1]) / 2 / took[number]
+        verdict = "met" if rate >= RATE_GOAL else "MISSED"
+        print(
+            f"survivors  keep {rate:.3f} of their rate through {list(strikes)[number]}   (goal {RATE_GOAL}: {verdict})"
+        )
