@@ -68,9 +68,10 @@ class Trainer(Protocol):
         """Replace these parameters. The inner optimizer's state stays."""
         ...
 
-    def export_state(self) -> Snapshot:
+    def export_state(self, tensors: Iterable[str] | None = None) -> Snapshot:
         """Start copying everything a peer needs to go on from here but the data cursor, by plain names.
 
+        With ``tensors`` only what belongs to these, and what belongs to none, such as a count of steps.
         A snapshot and not the arrays, so that the donor's next step may begin at once.
         """
         ...

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable
 
 from learners.outbox import Outbox
 from orchestrator.core.letters import Letters, Numbered
-from orchestrator.core.messages import Offer
+from orchestrator.core.messages import Letter, Offer
 from orchestrator.core.vocabulary import Epoch
 
 
 class Correspondence:
-    """``standing`` tells the offers that still stand: made, and not merged as far as this island knows."""
+    """``standing`` tells what a new synchroniser may not know: offers not merged as far as this island knows; until it
+    holds a state, that it is ready for one."""
 
-    def __init__(self, outbox: Outbox, standing: Callable[[], Iterable[Offer]]) -> None:
+    def __init__(self, outbox: Outbox, standing: Callable[[], Iterable[Letter]]) -> None:
         self._outbox, self._standing = outbox, standing
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # one long poll at a time; a second waits for the first
@@ -30,8 +31,11 @@ class Correspondence:
         """Take note of who speaks. Raises Fenced when a newer one has spoken."""
         with self._lock:
             if self._letters.heed(epoch):
-                for offer in self._letters.missing(self._standing()):
-                    self._outbox.put_again(offer)
+                for letter in self._letters.missing(self._standing()):
+                    if isinstance(letter, Offer):
+                        self._outbox.put_again(letter)
+                    else:
+                        self._outbox.put(letter)
 
     def forget(self) -> None:
         """Whoever reads next is told nothing of what was written until now."""

@@ -1,6 +1,7 @@
 """Peers that ask a training island for its state, from any thread, and the boundary at which they all get the same one.
 
-Responsible for who waits, for how long, and for nobody waiting in vain: an island that does not train has no state to give.
+Responsible for who waits, for how long, for how fast bytes go, and for nobody waiting in vain: an island that does not train
+has no state to give.
 Refuses to know what a state is made of, but for its being numbers: a donor may have diverged without knowing it.
 """
 
@@ -9,58 +10,83 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from time import monotonic, sleep
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from orchestrator.errors import DataError, InfrastructureError
 
+What = TypeVar("What")
 State = TypeVar("State")
 
 
-class Exports(Generic[State]):
+class Exports(Generic[What, State]):
     """Closed until training begins, and again when it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked: list[Future[State]] = []
+        self._asked: list[tuple[What, Future[State]]] = []
         self._is_open = False
 
     def open(self) -> None:
         with self._lock:
             self._is_open = True
 
-    def ask(self, timeout_s: float) -> State:
-        """The state at the next boundary. Raises InfrastructureError when there is none to give, or not in time."""
+    def ask(self, what: What, timeout_s: float) -> State:
+        """``what`` of the state at the next boundary. Raises InfrastructureError when there is none, or not in time."""
         try:
-            return self.request().result(timeout_s)
+            return self.request(what).result(timeout_s)
         except TimeoutError as error:
             detail = f"no boundary between steps came within {timeout_s} s."
             raise InfrastructureError(detail=detail, remedy="Ask another donor.") from error
 
-    def request(self) -> Future[State]:
-        """The state at the next boundary, to be waited for elsewhere. Raises InfrastructureError when there is none."""
+    def request(self, what: What) -> Future[State]:
+        """``what`` of the state at the next boundary, to be waited for elsewhere. Raises as ``ask``."""
         asked: Future[State] = Future()
         with self._lock:
             if not self._is_open:
                 raise InfrastructureError(detail="this island does not train, so it has no state to give.")
-            self._asked.append(asked)
+            self._asked.append((what, asked))
         return asked
 
-    def answer(self, take: Callable[[], State]) -> None:
-        """This is a boundary: whoever asked since the last one gets what ``take`` gives, which is asked once at most."""
+    def answer(self, take: Callable[[What], State]) -> None:
+        """This is a boundary: whoever asked since the last one gets what ``take`` gives, asked once for each thing."""
         with self._lock:
             asked, self._asked = self._asked, []
-        if asked:
-            state = take()
-            for future in asked:
-                future.set_result(state)
+        states = {what: take(what) for what in dict.fromkeys(what for what, _ in asked)}
+        for what, future in asked:
+            future.set_result(states[what])
 
     def close(self) -> None:
         with self._lock:
             self._is_open = False
-            for future in self._asked:
+            for _, future in self._asked:
                 future.set_exception(InfrastructureError(detail="this island has just ended its training."))
+
+
+class Throttle:
+    """Lets no more bytes go than so many a second on average, to all who ask together, in their order; ``None``: at once."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def wait(self, size: int, timeout_s: float) -> None:
+        """Returns when they may have gone. Raises InfrastructureError at once when that takes longer than ``timeout_s``."""
+        if self.bytes_per_s is None:
+            return
+        with self._lock:
+            now = monotonic()
+            free_at = max(now, self._free_at) + size / self.bytes_per_s
+            if free_at - now > timeout_s:
+                detail = f"{size} bytes would have to wait {free_at - now:.0f} s at {self.bytes_per_s:.0f} bytes/s."
+                raise InfrastructureError(
+                    detail=detail, remedy="Raise recovery.donor_bytes_per_s, or synchroniser.fragments."
+                )
+            self._free_at = free_at
+        sleep(free_at - now)
 
 
 def require_numbers(state: Mapping[str, np.ndarray]) -> None:

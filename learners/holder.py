@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from learners.adoption import FragmentWork
 from learners.checkpointing import Restored
 from learners.contract import Arrays, Trainer
 from learners.exports import require_numbers
+from learners.gathering import Gathered
 from learners.mailbox import Mailbox
 from orchestrator.core.vocabulary import Version
 from orchestrator.errors import InternalError
@@ -32,6 +32,10 @@ class Holder:
         self._fragments: list[FragmentWork] = []
         self._step = self._asked_step = 0
 
+    @property
+    def fragment_count(self) -> int:
+        return len(self._names)
+
     def load(self, arrays: Mapping[str, np.ndarray], versions: Sequence[int], step: int, cursor: int) -> None:
         """Begin from the synchroniser's parameters, with a fresh inner optimizer."""
         with self._loading:
@@ -39,14 +43,13 @@ class Holder:
             self._trainer.load(arrays)
             self._begin_from(versions, step, cursor, [{name: arrays[name] for name in p} for p in self._names])
 
-    def load_peer(self, state: Mapping[str, Any], cursor: int) -> None:
-        """Begin from what a peer's ``export_state`` returned. Its uncontributed work is not ours to count, or to keep."""
+    def load_peer(self, state: Gathered, cursor: int) -> None:
+        """Begin from what peers gave. Their uncontributed work is not ours to count, or to keep."""
         with self._loading:
-            self._refuse_unless_idle(state["versions"])
-            require_numbers(state["trainer"])
-            self._trainer.import_state(state["trainer"])
+            self._refuse_unless_idle(state.versions)
+            self._trainer.import_state(state.arrays)
             bases = [self._trainer.snapshot(n).arrays() if self._keeps_bases else None for n in self._names]
-            self._begin_from(state["versions"], state["step"], cursor, bases)
+            self._begin_from(state.versions, state.step, cursor, bases)
 
     def take_over(self, shard_index: int, cursor: int) -> tuple[tuple[Version, ...], int]:
         """Begin from the state that was loaded and what was published since; tell its versions, and the logical step.

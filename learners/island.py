@@ -19,14 +19,18 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import ray
 
 from learners import checkpointing
+from learners.catching_up import CatchingUp, in_words
 from learners.correspondence import Correspondence
+from learners.exports import Throttle
+from learners.gathering import Donor, Fragments
 from learners.loop import IslandLoop, LoopPlan
 from learners.niceness import give_way, give_way_since, threads
 from learners.outbox import Outbox
@@ -34,14 +38,15 @@ from learners.vigil import Vigil
 from orchestrator import logbook
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
-from orchestrator.core.messages import Broken, CatchUpFailure, CaughtUp, Letter, NotSaved, Ready, Saved
+from orchestrator.core.messages import Broken, Letter, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, Version
-from orchestrator.errors import InfrastructureError, last_line
+from orchestrator.errors import InfrastructureError
 from orchestrator.merge import fragment_map, wire
 
 EXPORT_TIMEOUT_S = 30.0
-TRANSFER_TIMEOUT_S = 35.0
-"""A little more than the donor takes at most."""
+THROTTLE_TIMEOUT_S = 300.0
+TRANSFER_TIMEOUT_S = EXPORT_TIMEOUT_S + 5.0
+"""A little more than a donor takes at most to come to a boundary; a throttled one may take ``THROTTLE_TIMEOUT_S`` more."""
 SYNTHETIC = "learners.synthetic"
 
 log = logging.getLogger(__name__)
@@ -61,13 +66,15 @@ class Island:
         self._saves: set[int] = set()
         self._outbox = Outbox()
         self._loop: IslandLoop | None = None
-        self._correspondence = Correspondence(
-            self._outbox, lambda: self._loop.standing_offers() if self._loop is not None else ()
-        )
+        self._correspondence = Correspondence(self._outbox, self._standing)
+        self._catching_up = CatchingUp(self._outbox)
+        self._ready: Ready | None = None
         self._codec: wire.Codec = "float32"
         self._computes = False
         self._vigil = Vigil(abandoned_after_s, self._give_up)
-        self._device_count = self._shard_index = 0
+        self._shard_index = 0
+        self._throttle = Throttle(None)
+        self._in_pieces = False
 
     def hello(self) -> dict[str, Any]:
         """Who this is: the facts of ``Placement``."""
@@ -92,32 +99,25 @@ class Island:
     def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: bytes) -> None:
         """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._correspondence.heed(epoch)
-        began = time.monotonic()
-        try:
+
+        def load() -> tuple[tuple[Version, ...], int]:
             arrays = {name: array for payload in payloads for name, array in wire.decode(payload).items()}
             self._built().load(arrays, versions, step, cursor)
-        except Exception as error:
-            log.exception("the synchroniser's state cannot be taken")
-            self._outbox.put(CatchUpFailure(None, _told(error)))
-            return
-        log.info("caught up from the synchroniser, at step %d", step)
-        self._outbox.put(CaughtUp(None, tuple(versions), step, time.monotonic() - began))
+            return tuple(versions), step
 
-    def load_from(self, epoch: Epoch, actor: str, donor: IslandId, cursor: int) -> None:
-        """Take the state of a peer, from process to process. ``CaughtUp`` or ``CatchUpFailure`` follows."""
+        self._catching_up.take(None, load)
+
+    def load_from(self, epoch: Epoch, count: int, donors: Mapping[str, IslandId], cursor: int) -> None:
+        """Take the state of peers, named by their actors, from process to process (``CatchingUp.gather``)."""
         self._correspondence.heed(epoch)
-        began = time.monotonic()
-        try:
-            handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
-            state = ray.get(handle.export_state.remote(), timeout=TRANSFER_TIMEOUT_S)
-            self._built().load_peer(state, cursor)
-        except Exception as error:  # a dead donor is only one of the ways; the service chooses another
-            log.warning("no state from %s: %s", donor, error)
-            self._outbox.put(CatchUpFailure(donor, _told(error)))
-            return
-        versions, step = tuple(state["versions"]), state["step"]
-        log.info("caught up from %s, at step %d", donor, step)
-        self._outbox.put(CaughtUp(donor, versions, step, time.monotonic() - began))
+        loop = self._built()
+        self._catching_up.gather(
+            (epoch, count),
+            {actor: Donor(island, partial(self._given, actor)) for actor, island in donors.items()},
+            loop.fragment_count,
+            lambda state: loop.load_peer(state, cursor),
+            in_pieces=self._in_pieces,
+        )
 
     def take_over(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
         """A standby becomes an island: its name, data and logbook. ``Ready`` follows; answers as ``hello``."""
@@ -126,35 +126,26 @@ class Island:
         log.info("%s, incarnation %d, is process %d, which was %s", island, book.number, os.getpid(), self._island)
         self._island, self._incarnation, self._shard_index = island, Incarnation(book.number), shard_index
         self._correspondence.forget()
-        self._outbox.put(Ready(self._device_count, 0.0))
+        self._catching_up.forget()
+        self._ready = Ready(self._ready.device_count if self._ready else 0, 0.0)
+        self._outbox.put(self._ready)
         return self.hello()
 
     def resume(self, epoch: Epoch, cursor: int) -> None:
         """Go on from what this process holds from its time as a standby. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._correspondence.heed(epoch)
-        began = time.monotonic()
-        try:
-            versions, step = self._built().take_over(self._shard_index, cursor)
-        except Exception as error:
-            log.exception("what this standby holds cannot be gone on from")
-            self._outbox.put(CatchUpFailure(None, _told(error)))
-            return
-        log.info("goes on from its own state, at step %d", step)
-        self._outbox.put(CaughtUp(None, versions, step, time.monotonic() - began))
+        self._catching_up.take(None, lambda: self._built().take_over(self._shard_index, cursor))
 
     def load_saved(self, epoch: Epoch, folder: str, cursor: int) -> None:
         """Take the state that the checkpoint has of this island. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._correspondence.heed(epoch)
-        began = time.monotonic()
-        try:
+
+        def load() -> tuple[tuple[Version, ...], int]:
             saved = checkpointing.restored(folder, self._island)
             self._built().load_saved(saved, cursor)
-        except Exception as error:
-            log.exception("the checkpoint's state cannot be taken")
-            self._outbox.put(CatchUpFailure(self._island, _told(error)))
-            return
-        log.info("gone on from %s, at step %d", folder, saved.part.step)
-        self._outbox.put(CaughtUp(self._island, saved.versions, saved.part.step, time.monotonic() - began))
+            return saved.versions, saved.part.step
+
+        self._catching_up.take(self._island, load)
 
     def start(self, epoch: Epoch) -> None:
         self._correspondence.heed(epoch)
@@ -184,7 +175,7 @@ class Island:
         try:
             cut = self._built().request_cut()
         except InfrastructureError as error:
-            self._outbox.put(NotSaved(checkpoint, _told(error)))
+            self._outbox.put(NotSaved(checkpoint, in_words(error)))
             return
         threading.Thread(target=self._save, args=(checkpoint, folder, cut), name="save", daemon=True).start()
 
@@ -199,9 +190,11 @@ class Island:
         self._vigil.heard()
         return letters
 
-    def export_state(self) -> dict[str, Any]:
-        """A peer's way to this island's state; raises when it has none to give."""
-        return self._built().export_state(EXPORT_TIMEOUT_S)
+    def export_state(self, fragments: Fragments) -> dict[str, Any]:
+        """A peer's way to this island's state; raises when it has none to give, or not soon enough."""
+        state = self._built().export_state(EXPORT_TIMEOUT_S, fragments)
+        self._throttle.wait(sum(array.nbytes for array in state["trainer"].values()), THROTTLE_TIMEOUT_S)
+        return state
 
     def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, hurry: bool) -> None:
         began, before = time.monotonic(), threads()
@@ -211,7 +204,9 @@ class Island:
             module, _, name = spec["trainer"].partition(":")
             trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
             trainer.warm_up()
-            knobs = spec["synchroniser"]
+            knobs, recovery = spec["synchroniser"], spec["recovery"]
+            self._throttle = Throttle(recovery["donor_bytes_per_s"])
+            self._in_pieces = recovery["donors_max"] > 1 or recovery["donor_bytes_per_s"] is not None
             sizes = {tensor: math.prod(shape) for tensor, shape in trainer.tensor_shapes().items()}
             plan = LoopPlan(
                 fragments=fragment_map.build(sizes, knobs["fragments"]),
@@ -219,20 +214,34 @@ class Island:
                 adoption=knobs["adoption"],
                 mix_alpha=knobs["mix_alpha"],
             )
-            self._codec, self._device_count = knobs["wire"], trainer.device_count
+            self._codec = knobs["wire"]
             self._loop = IslandLoop(trainer, plan, self._outbox)
         except Exception as error:
             log.exception("the model cannot be built")
-            self._outbox.put(Broken(_told(error)))
+            self._outbox.put(Broken(in_words(error)))
             return
         if self._computes:
             give_way_since(before)
         log.info("the model is built, on %d devices", trainer.device_count)
-        self._outbox.put(Ready(trainer.device_count, time.monotonic() - began))
+        self._ready = Ready(trainer.device_count, time.monotonic() - began)
+        self._outbox.put(self._ready)
 
     def _give_up(self) -> None:
         log.critical("nobody has listened to this island for too long; it ends itself")
         os._exit(1)  # other threads may be inside a step, or a call
+
+    def _given(self, actor: str, fragments: Fragments) -> dict[str, Any]:
+        """What the donor of this name gives. The timeout is for lines that the service does not see; silence it notices."""
+        handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
+        timeout_s = TRANSFER_TIMEOUT_S + (THROTTLE_TIMEOUT_S if self._throttle.bytes_per_s is not None else 0.0)
+        given: dict[str, Any] = ray.get(handle.export_state.remote(fragments), timeout=timeout_s)
+        return given
+
+    def _standing(self) -> Iterable[Letter]:
+        """What a new synchroniser may not know, and asks nobody for: that this island is ready, later what it offers."""
+        if self._loop is None or self._ready is None:
+            return ()
+        return (self._ready,) if self._catching_up.told is None else self._loop.standing_offers()
 
     def _save(self, checkpoint: int, folder: str, asked: Future[checkpointing.Cut]) -> None:
         if self._computes:
@@ -243,7 +252,7 @@ class Island:
             part = checkpointing.write(cut, Folder(folder), self._island, self._incarnation, orbax=orbax)
         except Exception as error:  # a full disk is only one of the ways; training goes on
             log.exception("this island's part of checkpoint %d is not written", checkpoint)
-            self._outbox.put(NotSaved(checkpoint, _told(error)))
+            self._outbox.put(NotSaved(checkpoint, in_words(error)))
             return
         log.info("saved for checkpoint %d, at step %d", checkpoint, cut.step)
         self._outbox.put(Saved(checkpoint, part_digest(part), cut.tokens_total, cut.held_seconds))
@@ -258,7 +267,3 @@ class Island:
         if self._loop is None:
             raise RuntimeError(f"island {self._island} has not built its model yet")
         return self._loop
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {last_line(error)}"

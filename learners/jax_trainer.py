@@ -150,14 +150,16 @@ class JaxTrainer:
         for name, array in arrays.items():
             self._parameters[name] = self._adopted(array, self._parameters[name])
 
-    def export_state(self) -> DeviceCopy:
+    def export_state(self, tensors: Iterable[str] | None = None) -> DeviceCopy:
         self._allocate()
-        return DeviceCopy({name: self._copy(array) for name, array in self._named_state().items()})
+        wanted = None if tensors is None else {*tensors, None}
+        named = self._named_state()
+        return DeviceCopy({n: self._copy(a) for n, (a, tensor) in named.items() if wanted is None or tensor in wanted})
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises DataError when the state belongs to another model or optimizer; nothing is changed then."""
         self._allocate()
-        own = self._named_state()
+        own = {name: array for name, (array, _) in self._named_state().items()}
         if own.keys() != state.keys():
             differing = sorted(own.keys() ^ state.keys())
             raise DataError(detail=f"a peer's state does not fit this island's model: {differing[:4]} on one side only")
@@ -227,10 +229,16 @@ class JaxTrainer:
             self._drawn = (self._cursor, self._draw(self._cursor))
         return self._drawn[1]
 
-    def _named_state(self) -> dict[str, jax.Array]:
+    def _named_state(self) -> dict[str, tuple[jax.Array, str | None]]:
+        """Every array by its name, with the tensor that it belongs to."""
         leaves = jax.tree_util.tree_leaves_with_path(self._state)
-        named = {PARAMETERS + name: array for name, array in self._parameters.items()}
-        return named | {_state_name(path): leaf for path, leaf in leaves}
+        named = {PARAMETERS + name: (array, name) for name, array in self._parameters.items()}
+        return named | {_state_name(path): (leaf, self._tensor_of(path)) for path, leaf in leaves}
+
+    def _tensor_of(self, path: Any) -> str | None:
+        """Moments are kept in trees like that of the parameters, so the last key on the way there is a tensor's name."""
+        key = getattr(path[-1], "key", None)
+        return key if key in self._parameters else None
 
 
 class _Text:

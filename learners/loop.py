@@ -25,6 +25,7 @@ from learners.adoption import FragmentWork, Rule, Sent, combine
 from learners.checkpointing import Cut, cut_of
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import Exports
+from learners.gathering import Fragments
 from learners.holder import Holder
 from learners.mailbox import Mail
 from learners.odometer import Odometer
@@ -58,8 +59,8 @@ class IslandLoop(Holder):
         self._lock = threading.Lock()
         self._stopping, self._flushing, self._draining, self._gave_all = (threading.Event() for _ in range(4))
         self._standing: dict[FragmentId, tuple[Offer, Snapshot]] = {}  # under the lock: other threads take from it
-        self._exports: Exports[tuple[Snapshot, tuple[Version, ...], int]] = Exports()
-        self._cuts: Exports[Cut] = Exports()
+        self._exports: Exports[Fragments, tuple[Snapshot, tuple[Version, ...], int]] = Exports()
+        self._cuts: Exports[None, Cut] = Exports()
         self._offers_made = 0
         self._odometer = Odometer(monotonic())
 
@@ -114,18 +115,19 @@ class IslandLoop(Holder):
         with self._lock:
             return [offer for offer, _ in self._standing.values()]
 
-    def export_state(self, timeout_s: float) -> dict[str, Any]:
+    def export_state(self, timeout_s: float, fragments: Fragments = None) -> dict[str, Any]:
         """What a peer needs to begin from here: ``{"trainer": arrays, "versions": (…), "step": int}``.
 
+        With ``fragments`` only the arrays of these; versions are always all.
         Taken at one boundary, so it is consistent; the copy to the host happens in the calling thread.
         Raises InfrastructureError when this island does not train, or reaches no boundary in time.
         """
-        snapshot, versions, step = self._exports.ask(timeout_s)
+        snapshot, versions, step = self._exports.ask(fragments, timeout_s)
         return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
 
     def request_cut(self) -> Future[Cut]:
         """The state at the next boundary, before what is delivered from now on is adopted; raises as ``export_state``."""
-        return self._cuts.request()
+        return self._cuts.request(None)
 
     # ── the loop's own thread ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -175,7 +177,9 @@ class IslandLoop(Holder):
         """Take over what was published and has arrived."""
         arrived = self._mailbox.take_all()
         # looked at only now: a marker that came before any of this mail is seen before it is adopted
-        self._cuts.answer(lambda: cut_of(self._trainer, self._odometer, self._fragments, self._step, self._asked_step))
+        self._cuts.answer(
+            lambda _: cut_of(self._trainer, self._odometer, self._fragments, self._step, self._asked_step)
+        )
         for mail in arrived:
             self._adopt(mail)
 
@@ -245,8 +249,9 @@ class IslandLoop(Holder):
         total = self._odometer.tokens_total
         self._outbox.put(Adopted(mail.fragment, mail.version, self._step, total, after.token_count))
 
-    def _state(self) -> tuple[Snapshot, tuple[Version, ...], int]:
-        return self._trainer.export_state(), tuple(f.version for f in self._fragments), self._step
+    def _state(self, fragments: Fragments) -> tuple[Snapshot, tuple[Version, ...], int]:
+        tensors = None if fragments is None else [name for p in fragments for name in self._names[p]]
+        return self._trainer.export_state(tensors), tuple(f.version for f in self._fragments), self._step
 
     def _report(self) -> None:
         """Say how far training is, unless that was said already."""

@@ -103,8 +103,9 @@ class SyntheticTrainer:
                 raise DataError(detail=f"{name}: shape {array.shape} cannot take the place of {self._shapes[name]}")
             self._parameters[name] = np.array(array, np.float32)
 
-    def export_state(self) -> HostCopy:
-        return HostCopy({**self._parameters, "steps": np.array(self._steps)})
+    def export_state(self, tensors: Iterable[str] | None = None) -> HostCopy:
+        kept = self._parameters if tensors is None else {name: self._parameters[name] for name in tensors}
+        return HostCopy({**kept, "steps": np.array(self._steps)})
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         self.load({name: state[name] for name in self._shapes})

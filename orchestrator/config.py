@@ -124,6 +124,7 @@ class JobSpec(Section):
             health=HealthPolicy(**self.health.model_dump()),
             cut_off_timeout_s=recovery.cut_off_timeout_s,
             standbys=plans(self.standby_sections()) if standbys else (),
+            donors_max=recovery.donors_max,
             checkpoints=CheckpointPolicy(**self.checkpoints.model_dump(exclude={"folder"})),
         )
 

@@ -147,10 +147,14 @@ class EvaluationSection(Section):
 
 
 class RecoverySection(Section):
-    """When an island is given up as lost, and placed again.
+    """When an island is given up as lost, and placed again, and how it then takes a state from its peers.
 
     One that is silent though its node answers hangs, or was stopped: ``suspect_timeout_s``. One whose node cannot be reached
     trains on, most likely, and its work is lost if it is replaced: ``cut_off_timeout_s``.
+
+    With one donor a state is of one boundary; with several, each gives fragment after fragment, at boundaries of its own: a
+    large state comes sooner and costs each less. A donor gives at most ``donor_bytes_per_s``, on average, to all who ask
+    together; a fragment with its moments must go within five minutes of that.
     """
 
     suspect_timeout_s: Positive = 30.0
@@ -159,6 +163,8 @@ class RecoverySection(Section):
     backoff_max_s: Positive = 60.0
     restarts_max: Annotated[int, Field(ge=0)] = 10
     flush_timeout_s: Positive = 30.0
+    donors_max: Count = 1
+    donor_bytes_per_s: Positive | None = None
 
 
 class CheckpointsSection(Section):

@@ -147,7 +147,8 @@ class HoldIsland:
 class BeginCatchUp:
     """Give the island a state, from ``donor`` (island, incarnation), or from the synchroniser when ``None``.
 
-    Incarnation 0 is the island as the checkpoint has it that the job goes on from.
+    Incarnation 0 is the island as the checkpoint has it that the job goes on from. ``helpers`` give pieces of it, too; what
+    an earlier request brought already is kept.
 
     ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn. With ``held`` it goes
     on from the state that its process has from its time as a standby, and ``donor`` is ``None``.
@@ -159,6 +160,7 @@ class BeginCatchUp:
     cursor: int
     reason: str
     held: bool = False
+    helpers: tuple[tuple[IslandId, Incarnation], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

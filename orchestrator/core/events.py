@@ -109,7 +109,8 @@ class IslandReady:
 class IslandCaughtUp:
     """The island holds a state: parameters, inner optimizer, and the version vector it belongs to.
 
-    ``donor`` is the peer it came from, ``None`` for the synchroniser. ``versions[p]`` is the version of fragment p.
+    ``donor`` is the peer it came from, ``None`` for the synchroniser. ``versions[p]`` is the version of fragment p. Where it
+    came in pieces, ``sources[p]`` gave fragment p, and ``donor`` is the one whose clock was furthest.
     """
 
     at: Instant
@@ -119,6 +120,7 @@ class IslandCaughtUp:
     versions: tuple[Version, ...]
     step: int
     transfer_seconds: Duration
+    sources: tuple[IslandId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,10 +105,10 @@ def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Ef
 def catch_up_failed(state: JobState, island: Island, event: CatchUpFailed) -> list[Effect]:
     if not _was(island, IslandState.CATCHING_UP):
         return []
-    if event.donor != island.donor:
-        return []  # it is taking one from another by now
-    if event.donor is None:
+    if event.donor is None and not island.donors:
         return _lose(state, island, f"no state from the synchroniser: {event.reason}", event.at, dead=False)
+    if event.donor is None or event.donor not in island.donors:
+        return []  # it is taking one from others by now
     state.islands[island.id] = membership.failed_by(island, event.donor)
     return catch_up(state, island.id)
 
@@ -221,19 +221,20 @@ def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
     island = state.islands[island_id]
     if island.process is not None:
         why = f"going on from what the standby {island.process[0]} holds"
-        state.islands[island_id] = membership.catching_up(island, None, why)
+        state.islands[island_id] = membership.catching_up(island, (), why)
         return [BeginCatchUp(island.id, island.incarnation, None, island.steps_before, why, held=True)]
     if island.saved and island.id not in island.failed_donors:
         why = "taking its state from the checkpoint"
-        state.islands[island_id] = membership.catching_up(island, island.id, why)
+        state.islands[island_id] = membership.catching_up(island, (island.id,), why)
         return [BeginCatchUp(island.id, island.incarnation, (island.id, IN_CHECKPOINT), island.steps_before, why)]
     steps = {other: state.step_of(other) for other in state.islands.values()}
-    donor = membership.choose_donor(steps, island) if state.global_version else None
-    source = f"{donor.id} (step {steps[donor]})" if donor else "the synchroniser"
+    donors = membership.choose_donors(steps, island, state.policy.donors_max) if state.global_version else []
+    source = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
     why = f"taking a state from {source}"
-    state.islands[island_id] = membership.catching_up(island, donor.id if donor else None, why)
-    chosen = (donor.id, donor.incarnation) if donor else None
-    return [BeginCatchUp(island.id, island.incarnation, chosen, island.steps_before, why)]
+    state.islands[island_id] = membership.catching_up(island, tuple(donor.id for donor in donors), why)
+    lives = tuple((donor.id, donor.incarnation) for donor in donors)
+    first, helpers = (lives[0] if lives else None), lives[1:]
+    return [BeginCatchUp(island.id, island.incarnation, first, island.steps_before, why, helpers=helpers)]
 
 
 def _leave_donor(state: JobState, donor: IslandId) -> list[Effect]:
@@ -242,7 +243,7 @@ def _leave_donor(state: JobState, donor: IslandId) -> list[Effect]:
         return []
     effects: list[Effect] = []
     for island in list(state.islands.values()):
-        if island.state is IslandState.CATCHING_UP and island.donor == donor:
+        if island.state is IslandState.CATCHING_UP and donor in island.donors:
             state.islands[island.id] = membership.failed_by(island, donor)
             effects += catch_up(state, island.id)
     return effects

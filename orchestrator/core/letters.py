@@ -4,7 +4,7 @@ Letters are numbered, and kept until whoever reads them acknowledges that they a
 or a reader that dies, loses nothing. A new epoch means that everything the last synchroniser only held in memory is gone.
 One of an older epoch is fenced: it was replaced, and must neither read letters nor command.
 
-Refuses to know: threads, calls, and how what still stands is offered again (``learners.correspondence``).
+Refuses to know: threads, calls, and how what still stands is told again (``learners.correspondence``).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Letters:
         """Those behind this number, oldest first."""
         return [(number, letter) for number, letter in self._kept if number > read]
 
-    def missing(self, standing: Iterable[Offer]) -> list[Offer]:
-        """Of the offers that still stand those that are in no letter kept, oldest first."""
-        kept = {(letter.fragment, letter.offer) for _, letter in self._kept if isinstance(letter, Offer)}
-        ordered = sorted(standing, key=lambda offer: (offer.offer, offer.fragment))
-        return [offer for offer in ordered if (offer.fragment, offer.offer) not in kept]
+    def missing(self, standing: Iterable[Letter]) -> list[Letter]:
+        """Of what still stands that which is in no letter kept; offers oldest first."""
+        kept = [letter for _, letter in self._kept]
+        ordered = sorted(standing, key=lambda told: (told.offer, told.fragment) if isinstance(told, Offer) else (0, 0))
+        return [letter for letter in ordered if letter not in kept]

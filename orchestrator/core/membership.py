@@ -58,8 +58,8 @@ class Island:
     says why the process is to be killed, once an operator asked for it. ``failures`` counts lives in a row that ended
     without a contribution. ``last_offer``, ``merged_into`` and ``merged_offer`` are per fragment and of this incarnation;
     so is ``behind``: a version that it lacked when an offer was first refused for that, and that offer's step.
-    ``donor`` is whom it takes a state from, or took the last one; ``failed_donors`` those who did not give one.
-    ``saved``: the checkpoint that the job goes on from has a state of it, for its first process; its donor is then itself.
+    ``donors`` are those it takes a state from, or took the last one from; ``failed_donors`` those who did not give one.
+    ``saved``: the checkpoint that the job goes on from has a state of it, for its first process; it is its own donor then.
     ``strikes`` counts bad contributions in a row by fragment, ``struck_offer`` is the latest of them; ``flag`` says what was
     wrong with the last, until work of the island is merged again. ``quarantines`` are counted until it is re-added.
     ``process`` is the standby, with its incarnation, whose process this incarnation took over; ``None`` has one of its own.
@@ -84,7 +84,7 @@ class Island:
     failures: int = 0
     restarts: int = 0
     timer_serial: int = 0
-    donor: IslandId | None = None
+    donors: tuple[IslandId, ...] = ()
     failed_donors: frozenset[IslandId] = frozenset()
     last_offer: dict[FragmentId, int] = field(default_factory=dict)
     merged_into: dict[FragmentId, Version] = field(default_factory=dict)
@@ -116,8 +116,8 @@ def placed(before: Island, event: IslandPlaced) -> Island:
     return replace(before, state=IslandState.STARTING, reason="building the model", node=event.node, pid=event.pid)
 
 
-def catching_up(before: Island, donor: IslandId | None, reason: str) -> Island:
-    return replace(before, state=IslandState.CATCHING_UP, donor=donor, reason=reason)
+def catching_up(before: Island, donors: tuple[IslandId, ...], reason: str) -> Island:
+    return replace(before, state=IslandState.CATCHING_UP, donors=donors, reason=reason)
 
 
 def failed_by(before: Island, donor: IslandId) -> Island:
@@ -126,7 +126,7 @@ def failed_by(before: Island, donor: IslandId) -> Island:
 
 def caught_up(before: Island, event: IslandCaughtUp) -> Island:
     source = event.donor or (f"the standby {before.process[0]}" if before.process else "the synchroniser")
-    source = "the checkpoint" if event.donor == before.id else source
+    source = "the checkpoint" if event.donor == before.id else " and ".join(sorted(set(event.sources))) or source
     return replace(
         before,
         state=IslandState.TRAINING,
@@ -236,13 +236,16 @@ def pardoned(before: Island) -> Island:
     return replace(before, wanted=True, failures=0, quarantines=0)
 
 
-def choose_donor(steps: Mapping[Island, int], receiver: Island) -> Island | None:
-    """The healthiest peer to take a state from: furthest in its logical clock, ties by name.
+def choose_donors(steps: Mapping[Island, int], receiver: Island, count: int) -> list[Island]:
+    """The ``count`` healthiest peers to take a state from: furthest in their logical clocks, ties by name.
 
-    None that failed us, and none whose own work was unusable of late. One that gives a state already is asked only when all
-    do: islands that come back together do not load the same donor.
+    None that failed us, and none whose own work was unusable of late. Who gives us pieces already goes on; who gives others
+    a state comes last: islands that come back together do not load the same donor.
     """
     unfit = receiver.failed_donors | {receiver.id}
     candidates = [i for i in steps if i.live and not i.flag and i.id not in unfit]
-    giving = {i.donor for i in steps if i.state is IslandState.CATCHING_UP and i.id != receiver.id}
-    return min(candidates, key=lambda i: (i.id in giving, -steps[i], i.id), default=None)
+    others = (i for i in steps if i.state is IslandState.CATCHING_UP and i.id != receiver.id)
+    giving = {donor for other in others for donor in other.donors}
+    state = receiver.state_before_suspect if receiver.state is IslandState.SUSPECT else receiver.state
+    ours = receiver.donors if state is IslandState.CATCHING_UP else ()
+    return sorted(candidates, key=lambda i: (i.id not in ours, i.id in giving, -steps[i], i.id))[:count]

@@ -51,12 +51,13 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """The island holds a state. ``donor`` is a peer, or ``None`` for the synchroniser."""
+    """The island holds a state. Fields as in ``events.IslandCaughtUp``."""
 
     donor: IslandId | None
     versions: tuple[Version, ...]
     step: int
     transfer_seconds: float
+    sources: tuple[IslandId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,7 @@ class JobPolicy:
     health                  what contributions must be like; absent from tapes written before there was one
     standbys                processes that wait to take the place of a lost island (``core.standby``); none on older tapes
     checkpoints             when they are taken; absent likewise
+    donors_max              from so many peers at once an island takes a state; one on older tapes
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
@@ -240,3 +241,4 @@ class JobPolicy:
     cut_off_timeout_s: Duration = 900.0
     standbys: tuple[IslandPlan, ...] = ()
     checkpoints: CheckpointPolicy = CheckpointPolicy()
+    donors_max: int = 1

@@ -50,7 +50,7 @@ def read(tape: Tape, rule: Rule) -> Reading:
         logical_step_max=heard.logical_step_max,
         ended=heard.ended,
     )
-    problems = [*_taken_over(heard, stories), *_problems(course, list(stories.values()), rule)]
+    problems = [*_untold(heard, stories), *_problems(course, list(stories.values()), rule)]
     return Reading(course, tuple(problems))
 
 
@@ -82,12 +82,15 @@ def _stories(heard: _Heard, rule: Rule, tokens_per_step: int) -> Iterator[tuple[
             yield life, tell(life, diary, rule, tokens_per_step, sorted(receivers.get(life, [])), payloads, merged)
 
 
-def _taken_over(heard: _Heard, stories: Iterable[LifeId]) -> Iterator[Problem]:
-    """A standby's state is a peer's from one time, and what was published until another: no course tells of it."""
-    begun = ((life, heard.diaries[life].begun) for life in stories)
-    if taken := sorted(f"{life[0]}.{life[1]}" for life, began in begun if began is not None and began[1].held):
+def _untold(heard: _Heard, stories: Iterable[LifeId]) -> Iterator[Problem]:
+    """States that no course tells of: a standby's is of two times, one in pieces of as many as there were pieces."""
+    begun = [(f"{life[0]}.{life[1]}", diary) for life in stories if (diary := heard.diaries[life].begun) is not None]
+    if taken := sorted(name for name, (_, asked) in begun if asked.held):
         told = f"tells of islands that went on as the processes of standbys ({', '.join(taken)})."
         yield Problem("tape", told, "Take the tape of a job without standbys, or on which none was needed.")
+    if dealt := sorted(name for name, (began, _) in begun if began.sources):
+        told = f"tells of islands that took their states in pieces ({', '.join(dealt)})."
+        yield Problem("tape", told, "Take the tape of a job with recovery.donors_max 1 and no donor_bytes_per_s.")
 
 
 def _problems(course: Course, stories: list[Story], rule: Rule) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ The island's letter says how it went. Refuses to choose the donor (``core.island
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import ray
@@ -37,6 +38,7 @@ class CatchUps:
     ) -> None:
         self._link, self._name, self._epoch = link, name, epoch
         self._workshop, self._checkpoints, self._post = workshop, checkpoints, post
+        self._count = count(1)
 
     def begin(self, effect: f.BeginCatchUp) -> tuple[Link, Any] | None:
         """The call under way, for ``wait``; ``None`` where nobody listens to the island any more."""
@@ -51,7 +53,8 @@ class CatchUps:
         elif effect.donor[1] == IN_CHECKPOINT:
             call = link.actor.load_saved.remote(self._epoch, self._checkpoints.resumed_from, effect.cursor)
         else:
-            call = link.actor.load_from.remote(self._epoch, self._name(*effect.donor), effect.donor[0], effect.cursor)
+            donors = {self._name(*life): life[0] for life in (effect.donor, *effect.helpers)}
+            call = link.actor.load_from.remote(self._epoch, next(self._count), donors, effect.cursor)
         return link, call
 
     def wait(self, effect: f.BeginCatchUp, link: Link, call: Any) -> None:

@@ -10,11 +10,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from orchestrator.core.messages import Letter
-from orchestrator.core.vocabulary import Duration, Instant
+from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandId, Version
 from orchestrator.core.weather import Weather
 from orchestrator.simulation.island import SimulatedIsland
+
+
+class Piece(NamedTuple):
+    """A fragment of a state that was given, and where its donor's clock stood."""
+
+    donor: IslandId
+    version: Version
+    step: int
 
 
 @dataclass(slots=True)
@@ -24,6 +33,7 @@ class Host:
 
     ``began_at`` is when the present step began, ``step_s`` what it takes, ``owed`` the time in it that the island stood
     still and has yet to make up for, ``held_at`` when it would have ended, if the island stood still then (``stepping``).
+    ``pieces`` are what several donors gave so far.
     """
 
     process: SimulatedIsland
@@ -40,6 +50,7 @@ class Host:
     owed: Duration = 0.0
     reported_at: Instant = 0.0
     weather: Weather = field(default_factory=Weather)
+    pieces: dict[FragmentId, Piece] = field(default_factory=dict)
     outbox: deque[Letter] = field(default_factory=deque)
     waiting: list[Callable[[], None]] = field(default_factory=list)
 

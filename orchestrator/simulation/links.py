@@ -6,6 +6,7 @@ delays one letter and lets later ones overtake; a live link does not do that, bu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,9 +15,10 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, Letter, Offer, Ready
-from orchestrator.core.vocabulary import IslandId, RefusalReason, Version
+from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, RefusalReason, Version
 from orchestrator.core.weather import LinkFault
-from orchestrator.simulation.host import Host
+from orchestrator.simulation.host import Host, Piece
+from orchestrator.simulation.island import SimulatedIsland
 
 if TYPE_CHECKING:
     from orchestrator.simulation.world import World
@@ -90,15 +92,45 @@ class Links:
                 versions = tuple(version for version, _ in outer)
                 self._load(host, CaughtUp(None, versions, max(step for _, step in outer), seconds))
                 return
-            giver = world.hosts[effect.donor]
-            process = giver.process
-            if fails or not giver.alive or giver.silent(world.now) or not process.stepping or process.diverged:
-                self._post(host, CatchUpFailure(effect.donor[0], "the donor went away, or its state is no use"))
-                return
-            host.process.exploded = process.exploded
-            self._load(host, CaughtUp(effect.donor[0], process.versions, process.step, seconds))
+            if (process := self._giving(host, effect.donor, fails)) is not None:
+                self._load(host, CaughtUp(effect.donor[0], process.versions, process.step, seconds))
 
-        world.later(seconds, world.addressed(host, moved))
+        if effect.donor is not None and world.policy.donors_max > 1:
+            self._gather(host, (effect.donor, *effect.helpers), life.transfer_s)
+        else:
+            world.later(seconds, world.addressed(host, moved))
+
+    def _gather(self, host: Host, donors: Sequence[tuple[IslandId, Incarnation]], transfer_s: Duration | None) -> None:
+        """What is missing is dealt among the donors; each gives its share when its own move ends."""
+        world, count = self._world, len(host.process.work)
+        missing = [p for p in map(FragmentId, range(count)) if p not in host.pieces]
+        began = world.now
+
+        def given(donor: tuple[IslandId, Incarnation], share: Sequence[FragmentId], fails: bool) -> None:
+            if len(host.pieces) == count or (process := self._giving(host, donor, fails)) is None:
+                return
+            for p in share:
+                host.pieces.setdefault(p, Piece(donor[0], process.versions[p], process.step))
+            if len(host.pieces) == count:
+                pieces = [host.pieces[FragmentId(p)] for p in range(count)]
+                lead = max(pieces, key=lambda piece: piece.step)
+                versions, sources = tuple(piece.version for piece in pieces), tuple(piece.donor for piece in pieces)
+                self._load(host, CaughtUp(lead.donor, versions, lead.step, world.now - began, sources))
+
+        for index, donor in enumerate(donors):
+            fails = world.chance(world.plan.catch_up_failure)
+            takes = world.draw(world.plan.transfer_s) / len(donors) if transfer_s is None else transfer_s
+            world.later(takes, world.addressed(host, partial(given, donor, missing[index :: len(donors)], fails)))
+
+    def _giving(self, host: Host, donor: tuple[IslandId, Incarnation], fails: bool) -> SimulatedIsland | None:
+        """The donor's process as it stands, unless it has no state to give, which its receiver says then."""
+        giver = self._world.hosts[donor]
+        process = giver.process
+        if fails or not giver.alive or giver.silent(self._world.now) or not process.stepping or process.diverged:
+            self._post(host, CatchUpFailure(donor[0], "the donor went away, or its state is no use"))
+            return None
+        host.process.exploded |= process.exploded
+        return process
 
     def _load(self, host: Host, letter: CaughtUp) -> None:
         if host.process.stepping or host.process.flushing:

@@ -38,8 +38,8 @@ class ArrayTrainer:
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.parameters.update({name: array.copy() for name, array in arrays.items()})
 
-    def export_state(self) -> Copy:
-        return self.snapshot(self.parameters)
+    def export_state(self, tensors: Iterable[str] | None = None) -> Copy:
+        return self.snapshot(self.parameters if tensors is None else tensors)
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         self.load(state)

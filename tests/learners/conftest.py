@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from orchestrator.config import parse_job
+from tests.learners.stepped import Island
 
 
 def job(**sections: Any) -> dict[str, Any]:
@@ -32,3 +33,18 @@ def compiled_programs_stay_here(tmp_path_factory: pytest.TempPathFactory) -> Non
     import jax
 
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
+
+
+@pytest.fixture
+def new_island(make_job) -> Iterator:
+    islands: list[Island] = []
+
+    def make(**options) -> Island:
+        islands.append(Island(make_job(), **options))
+        return islands[-1]
+
+    yield make
+    for island in islands:
+        for _ in range(100):
+            island.trainer.permits.release()
+        island.loop.stop()

@@ -1,98 +1,18 @@
-"""The loop with the synthetic trainer, one step at a time: a test says how many steps may be taken, and looks after."""
+"""What an island's loop does at its boundaries: offer, adopt, report, flush, drain."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from time import monotonic
 
 import numpy as np
 import pytest
 
-from learners import jax_trainer, synthetic
+from learners import jax_trainer
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer, Progress
-from orchestrator.errors import DataError, InfrastructureError, InternalError
-
-TOKENS = 4 * 32
-
-
-class SteppedTrainer(synthetic.SyntheticTrainer):
-    """A synthetic trainer that takes a step only when told, so that a boundary is a moment one can look at."""
-
-    def __init__(self, spec, shard_index: int = 0) -> None:
-        super().__init__(spec, shard_index)
-        self.permits, self.at_gate = threading.Semaphore(0), threading.Semaphore(0)
-        self.fails = False
-
-    def step(self, logical_step):
-        self.at_gate.release()
-        self.permits.acquire()
-        if self.fails:
-            raise FloatingPointError("the loss is not a number")
-        return super().step(logical_step)
-
-
-class Island:
-    """A loop, its trainer and its outbox, driven from outside."""
-
-    def __init__(self, spec, adoption: str = "replace", interval: int = 4, fragments: int = 2) -> None:
-        self.trainer_spec = spec
-        self.trainer = SteppedTrainer(spec)
-        names = sorted(self.trainer.tensor_shapes())
-        self.fragments = tuple(tuple(names[index::fragments]) for index in range(fragments))
-        plan = LoopPlan(self.fragments, interval, adoption, mix_alpha=0.25, report_every_s=0.0)
-        self.outbox = Outbox()
-        self.loop = IslandLoop(self.trainer, plan, self.outbox)
-
-    def start(self, step: int = 0, versions: tuple[int, ...] | None = None) -> Island:
-        versions = versions or (0,) * len(self.fragments)
-        self.loop.load(self.trainer.initial_parameters(), versions, step, cursor=0)
-        self.loop.start()
-        assert self.trainer.at_gate.acquire(timeout=10)
-        return self
-
-    def steps(self, count: int) -> list:
-        """Take so many steps and return the letters written up to the boundary after the last."""
-        for _ in range(count):
-            self.trainer.permits.release()
-            assert self.trainer.at_gate.acquire(timeout=10)
-        return self.outbox.take(0)
-
-    def published(self, fragment: int, value: float) -> dict[str, np.ndarray]:
-        shapes = self.trainer.tensor_shapes()
-        return {name: np.full(shapes[name], value, np.float32) for name in self.fragments[fragment]}
-
-    def own(self, fragment: int) -> dict[str, np.ndarray]:
-        return self.trainer.snapshot(self.fragments[fragment]).arrays()
-
-    def letters_until(self, last: type) -> list:
-        letters: list = []
-        while not any(isinstance(letter, last) for letter in letters):
-            got = self.outbox.take(10)
-            assert got, f"no {last.__name__} came; so far: {letters}"
-            letters += got
-        return letters
-
-
-@pytest.fixture
-def new_island(make_job) -> Iterator:
-    islands: list[Island] = []
-
-    def make(**options) -> Island:
-        islands.append(Island(make_job(), **options))
-        return islands[-1]
-
-    yield make
-    for island in islands:
-        for _ in range(100):
-            island.trainer.permits.release()
-        island.loop.stop()
-
-
-def offers(letters: list) -> list[Offer]:
-    return [letter for letter in letters if isinstance(letter, Offer)]
+from orchestrator.errors import InternalError
+from tests.learners.stepped import TOKENS, alone, offers
 
 
 def test_fragments_are_offered_when_due_with_what_was_trained_since_adoption(new_island):
@@ -159,29 +79,6 @@ def test_replacing_takes_the_published_value_and_keeps_no_work(new_island):
     assert offers(island.steps(2)) == [Offer(1, 3, 6, 1, 2, 2 * TOKENS, 6 * TOKENS)]
 
 
-def alone(spec, steps: int) -> dict[str, np.ndarray]:
-    """What the same trainer holds after so many steps that nobody disturbs."""
-    witness = synthetic.create(spec, 0, 1)
-    for step in range(steps):
-        witness.step(step)
-    return witness.snapshot(witness.tensor_shapes()).arrays()
-
-
-@pytest.mark.parametrize("adoption", ["mix", "rebase"])
-def test_mixing_and_rebasing_keep_the_work_since_the_offer(new_island, make_job, adoption):
-    island = new_island(adoption=adoption).start()
-    island.steps(3)  # fragment 1 was offered at 2
-    island.loop.deliver(1, 1, 2, island.published(1, 0.5), merged_offer=1)
-    letters = island.steps(1)
-    assert Adopted(1, 1, 4, 4 * TOKENS, kept_tokens=2 * TOKENS) in letters
-    own, sent = alone(make_job(), 4), alone(make_job(), 2)
-    for name, array in island.own(1).items():
-        expected = 0.25 * own[name] + 0.75 * 0.5 if adoption == "mix" else 0.5 + (own[name] - sent[name])
-        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
-    # the kept work is offered again with what follows, on the adopted base
-    assert offers(island.steps(2)) == [Offer(1, 3, 6, 1, 4, 4 * TOKENS, 6 * TOKENS)]
-
-
 def test_rebasing_on_a_version_that_left_out_ones_offer_keeps_all_work_since_the_last_adoption(new_island, make_job):
     island = new_island(adoption="rebase").start()
     island.steps(3)  # fragment 1 was offered at 2, but did not get into version 1
@@ -193,66 +90,6 @@ def test_rebasing_on_a_version_that_left_out_ones_offer_keeps_all_work_since_the
     # and again, on the adopted base: 0.5 is taken off, not the first value
     island.loop.deliver(1, 2, 2, island.published(1, 0.75), merged_offer=0)
     assert Adopted(1, 2, 5, 5 * TOKENS, kept_tokens=5 * TOKENS) in island.steps(1)
-
-
-def test_after_a_peers_state_the_first_adoption_keeps_what_was_trained_here_and_not_the_peers_work(
-    new_island, make_job
-):
-    donor = synthetic.create(new_island().trainer_spec, 1, 2)
-    for step in range(5):
-        donor.step(step)
-    given = donor.export_state().arrays()
-    island = new_island(adoption="rebase")
-    island.loop.load_peer({"trainer": given, "versions": (0, 0), "step": 5}, cursor=0)
-    island.loop.start()
-    assert island.trainer.at_gate.acquire(timeout=10)
-    island.steps(1)
-    trained = island.own(0)
-    island.loop.deliver(0, 1, 1, island.published(0, 0.5))
-    assert Adopted(0, 1, 7, 2 * TOKENS, 2 * TOKENS) in island.steps(1)
-    twin = SteppedTrainer(make_job())  # the same two steps, without a break
-    twin.import_state(given)
-    twin.permits.release(2)
-    twin.step(5)
-    assert all(np.array_equal(array, trained[name]) for name, array in twin.snapshot(trained).arrays().items())
-    twin.step(6)
-    for name, array in island.own(0).items():
-        own = twin.snapshot([name]).arrays()[name] - given[name]
-        np.testing.assert_allclose(array, 0.5 + own, rtol=1e-5, atol=1e-6)
-
-
-def test_a_peers_state_that_holds_no_numbers_is_refused_and_another_is_taken(new_island):
-    island = new_island()
-    good = synthetic.create(island.trainer_spec, 1, 2).export_state().arrays()
-    bad = {**good, "embed": np.full_like(good["embed"], np.nan)}
-    with pytest.raises(DataError, match="holds no numbers in embed"):
-        island.loop.load_peer({"trainer": bad, "versions": (0, 0), "step": 0}, cursor=0)
-    island.loop.load_peer({"trainer": good, "versions": (0, 0), "step": 0}, cursor=0)
-
-
-def test_of_two_states_the_first_that_comes_is_the_islands(new_island):
-    island = new_island()
-    states = [synthetic.create(island.trainer_spec, shard, 2) for shard in (0, 1)]
-    states[1].step(0)
-    first, second = (trainer.export_state().arrays() for trainer in states)
-    island.loop.load_peer({"trainer": first, "versions": (1, 1), "step": 3}, cursor=0)
-    with pytest.raises(InternalError, match="it has one"):
-        island.loop.load_peer({"trainer": second, "versions": (2, 2), "step": 5}, cursor=0)
-    assert all(np.array_equal(array, first[name]) for name, array in island.own(0).items())
-
-
-def test_a_state_that_comes_twice_does_not_touch_an_island_that_trains(new_island):
-    island = new_island().start()
-    island.steps(2)
-    before = [island.own(fragment) for fragment in (0, 1)]
-    peers = synthetic.create(island.trainer_spec, 1, 2).export_state().arrays()
-    with pytest.raises(InternalError, match="while it has one"):
-        island.loop.load(island.published(0, 0.5) | island.published(1, 0.5), (1, 1), 8, cursor=0)
-    with pytest.raises(InternalError, match="while it has one"):
-        island.loop.load_peer({"trainer": peers, "versions": (1, 1), "step": 8}, cursor=0)
-    for fragment, own in enumerate(before):
-        for name, array in island.own(fragment).items():
-            np.testing.assert_array_equal(array, own[name])
 
 
 def test_only_the_newest_of_several_published_versions_is_adopted_and_older_ones_never(new_island):
@@ -335,17 +172,6 @@ def test_a_drain_that_is_called_off_lets_the_island_train_on(new_island):
     assert [o.step_count for o in offers(island.steps(2))] == [4]
 
 
-def test_a_draining_island_gives_no_state_once_it_has_ended(new_island):
-    island = new_island().start()
-    island.loop.drain()
-    island.trainer.permits.release()
-    island.letters_until(Offer)
-    island.loop.flush()
-    island.letters_until(Flushed)
-    with pytest.raises(InfrastructureError, match=r"ended|does not train"):
-        island.loop.export_state(5)
-
-
 def test_counters_obey_conservation_under_every_adoption_rule(new_island):
     """Per fragment: tokens trained = covered by the last offer of each base + overwritten + still unoffered."""
     for adoption, kept_expected in (("replace", 0), ("mix", TOKENS), ("rebase", TOKENS)):
@@ -366,47 +192,6 @@ def test_counters_obey_conservation_under_every_adoption_rule(new_island):
                 trained, kept, covered = letter.tokens_total, letter.kept_tokens, 0
                 assert letter.kept_tokens == kept_expected
         assert overwritten == (3 * TOKENS if adoption == "replace" else 0)
-
-
-def test_a_donors_state_is_of_one_boundary_and_costs_it_no_more_than_that(new_island, make_job):
-    donor = new_island().start(step=10, versions=(2, 3))
-    donor.steps(2)
-    got: list = []
-    asker = threading.Thread(target=lambda: got.append(donor.loop.export_state(timeout_s=10)))
-    asker.start()
-    while asker.is_alive():  # the state comes with some next boundary
-        donor.steps(1)
-        asker.join(0.01)
-    (state,) = got
-    assert state["versions"] == (2, 3)
-    taken_after = state["step"] - 10
-    assert 2 <= taken_after <= 2 + donor.trainer.cursor()
-    expected = alone(make_job(), taken_after)
-    assert all(np.array_equal(state["trainer"][name], expected[name]) for name in expected)
-
-    peer = new_island()
-    peer.loop.load_peer(state, cursor=40)
-    peer.loop.start()
-    assert peer.trainer.at_gate.acquire(timeout=10)
-    assert peer.trainer.cursor() == 40
-    (first, *_) = offers(peer.steps(4))
-    assert first.base_version in (2, 3)
-    assert first.tokens_total == first.token_count <= 4 * TOKENS
-
-
-def test_an_island_that_does_not_train_gives_no_state(new_island):
-    waiting = new_island()
-    with pytest.raises(InfrastructureError, match="does not train"):
-        waiting.loop.export_state(1)
-    slow = new_island().start()
-    with pytest.raises(InfrastructureError, match=r"within 0\.01 s"):
-        slow.loop.export_state(0.01)
-    slow.loop.flush()
-    slow.trainer.permits.release()
-    slow.letters_until(Flushed)
-    slow.loop.stop()
-    with pytest.raises(InfrastructureError, match="does not train"):
-        slow.loop.export_state(1)
 
 
 def test_misuse_by_the_service_fails_loudly(new_island):
@@ -457,3 +242,18 @@ def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_j
     assert progress.loss < np.log(256)
     assert progress.tokens_total == progress.steps_total * TOKENS
     assert progress.gap_max_seconds >= 0 < progress.step_seconds_median
+
+
+@pytest.mark.parametrize("adoption", ["mix", "rebase"])
+def test_mixing_and_rebasing_keep_the_work_since_the_offer(new_island, make_job, adoption):
+    island = new_island(adoption=adoption).start()
+    island.steps(3)  # fragment 1 was offered at 2
+    island.loop.deliver(1, 1, 2, island.published(1, 0.5), merged_offer=1)
+    letters = island.steps(1)
+    assert Adopted(1, 1, 4, 4 * TOKENS, kept_tokens=2 * TOKENS) in letters
+    own, sent = alone(make_job(), 4), alone(make_job(), 2)
+    for name, array in island.own(1).items():
+        expected = 0.25 * own[name] + 0.75 * 0.5 if adoption == "mix" else 0.5 + (own[name] - sent[name])
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
+    # the kept work is offered again with what follows, on the adopted base
+    assert offers(island.steps(2)) == [Offer(1, 3, 6, 1, 4, 4 * TOKENS, 6 * TOKENS)]

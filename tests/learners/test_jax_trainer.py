@@ -169,6 +169,39 @@ def test_several_devices_share_a_batch_and_learn_the_same(make_job, new_trainer)
     assert np.isfinite(replicated).all()
 
 
+def test_a_state_goes_on_on_another_mesh(make_job, new_trainer, tmp_path):
+    """What one device saved, two take, and the other way round: the next losses are those without the move."""
+    script = (
+        "import json, sys\n"
+        "import numpy as np\n"
+        "from learners import jax_trainer\n"
+        "trainer = jax_trainer.create(json.load(sys.stdin), 0, 2)\n"
+        "trainer.import_state(dict(np.load(sys.argv[1])))\n"
+        "trainer.seek(3)\n"
+        "print(trainer.device_count, *(trainer.step(step).loss for step in (3, 4)))\n"
+        "np.savez(sys.argv[2], **trainer.export_state().arrays())\n"
+    )
+    here, there = tmp_path / "one.npz", tmp_path / "two.npz"
+    alone = new_trainer()
+    for step in range(3):
+        alone.step(step)
+    np.savez(here, **alone.export_state().arrays())
+    ran = subprocess.run(
+        [sys.executable, "-c", script, here, there],
+        input=json.dumps(make_job()),
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    moved = [float(word) for word in ran.stdout.split()]
+    assert moved == pytest.approx([2, *(alone.step(step).loss for step in (3, 4))], rel=1e-4)
+    back = new_trainer()
+    back.import_state(dict(np.load(there)))
+    back.seek(5)
+    assert back.step(5).loss == pytest.approx(alone.step(5).loss, rel=1e-4)
+
+
 def test_a_cache_left_by_a_process_killed_while_writing_is_emptied():
     folder = compilation_cache.directory()
     with compilation_cache.exclusive():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from learners.contract import Arrays
@@ -23,5 +23,5 @@ class SlowCopy(HostCopy):
 
 
 class SlowDonor(SyntheticTrainer):
-    def export_state(self) -> HostCopy:
-        return SlowCopy(super().export_state().arrays())
+    def export_state(self, tensors: Iterable[str] | None = None) -> HostCopy:
+        return SlowCopy(super().export_state(tensors).arrays())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
@@ -23,6 +24,14 @@ def donor_of(job: Job, island: str, incarnation: int) -> str:
     told = str(job.wait_for_state(island, "catching_up", incarnation=incarnation)["reason"])
     assert told.startswith("taking a state from "), told
     return told.split()[4]
+
+
+def pieces(job: Job, island: str, incarnation: int) -> dict[int, str]:
+    """Who gave each fragment, by the log of who took them; no fragment was given twice."""
+    log = job.run_dir / "logs" / "islands" / f"{island}-{incarnation}.log"
+    told = re.findall(r"fragment (\d+) from (\S+), of its step", log.read_text() if log.exists() else "")
+    assert len({fragment for fragment, _ in told}) == len(told), told
+    return {int(fragment): donor for fragment, donor in told}
 
 
 def assert_nobody_gave_before_it_had_a_state(job: Job) -> None:
@@ -62,6 +71,28 @@ def test_a_donor_that_dies_or_stands_still_in_the_act_is_replaced_by_another(sta
     assert caught_up.at - stopped_at < 20.0 + HANDING_OVER_S  # nobody waited for the call to time out, which takes 35 s
 
     assert job.gap_max_s(caught_up.donor, stopped_at) <= GAP_MAX_S  # handing over costs it nothing
+    assert_nobody_gave_before_it_had_a_state(job)
+
+
+def test_of_several_donors_one_dies_and_what_it_gave_is_not_asked_for_again(start: Callable[..., Job]) -> None:
+    job = start(
+        synthetic(steps=ENDLESS, groups=GROUPS, recovery={"donors_max": 2}), trainer="tests.ray.slow_donor:create"
+    )
+    for group in GROUPS:
+        job.wait_for_merge(group, 1)
+    job.command("kill", "asia")
+    told = str(job.wait_for_state("asia", "catching_up", incarnation=2)["reason"])
+    assert "us-east (step " in told
+    assert " and " in told
+    assert "europe (step " in told
+
+    job.wait_until(lambda: "europe" in pieces(job, "asia", 2).values(), "a piece of europe's")
+    os.kill(job.island("europe")["pid"], signal.SIGKILL)
+    job.wait_for_merge("asia", 2)
+    caught_up = next(e for e in job.events(events.IslandCaughtUp, "asia") if e.incarnation == 2)
+    assert caught_up.donor is not None
+    assert set(caught_up.sources) == {"us-east", "europe"}
+    assert tuple(donor for _, donor in sorted(pieces(job, "asia", 2).items())) == caught_up.sources
     assert_nobody_gave_before_it_had_a_state(job)
 
 

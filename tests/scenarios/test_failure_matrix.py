@@ -309,6 +309,26 @@ def test_donor_dies_during_peer_catch_up() -> None:
     took_another_donor(replace(killed, faults=dies_too).run())
 
 
+def test_one_of_several_donors_dies_and_what_the_other_gave_is_kept() -> None:
+    several = {"policy": (("donors_max", 2),), "plan": (("transfer_s", (1.0, 1.0)),)}
+    killed = Scenario(struck(FaultKind.CRASH, 4.0), **several)
+    first = killed.run()
+    begun = [r for r in first.sink.records for x in r.effects if isinstance(x, f.BeginCatchUp) and x.incarnation == 2]
+    request = next(x for x in begun[0].effects if isinstance(x, f.BeginCatchUp))
+    assert request.donor is not None
+    ((helper, _),) = request.helpers
+    dead = request.donor[0]
+    assert set(told(first, e.IslandCaughtUp, ASIA)[-1].sources) == {dead, helper}
+    world = replace(killed, faults=(*killed.faults, Fault(begun[0].event.at + 0.25, FaultKind.CRASH, dead))).run()
+    caught_up = next(event for event in told(world, e.IslandCaughtUp, ASIA) if event.incarnation == 2)
+    assert helper in caught_up.sources
+    assert dead not in caught_up.sources
+    asked_next = [x for x in asked(world, f.BeginCatchUp) if x.island == ASIA and x.incarnation == 2][1]
+    assert asked_next.donor is not None
+    assert dead not in {name for name, _ in (asked_next.donor, *asked_next.helpers)}
+    assert contributed(world, ASIA, 2)
+
+
 def test_while_fewer_than_k_islands_live_the_reason_can_be_seen() -> None:
     policy = replace(sample_policy(4, steps=400), quorum=4)
     plan = WorldPlan(step_s=(STEP_S,) * 4, faults=struck(FaultKind.KILL_AND_KEEP_AWAY, 3.0))

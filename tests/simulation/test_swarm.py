@@ -22,6 +22,7 @@ A checker that never bites is worth nothing, so bugs are planted into the core, 
     gives up too late        an island in quarantine is placed once too often
     forgets who stands by    a lost island waits out its back-off beside a standby
     takes who is silent      a standby that does not answer takes a place
+    asks one donor twice     several donors are one
 """
 
 from __future__ import annotations
@@ -37,13 +38,21 @@ from typing import get_args
 import pytest
 
 from orchestrator.accounting.ledger import Ledger
-from orchestrator.core import admission, fleet, fragment_life, fragment_round, saving, standby
+from orchestrator.core import admission, fleet, fragment_life, fragment_round, membership, saving, standby
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
 from orchestrator.simulation.swarm import __main__ as command
 from orchestrator.simulation.swarm import trial
-from orchestrator.simulation.swarm.configurations import FEATURES, HEALTH, MEMBERSHIP, SPOILT_LINKS, STANDBYS, draw
+from orchestrator.simulation.swarm.configurations import (
+    FEATURES,
+    HEALTH,
+    MEMBERSHIP,
+    SEVERAL_DONORS,
+    SPOILT_LINKS,
+    STANDBYS,
+    draw,
+)
 from tests.api.installation import interruptible
 
 SEEDS, CHUNK = 100, 25
@@ -73,7 +82,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in set(range(SEEDS)) - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, STANDBYS}
+    assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, STANDBYS, SEVERAL_DONORS}
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)} - {e.FaultInjected.__name__}
     unions = (saving.SavingEvent, saving.SavingEffect, saving.SavingCommand)
     kinds -= {kind.__name__ for union in unions for kind in get_args(union)}  # no world here has a disk
@@ -217,6 +226,11 @@ def _takes_who_is_silent(monkeypatch):
     monkeypatch.setattr(standby, "_stands_by", lambda found: real(found) or found.state_before_suspect == "standby")
 
 
+def _asks_one_donor_twice(monkeypatch):
+    real = membership.choose_donors
+    monkeypatch.setattr(membership, "choose_donors", lambda steps, who, count: real(steps, who, 1) * min(count, 2))
+
+
 @pytest.mark.parametrize(
     ("plant", "sentence"),
     [
@@ -236,6 +250,7 @@ def _takes_who_is_silent(monkeypatch):
         (_never_quarantines, "an island is quarantined for bad work, and at once"),
         (_forgets_who_stands_by, "no island waits while a standby of its kind stands by"),
         (_takes_who_is_silent, "only who stands by takes a place, and one of its kind"),
+        (_asks_one_donor_twice, "donors are different islands, and no more than the policy has"),
         (_gives_up_too_late, "a lost island waits out its back-off, or was given up after restarts_max"),
     ],
 )

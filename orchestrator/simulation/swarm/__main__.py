@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument("--deaths", type=int, default=0, help="how often each job's synchroniser dies (default 0)")
     asked = parser.parse_args(arguments)
-    logging.getLogger("orchestrator.runtime.patience").setLevel(logging.CRITICAL)  # simulated disks refuse all the time
+    # simulated disks refuse, and tear, all the time
+    logging.getLogger("orchestrator.runtime").setLevel(logging.CRITICAL)
     if asked.seed is None:
         return 1 if soak(asked.first, asked.count, asked.deaths) else 0
     try:

@@ -13,7 +13,7 @@ Source: Groce et al., "Swarm Testing", ISSTA 2012.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from orchestrator.core.vocabulary import Duration, HealthPolicy, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
@@ -38,6 +38,7 @@ MEMBERSHIP = {
 SPOILT_LINKS = (FaultKind.SLOW, FaultKind.CORRUPT, FaultKind.DELAY, FaultKind.DROP)
 HEALTH = (FaultKind.DIVERGE.value, FaultKind.EXPLODE.value, "failed merges")
 STANDBYS = "standbys"
+SEVERAL_DONORS = "several donors"
 """Features that came later still, likewise."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH} - {FaultKind.READD}
 FEATURES = (
@@ -94,10 +95,12 @@ class _Draw:
         self.links = Random(f"atoll swarm {seed} links")
         self.health = Random(f"atoll swarm {seed} health")
         self.standbys = Random(f"atoll swarm {seed} standbys")
+        self.donors = Random(f"atoll swarm {seed} donors")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
         features |= {STANDBYS} if self.standbys.random() < 0.5 else set()
+        features |= {SEVERAL_DONORS} if self.donors.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -115,6 +118,8 @@ class _Draw:
         links = 2 * carriage + sum(high for _, high in (plan.pull_s, plan.delivery_s, plan.merge_s))
         patience = 1.0 + 3 * self.interval * slowest + 5 * links
         policy = self._policy(patience)
+        if self.on(SEVERAL_DONORS):
+            policy = replace(policy, donors_max=self.donors.randint(2, 4))
         if self.on(STANDBYS):
             policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
         return Configuration(self.seed, self.features, policy, plan, self._weather(), patience)

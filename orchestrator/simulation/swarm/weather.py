@@ -34,7 +34,9 @@ class Weather:
 
 
 class RoughWorld(World):
-    """``World``, with weather."""
+    """``World``, with weather. ``generation`` is which life of the synchroniser this is; here it has one."""
+
+    generation = 1
 
     def __init__(
         self, policy: JobPolicy, plan: WorldPlan, seed: int, weather: Weather, *, folds: tuple[Fold, ...] = ()
@@ -55,8 +57,13 @@ class RoughWorld(World):
             self.links.say(event, self.draw(ECHO_S))
 
     def die(self, host: Host, reason: str, *, said: bool) -> None:
-        """Told to stop, and nobody waits for its death: it may take its time."""
+        """Told to stop, and nobody waits for its death: it may take its time.
+
+        A synchroniser that was made again meanwhile may know nothing of that, and be connected to it: it hears of the death.
+        """
         if not said and host.alive and self.chance(self._weather.ghost):
-            self.later(self.draw(GHOST_S), lambda: super(RoughWorld, self).die(host, reason, said=said))
+            told_by = self.generation
+            dies = super().die
+            self.later(self.draw(GHOST_S), lambda: dies(host, reason, said=self.generation != told_by))
         else:
             super().die(host, reason, said=said)

@@ -241,8 +241,10 @@ class Lives:
         begun = life.stage in (Stage.STARTING, Stage.CATCHING_UP) and life.speaks(effect.incarnation)
         require(begun and self.seeded, "an island catches up when it is ready and parameters exist", (effect, life))
         require(effect.held == life.taken, "only a standby's process goes on from what it holds", (effect, life))
-        if effect.donor is not None:
-            name, incarnation = effect.donor
+        donors = [life for life in (effect.donor, *effect.helpers) if life is not None]
+        several = len({name for name, _ in donors}) == len(donors) <= self._policy.donors_max
+        require(several, "donors are different islands, and no more than the policy has", effect)
+        for name, incarnation in donors:
             donor = self.all[name]
             healthy = name != effect.island and donor.live and donor.incarnation == incarnation
             require(healthy, "a donor is another island, training and answering", (effect, donor))

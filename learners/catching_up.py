@@ -1,0 +1,109 @@
+"""How an island comes by its state, whoever gives it: taken once, told as often as it is asked for.
+
+Responsible for two states never being mixed, whatever comes at the same time: the first that is whole is the island's. Who
+asks again is told the same, for a synchroniser that was made again may not know. Refuses to know what a state is made of
+(``holder``), how peers are reached, and what becomes of an island without one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from learners.gathering import Donor, Gathered, Gathering
+from learners.outbox import Outbox
+from orchestrator.core.messages import CatchUpFailure, CaughtUp
+from orchestrator.core.vocabulary import IslandId, Version
+from orchestrator.errors import last_line
+
+log = logging.getLogger(__name__)
+
+Order = tuple[int, int]
+"""Which request: the asker's epoch, and its count. Calls may overtake each other."""
+
+
+class CatchingUp:
+    """Of one incarnation. ``told`` is what was said once it held a state."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._lock = threading.Lock()
+        self._gathering: Gathering | None = None
+        self._latest: Order = (0, 0)
+        self.told: CaughtUp | None = None
+
+    def take(self, donor: IslandId | None, load: Callable[[], tuple[tuple[Version, ...], int]]) -> None:
+        """Have ``load`` take the state of ``donor`` and return its versions and step. ``CaughtUp`` or ``CatchUpFailure``."""
+        with self._lock:
+            began = monotonic()
+            if self.told is None:
+                try:
+                    versions, step = load()
+                except Exception as error:
+                    log.exception("the state of %s cannot be taken", donor or "the synchroniser")
+                    self._outbox.put(CatchUpFailure(donor, in_words(error)))
+                    return
+                self._has(CaughtUp(donor, versions, step, monotonic() - began))
+            else:
+                self._outbox.put(self.told)
+
+    def gather(
+        self,
+        order: Order,
+        donors: Mapping[str, Donor],
+        fragment_count: int,
+        load: Callable[[Gathered], None],
+        *,
+        in_pieces: bool,
+    ) -> None:
+        """Take a state from these peers, by the names of their processes. ``CaughtUp`` follows.
+
+        And ``CatchUpFailure`` for each that gives nothing. Asked again, it goes on with these from what has come; an
+        ``order`` older than the latest is passed over.
+        """
+        with self._lock:
+            if self.told is not None:
+                self._outbox.put(self.told)
+                return
+            if order <= self._latest:
+                return
+            self._latest = order
+            if self._gathering is None:
+                began = monotonic()
+                self._gathering = Gathering(
+                    fragment_count,
+                    in_pieces=in_pieces,
+                    take=lambda state: self._gathered(state, load, began),
+                    failed=self._failed,
+                )
+            self._gathering.ask(donors)
+
+    def forget(self) -> None:
+        """This process is another incarnation from here on, and has yet to say that it holds a state."""
+        with self._lock:
+            self.told, self._gathering, self._latest = None, None, (0, 0)
+
+    def _gathered(self, state: Gathered, load: Callable[[Gathered], None], began: float) -> None:
+        """Raises what ``load`` does."""
+        with self._lock:
+            if self.told is None:
+                load(state)
+                self._has(CaughtUp(state.donor, state.versions, state.step, monotonic() - began, state.sources))
+
+    def _has(self, told: CaughtUp) -> None:
+        source = ", ".join(sorted(set(told.sources))) or told.donor or "the synchroniser"
+        log.info("caught up from %s, at step %d", source, told.step)
+        self.told = told
+        if self._gathering is not None:
+            self._gathering.close()
+        self._outbox.put(told)
+
+    def _failed(self, donor: IslandId, error: BaseException) -> None:
+        log.warning("no state from %s: %s", donor, error)
+        self._outbox.put(CatchUpFailure(donor, in_words(error)))
+
+
+def in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {last_line(error)}"

@@ -1,0 +1,163 @@
+"""A state from peers: whole from one donor, or fragment by fragment from several at once, whoever of them is quicker.
+
+    donor A ──0──▶ ──2──▶ ──3──▶ ✗ dies with 3
+    donor B ──1──▶ ──────4─────▶ ──3──▶            each piece of one boundary of its donor, with that donor's versions
+
+What has come is kept when a donor goes away, and what it still owed is asked of the others. A piece that holds something
+else than numbers is refused, with its donor. Thread-safe; blocks nobody but its own threads.
+
+Refuses to choose donors (``core.membership``), and to know how they are reached.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from learners.contract import Arrays
+from learners.exports import require_numbers
+from orchestrator.core.vocabulary import IslandId, Version
+from orchestrator.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Fragments = tuple[int, ...] | None
+"""Which are asked for; ``None`` for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Donor:
+    """``give`` returns what ``IslandLoop.export_state`` does, or raises whatever went wrong."""
+
+    island: IslandId
+    give: Callable[[Fragments], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A state to begin from. ``donor`` is whose clock was furthest; ``sources`` by fragment, empty if it came whole."""
+
+    donor: IslandId
+    arrays: Arrays
+    versions: tuple[Version, ...]
+    step: int
+    sources: tuple[IslandId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What a donor gave in one go, of one fragment or all, and where it stood then."""
+
+    donor: IslandId
+    arrays: Arrays
+    versions: tuple[Version, ...]
+    step: int
+
+
+class Gathering:
+    """``take`` gets the whole, and may raise: then all is to be asked for anew. ``failed`` names donors that gave nothing.
+
+    Whoever has taken it calls ``close``.
+    """
+
+    def __init__(
+        self,
+        fragment_count: int,
+        *,
+        in_pieces: bool,
+        take: Callable[[Gathered], None],
+        failed: Callable[[IslandId, BaseException], None],
+    ) -> None:
+        self._count, self._in_pieces, self._take, self._failed = fragment_count, in_pieces, take, failed
+        self._changed = threading.Condition()
+        self._donors: dict[str, Donor] = {}
+        self._fetching: dict[int, str] = {}
+        self._pieces: dict[int, _Piece] = {}
+        self._over = False
+
+    def ask(self, donors: Mapping[str, Donor]) -> None:
+        """Take the rest from these, by the names of their processes. Who is not among them is asked for nothing more."""
+        with self._changed:
+            new = {} if self._over else {name: donor for name, donor in donors.items() if name not in self._donors}
+            self._donors = {} if self._over else dict(donors)
+            self._fetching = {p: name for p, name in self._fetching.items() if name in donors}
+            self._changed.notify_all()
+        for name, donor in new.items():
+            threading.Thread(target=self._gather, args=(name, donor), name="gather", daemon=True).start()
+
+    def close(self) -> None:
+        """Nothing is needed any more: donors are asked for nothing, and what they gave is let go of."""
+        with self._changed:
+            self._over = True
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Under the lock."""
+        self._donors, self._fetching, self._pieces = {}, {}, {}
+        self._changed.notify_all()
+
+    def _gather(self, name: str, donor: Donor) -> None:
+        try:
+            while wanted := self._next(name):
+                self._keep(name, wanted, self._piece_of(donor, wanted))
+        except Exception as error:  # a dead donor is only one of the ways; the service chooses another
+            with self._changed:
+                if self._donors.get(name) is donor:
+                    del self._donors[name]
+                self._fetching = {p: other for p, other in self._fetching.items() if other != name}
+                self._changed.notify_all()
+                if self._over:
+                    return
+            self._failed(donor.island, error)
+
+    def _next(self, name: str) -> tuple[int, ...]:
+        """What to ask this donor for; waits while all that is missing is being fetched. Nothing when it is not needed."""
+        with self._changed:
+            while name in self._donors:
+                missing = [p for p in range(self._count) if p not in self._pieces and p not in self._fetching]
+                if missing:
+                    wanted = tuple(missing[:1] if self._in_pieces else missing)
+                    self._fetching.update(dict.fromkeys(wanted, name))
+                    return wanted
+                self._changed.wait()
+            return ()
+
+    def _piece_of(self, donor: Donor, wanted: tuple[int, ...]) -> _Piece:
+        given = donor.give(wanted if self._in_pieces else None)
+        if len(given["versions"]) != self._count:
+            raise DataError(detail=f"{len(given['versions'])} versions came for {self._count} fragments.")
+        require_numbers(given["trainer"])
+        return _Piece(donor.island, given["trainer"], given["versions"], given["step"])
+
+    def _keep(self, name: str, wanted: tuple[int, ...], piece: _Piece) -> None:
+        """What came first stays. Whoever brings the last hands the whole over, and is told should that fail."""
+        with self._changed:
+            if self._over:
+                return
+            had = len(self._pieces)
+            self._pieces = {**dict.fromkeys(wanted, piece), **self._pieces}
+            self._fetching = {p: other for p, other in self._fetching.items() if other != name}
+            whole = self._whole() if had < len(self._pieces) == self._count else None
+            self._changed.notify_all()
+        if self._in_pieces:
+            log.info("fragment %s from %s, of its step %d", ", ".join(map(str, wanted)), piece.donor, piece.step)
+        if whole is not None:
+            try:
+                self._take(whole)
+            except Exception:
+                with self._changed:
+                    self._begin_anew()
+                raise
+
+    def _whole(self) -> Gathered:
+        pieces = [(p, self._pieces[p]) for p in range(self._count)]
+        furthest = max((piece for _, piece in pieces), key=lambda piece: piece.step)
+        arrays: Arrays = {}
+        for piece in sorted((piece for _, piece in pieces), key=lambda piece: piece.step):
+            arrays.update(piece.arrays)  # what belongs to no tensor is in each: the furthest donor's stays
+        sources = tuple(piece.donor for _, piece in pieces) if self._in_pieces else ()
+        versions = tuple(piece.versions[p] for p, piece in pieces)
+        return Gathered(furthest.donor, arrays, versions, furthest.step, sources)

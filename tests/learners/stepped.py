@@ -1,0 +1,84 @@
+"""The loop with the synthetic trainer, one step at a time: a test says how many steps may be taken, and looks after."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from learners import synthetic
+from learners.loop import IslandLoop, LoopPlan
+from learners.outbox import Outbox
+from orchestrator.core.messages import Offer
+
+TOKENS = 4 * 32
+
+
+class SteppedTrainer(synthetic.SyntheticTrainer):
+    """A synthetic trainer that takes a step only when told, so that a boundary is a moment one can look at."""
+
+    def __init__(self, spec, shard_index: int = 0) -> None:
+        super().__init__(spec, shard_index)
+        self.permits, self.at_gate = threading.Semaphore(0), threading.Semaphore(0)
+        self.fails = False
+
+    def step(self, logical_step):
+        self.at_gate.release()
+        self.permits.acquire()
+        if self.fails:
+            raise FloatingPointError("the loss is not a number")
+        return super().step(logical_step)
+
+
+class Island:
+    """A loop, its trainer and its outbox, driven from outside."""
+
+    def __init__(self, spec, adoption: str = "replace", interval: int = 4, fragments: int = 2) -> None:
+        self.trainer_spec = spec
+        self.trainer = SteppedTrainer(spec)
+        names = sorted(self.trainer.tensor_shapes())
+        self.fragments = tuple(tuple(names[index::fragments]) for index in range(fragments))
+        plan = LoopPlan(self.fragments, interval, adoption, mix_alpha=0.25, report_every_s=0.0)
+        self.outbox = Outbox()
+        self.loop = IslandLoop(self.trainer, plan, self.outbox)
+
+    def start(self, step: int = 0, versions: tuple[int, ...] | None = None) -> Island:
+        versions = versions or (0,) * len(self.fragments)
+        self.loop.load(self.trainer.initial_parameters(), versions, step, cursor=0)
+        self.loop.start()
+        assert self.trainer.at_gate.acquire(timeout=10)
+        return self
+
+    def steps(self, count: int) -> list:
+        """Take so many steps and return the letters written up to the boundary after the last."""
+        for _ in range(count):
+            self.trainer.permits.release()
+            assert self.trainer.at_gate.acquire(timeout=10)
+        return self.outbox.take(0)
+
+    def published(self, fragment: int, value: float) -> dict[str, np.ndarray]:
+        shapes = self.trainer.tensor_shapes()
+        return {name: np.full(shapes[name], value, np.float32) for name in self.fragments[fragment]}
+
+    def own(self, fragment: int) -> dict[str, np.ndarray]:
+        return self.trainer.snapshot(self.fragments[fragment]).arrays()
+
+    def letters_until(self, last: type) -> list:
+        letters: list = []
+        while not any(isinstance(letter, last) for letter in letters):
+            got = self.outbox.take(10)
+            assert got, f"no {last.__name__} came; so far: {letters}"
+            letters += got
+        return letters
+
+
+def offers(letters: list) -> list[Offer]:
+    return [letter for letter in letters if isinstance(letter, Offer)]
+
+
+def alone(spec, steps: int) -> dict[str, np.ndarray]:
+    """What the same trainer holds after so many steps that nobody disturbs."""
+    witness = synthetic.create(spec, 0, 1)
+    for step in range(steps):
+        witness.step(step)
+    return witness.snapshot(witness.tensor_shapes()).arrays()
