@@ -120,6 +120,7 @@ def _journal() -> list[Panel]:
             "From an outer step to its version being durable; it is told to nobody before. Median and 99th percentile.",
             "s",
             *quantiles("atoll_journal_seconds", of=(0.5, 0.99)),
+            width=8,
         ),
         curves(
             "Journal",
@@ -127,6 +128,15 @@ def _journal() -> list[Panel]:
             "percentunit",
             Query(f"sum by (job) (rate(atoll_journal_seconds_sum{{{JOB}}}[{RATE}]))", "waiting {{job}}"),
             Query(f"atoll_journal_failing{{{JOB}}}", "failing {{job}}"),
+            width=8,
+        ),
+        curves(
+            "Deaths of the synchroniser",
+            "In an hour. Damaged: the end of tape or journal could not be read, and was cut off.",
+            "none",
+            Query(f"increase(atoll_synchroniser_deaths_total{{{JOB}}}[1h])", "{{job}}"),
+            Query(f"increase(atoll_damages_total{{{JOB}}}[1h])", "damaged {{job}}"),
+            width=8,
         ),
     ]
 

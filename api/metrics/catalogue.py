@@ -151,6 +151,15 @@ _FAMILIES = (
         ("job",),
         "1 while the disk refuses journal or tape: nothing merges until it takes them. Is it full?",
     ),
+    Family(
+        "counter", "atoll_synchroniser_deaths", ("job",), "Times the synchroniser was made again. Islands trained on."
+    ),
+    Family(
+        "counter",
+        "atoll_damages",
+        ("job",),
+        "Times it found the end of tape or journal unreadable, and went on without that.",
+    ),
     Family("counter", "atoll_contributions", (*ISLAND, "outcome"), "Contributions admitted and refused."),
     Family("counter", "atoll_refusals", ("job", "reason"), "Contributions refused, by reason. Work is thrown away."),
     Family("histogram", "atoll_staleness_versions", ("job",), "Versions an admitted contribution's base was behind."),

@@ -68,6 +68,9 @@ def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
     yield Sample("atoll_job_paused", (job,), view["pause_reason"] is not None)
     if "disk_trouble" in record:
         yield Sample("atoll_journal_failing", (job,), record["disk_trouble"] is not None)
+    if deaths := record["statistics"].get("synchroniser"):
+        yield Sample("atoll_synchroniser_deaths", (job,), deaths["deaths"])
+        yield Sample("atoll_damages", (job,), deaths["damages"])
     yield Sample("atoll_job_token_budget", (job,), view["token_budget"])
     yield Sample("atoll_goodput_ratio", (job,), worth["goodput_ratio"])
     yield Sample("atoll_uptime_ratio", (job,), worth["uptime_ratio"])

@@ -16,7 +16,7 @@ from api.schemas import TapeRecord
 
 EVENTS = {
     "JobStarted": "the job starts",
-    "SynchroniserRestarted": "the synchroniser died and goes on from tape and journal, as epoch {epoch}",
+    "SynchroniserRestarted": "the synchroniser died and goes on from tape and journal, as epoch {epoch}{damage}",
     "OuterStateSeeded": "the initial parameters are there, {parameter_count:,} of them",
     "EvaluationCompleted": "held-out loss {loss:.4f} at version {global_version}",
     "EvaluationFailed": "the evaluation at version {global_version} failed: {reason}",
@@ -46,7 +46,8 @@ EVENTS = {
     "UncordonRequested": "{caller} asks to place islands on {node_group} again",
     "JobResumed": "the job goes on from {checkpoint}, with {tokens_trained:,} tokens trained before",
     "RollbackRequested": "{caller} asks to go back to checkpoint {checkpoint} (0: the newest)",
-    "FragmentRestored": "fragment {fragment} is at version {version}, which is that of checkpoint {checkpoint}",
+    "FragmentRestored": "fragment {fragment} is at version {version}, which is that of checkpoint {checkpoint} "
+    "(0: of the version before the last, which the journal lost)",
     "RollbackFailed": "the job does not go back to checkpoint {checkpoint}: {reason}",
     "CheckpointRequested": "{caller} asks for a checkpoint",
     "IslandSaved": "{island} has saved its state for checkpoint {checkpoint}, held up for {held_seconds:.3f} s",
@@ -111,6 +112,8 @@ def _named(name: str, value: Any) -> Any:
     """Islands by their names alone, and outcomes by a word."""
     if name in ("inputs", "recipients"):
         return ", ".join(item["island"] for item in value) or "nobody"
+    if name == "damage":
+        return f"; cut off as damaged: {value}" if value else ""
     if name == "accepted":
         return "accepted" if value else "refused"
     if name == "island":

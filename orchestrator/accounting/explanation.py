@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from orchestrator.accounting.epochs import Epochs
 from orchestrator.accounting.lifecycle import ABSENT, Lifecycle
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -120,6 +121,7 @@ class Explanations:
         self.merges: dict[tuple[FragmentId, Version], Explanation] = {}
         self._policy = policy
         self._keep = keep
+        self._epochs = Epochs()
         self._lifecycle = Lifecycle(tuple(plan.island for plan in policy.islands))
         self._rounds = {p: self._next_round(p, Version(0), 0) for p in map(FragmentId, range(policy.fragment_count))}
         self._closing: dict[FragmentId, _Round] = {}
@@ -133,7 +135,7 @@ class Explanations:
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, e.MergeCompleted):
             self._completed(event)
-        elif isinstance(event, e.SynchroniserRestarted):
+        elif self._epochs.begins(event):
             self._begin_rounds_anew()
         elif isinstance(event, e.MergeFailed) and effects:
             self._failed(event)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from orchestrator.accounting.carrying import Books, Carried
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed
+from orchestrator.core.saving import FROM_JOURNAL, BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed
 from orchestrator.core.vocabulary import (
     Contribution,
     FragmentId,
@@ -114,6 +114,7 @@ class Ledger:
         self._fragment_count = fragment_count
         self._totals: dict[tuple[IslandId, Incarnation], int] = {}
         self._merging: dict[tuple[FragmentId, Version], list[tuple[IslandId, PayloadId]]] = {}
+        self._latest: dict[FragmentId, list[tuple[IslandId, int]]] = {}
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -179,14 +180,23 @@ class Ledger:
                 held.detached = True
 
     def merge_completed(self, event: e.MergeCompleted) -> None:
-        for island, payload in self._merging.pop((event.fragment, event.version), ()):
+        merging = self._merging.pop((event.fragment, event.version), None)
+        if merging is not None:
+            self._latest[event.fragment] = []
+        for island, payload in merging or ():
             account = self.accounts[island][event.fragment]
             held = account.held.pop(payload, None)
             if held is not None:
                 account.merged += held.tokens
+                self._latest[event.fragment].append((island, held.tokens))
 
     def restored(self, event: FragmentRestored) -> None:
-        """What was merged into the fragment since the checkpoint is undone."""
+        """What was merged into the fragment since the checkpoint is undone, or in its last merge, if the journal lost it."""
+        if event.checkpoint == FROM_JOURNAL:
+            for island, tokens in self._latest.pop(event.fragment, ()):
+                self.accounts[island][event.fragment].merged -= tokens
+                self.accounts[island][event.fragment].discard(tokens, ROLLED_BACK)
+            return
         then = self._merged_at.get(event.checkpoint)
         for island, accounts in self.accounts.items():
             account = accounts[event.fragment]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any
 
+from orchestrator.accounting.epochs import Epochs
 from orchestrator.accounting.histogram import Histogram
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -60,6 +61,7 @@ class Merges:
 
     def __init__(self, policy: JobPolicy) -> None:
         self.count = 0
+        self._epochs = Epochs()
         self.contributors: list[Counter[int]] = [Counter() for _ in range(policy.fragment_count)]
         self.refusals: Counter[str] = Counter()
         self.islands: Counter[IslandId] = Counter()
@@ -76,7 +78,7 @@ class Merges:
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, e.MergeCompleted):
             self._completed(event)
-        elif isinstance(event, e.SynchroniserRestarted):
+        elif self._epochs.begins(event):
             self._merging.clear()
             self._rounds = [self._next_round(FragmentId(p), step) for p, step in enumerate(self._steps)]
         elif isinstance(event, e.MergeFailed) and effects:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.accounting.bystanders import Bystanders
+from orchestrator.accounting.epochs import Epochs
 from orchestrator.accounting.lifecycle import ABSENT, GONE, Change, Lifecycle
 from orchestrator.accounting.merges import Merges
 from orchestrator.accounting.recovery import PARTS, Recoveries
@@ -33,6 +34,8 @@ class Statistics:
         self.evaluations: Series[tuple[float, float, Instant]] = Series()
         self.training_loss: Series[tuple[float, float, Instant]] = Series()
         self.parameter_count: int | None = None
+        self.deaths = self.damages = 0
+        self._epochs = Epochs()
         self.outcome: str | None = None
         self.reason = ""
         self._lifecycle = Lifecycle(self._islands)
@@ -66,6 +69,9 @@ class Statistics:
             self.evaluations.add((float(self._tokens_all), event.loss, event.at))
         elif isinstance(event, e.OuterStateSeeded):
             self.parameter_count = event.parameter_count
+        elif isinstance(event, e.SynchroniserRestarted) and self._epochs.begins(event):
+            self.deaths += 1
+            self.damages += bool(event.damage)
         for effect in effects:
             if isinstance(effect, f.FinishJob):
                 self.outcome, self.reason = effect.outcome.value, effect.reason
@@ -97,6 +103,7 @@ class Statistics:
             "survivor_step_time_median_s": median([steps[i] or 0.0 for i in survivors]) if survivors else None,
             "recoveries": [recovery.summary() for recovery in self.recoveries.all],
             "recovery_s": _slowest([recovery.summary() for recovery in self.recoveries.all]),
+            "synchroniser": {"deaths": self.deaths, "damages": self.damages},
             **self.bystanders.summary(),
             "timeline": self._timeline(until),
             "traffic": self.traffic.summary(),

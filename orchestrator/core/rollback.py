@@ -5,7 +5,8 @@
 
 A restored fragment is the next version, with the parameters and momentum of the checkpoint. All that islands trained since
 they last adopted is overwritten when they adopt it, whatever the job's rule of adoption: it was built on what is undone.
-Islands keep their inner optimizer state and their place in the data. Refuses to know: files, arrays.
+Islands keep their inner optimizer state and their place in the data. A fragment whose newest version the journal has lost
+goes back by one version in the same way, without being asked. Refuses to know: files, arrays.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from orchestrator.core.effects import Effect, ReleasePayload, ResolveCommand
 from orchestrator.core.fragment_life import advance_all, publish
 from orchestrator.core.health import Usual
 from orchestrator.core.messages import ALL_OFFERS
-from orchestrator.core.saving import FragmentRestored, RestoreFragments, RollbackFailed, RollbackRequested
+from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, RestoreFragments, RollbackFailed, RollbackRequested
 from orchestrator.core.vocabulary import FragmentId, JobPhase, ReleaseReason, RoundPhase, Version
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def settle(state: JobState) -> list[Effect]:
 def restored(state: JobState, event: FragmentRestored) -> list[Effect]:
     """The fragment is what it was: everybody adopts that, and nothing that was built on another version is taken."""
     before, rollback = state.rounds[event.fragment], state.rollback
+    if event.checkpoint == FROM_JOURNAL and rollback is None:
+        before, rollback = fragment_round.begin_restoring(before), Rollback(FROM_JOURNAL, frozenset({event.fragment}))
     if rollback is None or not before.restoring or event.version != before.version + 1:
         return []
     after = state.rounds[event.fragment] = fragment_round.finish_merge(before)

@@ -87,9 +87,15 @@ class RollbackRequested:
     checkpoint: int
 
 
+FROM_JOURNAL = 0
+
+
 @dataclass(frozen=True, slots=True)
 class FragmentRestored:
-    """Fragment ``fragment`` stands at ``version``, which holds what the checkpoint has. As durable as a merge."""
+    """Fragment ``fragment`` stands at ``version``, which holds what the checkpoint has. As durable as a merge.
+
+    With ``FROM_JOURNAL`` for a checkpoint it holds the version before the last one, which the journal has lost.
+    """
 
     at: Instant
     fragment: FragmentId

@@ -2,8 +2,9 @@
 
 The order in which both are written leaves few stories: a merge is on the tape as decided before it is made, in the journal
 before it is on the tape as made. So a fragment's newest entry is the version where the tape has it (then what was under
-way is lost), or the next one, and then the tape has decided on it. Anything else means files of two jobs, or files that
-somebody or a loss of power has cut, and nobody may go on from there in silence.
+way is lost), or the next one, and then the tape has decided on it, unless its end was damaged and cut off just there: that
+merge is dropped. Anything else means files of two jobs, or files that somebody or a loss of power has cut, and nobody may go
+on from there in silence.
 
 Refuses to know: files, tensors.
 """
@@ -15,6 +16,24 @@ from collections.abc import Callable, Sequence
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.vocabulary import FragmentId, RoundPhase, Version
 from orchestrator.errors import DataError
+
+
+def undecided_merges(
+    rounds: Sequence[FragmentRound], newest: Callable[[FragmentId], Version | None]
+) -> tuple[FragmentId, ...]:
+    """The fragments whose newest merge the tape never decided on, for its end was cut off: the decision was its last record.
+
+    Nobody heard of such a merge, since what would have told of it comes later on the tape.
+    """
+    ahead = (r.fragment for r in rounds if newest(r.fragment) == r.version + 1 and r.phase is not RoundPhase.MERGING)
+    return tuple(ahead)
+
+
+def lost_merges(
+    rounds: Sequence[FragmentRound], newest: Callable[[FragmentId], Version | None]
+) -> tuple[FragmentId, ...]:
+    """The fragments whose last version the journal has no more, and the one before it has: damage, if any was found."""
+    return tuple(r.fragment for r in rounds if newest(r.fragment) == r.version - 1)
 
 
 def unheard_merges(

@@ -98,6 +98,15 @@ class Journal:
                 self._disk.remove(segment.path)
         self._segments.clear()
 
+    def drop_newest(self, fragment: FragmentId) -> str:
+        """Forget the fragment's newest merge; returns what that was, in words. Raises OSError."""
+        segment = max(self._segments[fragment], key=lambda found: max(found.entries, default=-1))
+        version = max(segment.entries)
+        segment.size = segment.entries.pop(version).start
+        self._disk.truncate(segment.path, segment.size)
+        segment.synced = False
+        return f"{segment.path.name}: version {version}, whose decision is not on the tape"
+
     def versions(self, fragment: FragmentId) -> tuple[Version, ...]:
         """The versions of the fragment that it holds, in order."""
         return tuple(sorted({version for s in self._segments.get(fragment, []) for version in s.entries}))

@@ -18,17 +18,17 @@ from pathlib import Path
 
 from orchestrator.config import JobSpec
 from orchestrator.core import events
-from orchestrator.core.saving import FragmentRestored
+from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
 from orchestrator.core.state import JobState
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, JobPhase, JobPolicy
+from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, JobPhase, JobPolicy, Version
 from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import remembered
-from orchestrator.journal.reconciliation import unheard_merges
+from orchestrator.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
 from orchestrator.journal.storage import Journal
-from orchestrator.merge import outer_optimizer
+from orchestrator.merge import outer_optimizer, wire
 from orchestrator.merge.outer_state import OuterState
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.recovery import Promises, Remembered, remember
@@ -47,7 +47,7 @@ Make = Callable[[Instant], events.Event]
 class JobFiles:
     """``past`` is ``None`` for a job that begins; ``outer`` while Θ was never made, or is not needed any more.
 
-    ``folds`` and ``promises`` know all that is on the tape, and are to be told what comes.
+    ``folds`` and ``promises`` know all that is on the tape, and are to be told what comes. ``damage`` is what was cut off.
     """
 
     tape: TapeWriter
@@ -57,6 +57,7 @@ class JobFiles:
     folds: tuple[Fold, ...]
     promises: Promises
     past: Remembered | None = None
+    damage: tuple[str, ...] = ()
     outer: OuterState | None = None
     merges: tuple[Facts, ...] = ()
     first_events: tuple[Make, ...] = ()
@@ -113,7 +114,12 @@ def open_files(
             detail = f"The job in {run_dir} was ended by a failure (see crash.txt there); it does not go on from that."
             raise ConfigurationError(detail=f"{detail} Submit it anew.")
         journal = _journal(run_dir, spec, policy, tape, disk)
-        return _taken_up(JobFiles(tape, journal, header, past.core, past.folds, past.promises, past), spec)
+        damage = [*journal.damage]
+        if written.torn is not None:
+            undecided = undecided_merges(past.core.state.rounds, journal.newest) if past.core.state.seeded else ()
+            damage = [f"tape: {written.torn}", *damage, *(journal.drop_newest(fragment) for fragment in undecided)]
+        files = JobFiles(tape, journal, header, past.core, past.folds, past.promises, past, tuple(damage))
+        return _taken_up(files, spec)
     except Exception:
         tape.let_go()
         raise
@@ -169,31 +175,63 @@ def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
     past, state = files.past, files.core.state
     assert past is not None
     over = state.phase is JobPhase.FINISHED
-    first: list[Make] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch)]
+    damage = "; ".join(files.damage)
+    for told in files.damage:
+        log.warning("cut off, and gone on without: %s", told)
+    first: list[Make] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch, damage)]
     if not state.seeded:
         files.journal.clear()  # Θ that nobody heard of is made again
         return replace(files, first_events=tuple(first))
     if over and files.journal.newest(FragmentId(0)) is None:
         return files  # all that the job leaves is written, and its journal gone
-    unheard = unheard_merges(state.rounds, files.journal.newest, over=over)
+    set_back = {} if over or state.rollback is not None else _set_back(files, past.next_epoch)
+    others = [current for current in state.rounds if current.fragment not in set_back]
+    unheard = unheard_merges(others, files.journal.newest, over=over)
     knobs = spec.synchroniser
     optimizer = outer_optimizer.create(
         knobs.outer_optimizer.kind, knobs.outer_optimizer.lr, knobs.outer_optimizer.momentum
     )
     outer, merges = remembered(files.journal, len(state.rounds), knobs.averaging, optimizer)
     completed = [_completed(merges[fragment], state) for fragment in unheard]
-    return replace(files, outer=outer, merges=merges, first_events=(*completed, *first))
+    return replace(files, outer=outer, merges=merges, first_events=(*completed, *first, *set_back.values()))
+
+
+def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Make]:
+    """Fragments whose last version the journal has lost stand at the one before, as their next: kept first, then told.
+
+    Told again, should this life end in between. Such an entry rests on nothing and is nobody's.
+    """
+    rounds, journal = files.core.state.rounds, files.journal
+    for fragment in lost_merges(rounds, journal.newest) if files.damage else ():
+        version = rounds[fragment].version
+        facts, before = journal.read(fragment, Version(version - 1))
+        facts = replace(facts, version=Version(version + 1), epoch=epoch, base_digest="", contributors=())
+        try:
+            journal.append(facts, wire.encode(before.parameters), wire.encode(before.momentum))
+        except OSError as error:
+            raise DataError(detail=f"The journal lost version {version} of fragment {fragment}: {error}.") from error
+    found: dict[FragmentId, Make] = {}
+    for current in rounds:
+        if journal.newest(current.fragment) != current.version + 1:
+            continue
+        facts, _ = journal.read(current.fragment, Version(current.version + 1))
+        if not facts.base_digest and not facts.contributors:
+            found[current.fragment] = _restoring(facts, FROM_JOURNAL)
+    return found
 
 
 def _completed(facts: Facts, state: JobState) -> Make:
     """A merge, or what a rollback put in its place."""
     if state.rollback is not None and state.rounds[facts.fragment].restoring:
-        checkpoint = state.rollback.checkpoint
-        named = (FragmentId(facts.fragment), facts.version, checkpoint, facts.digest, facts.base_digest)
-        return lambda at: FragmentRestored(at, *named)
+        return _restoring(facts, state.rollback.checkpoint)
     return lambda at: events.MergeCompleted(
         at, FragmentId(facts.fragment), facts.version, facts.digest, facts.merge_seconds, facts.base_digest
     )
+
+
+def _restoring(facts: Facts, checkpoint: int) -> Make:
+    named = (FragmentId(facts.fragment), facts.version, checkpoint, facts.digest, facts.base_digest)
+    return lambda at: FragmentRestored(at, *named)
 
 
 def _journal(run_dir: Path, spec: JobSpec, policy: JobPolicy, tape: TapeWriter, disk: Disk) -> Journal:
@@ -201,7 +239,7 @@ def _journal(run_dir: Path, spec: JobSpec, policy: JobPolicy, tape: TapeWriter, 
     try:
         return Journal(
             run_dir / "journal",
-            versions_kept=policy.staleness_max + 1,
+            versions_kept=policy.staleness_max + 2,  # one more: the newest may lose its decision with the tape's end
             merges_max=durability.merges_max if durability.kind == "async" else 0,
             disk=disk,
             before_sync=tape.sync,

@@ -9,6 +9,8 @@ made good, going on where a writer died, and a reader that tells a torn end from
 from __future__ import annotations
 
 import errno
+import gzip
+import zlib
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -34,6 +36,8 @@ from orchestrator.tape.schema import (
 )
 from orchestrator.tape.snapshot import Snapshot, decode
 from orchestrator.tape.tail import was_synced
+
+GZIP = b"\x1f\x8b"
 
 
 class TapeWriter:
@@ -172,14 +176,20 @@ class TapeWriter:
 
 
 def read_tape(path: Path, disk: Disk | None = None, mark: Mark | None = None) -> Tape:
-    """Read a tape, also one that is still being written or whose last line was torn by a crash (``Tape.torn``).
+    """Read a tape, also one that is still being written, or whose last line was torn by a crash (``Tape.torn``), or a gzip.
 
     With a ``mark`` that fits, only what comes behind it is decoded, and ``Tape.before`` says so.
 
     Raises DataError when the file is missing or no tape, a record in its middle is damaged or out of order, or the
     digest of a sealed tape does not fit.
     """
-    return _parse(path, _load(path, disk or LocalDisk()), mark)[0]
+    raw = _load(path, disk or LocalDisk())
+    if raw.startswith(GZIP):
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(detail=f"{path} cannot be unpacked: {error}. Was it copied whole?") from error
+    return _parse(path, raw, mark)[0]
 
 
 def _load(path: Path, disk: Disk) -> bytes:

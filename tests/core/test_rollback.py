@@ -166,3 +166,18 @@ def test_a_tape_with_a_rollback_is_replayed_to_the_same_decisions() -> None:
     for record in story.sink.records:
         assert again.handle(record.event) == record.effects
         invariants.check(again.state)
+
+
+def test_a_version_that_the_journal_lost_is_replaced_by_the_one_before_and_only_its_merge_is_undone() -> None:
+    story = Kept()
+    before = story.goodput.summary()["tokens"]["merged"]
+    published = the(PublishFragment, story.restored(0, 3, saving.FROM_JOURNAL))
+    assert {(r.island, r.merged_offer) for r in published.recipients} == {("a", ALL_OFFERS), ("b", ALL_OFFERS)}
+    assert story.versions == [3, 0]
+    tokens = story.goodput.summary()["tokens"]
+    assert before - tokens["merged"] == pytest.approx(100 / 2)  # of one of two fragments
+    assert story.goodput.summary()["discarded_tokens"][ROLLED_BACK] == pytest.approx(100 / 2)
+    assert story.restored(0, 3, saving.FROM_JOURNAL) == ()
+    assert story.restored(0, 5, saving.FROM_JOURNAL) == ()
+    story.merge_alone("a", 4)
+    assert story.versions == [4, 0]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from orchestrator.core.fragment_round import FragmentRound
-from orchestrator.core.vocabulary import Contribution, RoundPhase
+from orchestrator.core.vocabulary import Contribution, FragmentId, RoundPhase
 from orchestrator.errors import DataError
 from orchestrator.journal import entry
-from orchestrator.journal.reconciliation import unheard_merges
+from orchestrator.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
 from orchestrator.journal.storage import ENTRIES_PER_SEGMENT, Journal
 from orchestrator.merge import wire
 from tests.journal.disks import Died, FaultyDisk
@@ -192,6 +193,25 @@ def test_a_merge_that_only_the_journal_knows_is_told_unless_the_job_is_over() ->
     merging = [round_at(3, RoundPhase.MERGING)]
     assert unheard_merges(merging, lambda _: 4, over=False) == (0,)
     assert unheard_merges(merging, lambda _: 4, over=True) == ()
+
+
+def test_a_merge_whose_decision_was_cut_off_the_tape_is_dropped_and_the_one_before_stands(tmp_path: Path) -> None:
+    filled(tmp_path, 6, fragments=2, versions_kept=2)
+    rounds = [round_at(5, RoundPhase.COLLECTING), replace(round_at(6, RoundPhase.COLLECTING), fragment=FragmentId(1))]
+    journal = Journal(tmp_path, versions_kept=2)
+    assert undecided_merges(rounds, journal.newest) == (0,)
+    assert undecided_merges([round_at(5, RoundPhase.MERGING)], journal.newest) == ()
+    assert journal.drop_newest(FragmentId(0)).endswith("version 6, whose decision is not on the tape")
+    for again in (journal, Journal(tmp_path, versions_kept=2)):
+        assert (again.newest(FragmentId(0)), again.newest(FragmentId(1))) == (5, 6)
+        assert again.damage == []
+        assert_holds(again, 0, 5)
+
+
+def test_a_merge_that_the_journal_lost_is_one_whose_predecessor_it_has() -> None:
+    held = {FragmentId(0): 2, FragmentId(1): 3, FragmentId(2): 1, FragmentId(3): 4}
+    rounds = [replace(round_at(3, RoundPhase.COLLECTING), fragment=fragment) for fragment in held]
+    assert lost_merges(rounds, held.get) == (0,)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Which illness: by how far its data had been read when the process began. The isl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from orchestrator.merge import wire
 SICK_SHARD = 1
 DIVERGES_AT, GARBLES_FROM, EXPLODES_AT = 40, 100, 170
 _encode = wire.encode
+_kinds = cycle(("flipped", "truncated", "oversized"))
 
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
@@ -42,6 +44,9 @@ class SickTrainer(SyntheticTrainer):
 
 
 def _garbled(*arguments: Any) -> bytes:
+    """With a bit flipped, cut short, or with a tail, in turn."""
     payload = bytearray(_encode(*arguments))
-    payload[len(payload) // 2] ^= 0x10
-    return bytes(payload)
+    kind = next(_kinds)
+    if kind == "flipped":
+        payload[len(payload) // 2] ^= 0x10
+    return bytes(payload[:-9] if kind == "truncated" else payload + payload if kind == "oversized" else payload)

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 from orchestrator.core import events
+from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
+from orchestrator.core.vocabulary import FragmentId
+from orchestrator.journal.storage import Journal
 from orchestrator.logbook import service_logbook
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import island_name
@@ -101,6 +104,80 @@ def test_a_synchroniser_killed_at_random_moments_comes_back_each_time_and_no_isl
     job.command("cancel")
     job.wait_for_end()
     assert_sound(job)
+
+
+def test_a_synchroniser_that_finds_its_last_records_damaged_goes_on_from_those_before(start: Start, home: Any) -> None:
+    """A bit of the tape's last record is flipped, and behind the journal's last entry lies what begins like another one."""
+    job = start(synthetic(steps=ENDLESS))
+    for group in GROUPS:
+        job.wait_for_merge(group, 1)
+    began = job.status()["at"]
+    pid = pid_of("SynchroniserActor", home)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    tape = job.run_dir / "tape.jsonl"
+    good = tape.read_bytes()
+    good = good[: good.rindex(b"\n") + 1]
+    damaged = bytearray(good)
+    damaged[-12] ^= 0x01
+    tape.write_bytes(bytes(damaged))
+    segment = max((job.run_dir / "journal").glob("fragment-0000-*.journal"))
+    entries = segment.read_bytes()
+    segment.write_bytes(entries + entries[: len(entries) // 3])
+    os.kill(pid, signal.SIGKILL)
+
+    job.wait_until(job.restarts, "epoch 2")
+    back = job.restarts()[0]
+    assert "the last line is damaged" in back.damage
+    assert f"{segment.name}: {len(entries) // 3} bytes from {len(entries)} on were cut off" in back.damage
+    kept = good[: good[:-1].rindex(b"\n") + 1]
+    assert tape.read_bytes().startswith(kept)
+    job.wait_until(lambda: contributors_since(job, back.at) == set(GROUPS), "everyone again")
+    assert job.status_once_back()["statistics"]["synchroniser"] == {"deaths": 1, "damages": 1}
+    assert_none_waited(job, began)
+    job.command("cancel")
+    job.wait_for_end()
+    assert_sound(job)
+
+
+def test_a_merge_that_islands_hold_and_the_journal_lost_is_replaced_by_the_one_before(start: Start, home: Any) -> None:
+    job = start(synthetic(steps=ENDLESS))
+    job.wait_until(lambda: min(f["version"] for f in job.status()["view"]["fragments"]) >= 2, "two versions of each")
+    pid = pid_of("SynchroniserActor", home)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    records = read_tape(job.run_dir / "tape.jsonl").records
+    told = [r.event for r in records if isinstance(r.event, events.MergeCompleted) and r.event.fragment == 0]
+    segments = sorted((job.run_dir / "journal").glob("fragment-0000-*.journal"))
+    newest = Journal(job.run_dir / "journal").newest(FragmentId(0))
+    content = bytearray(segments[-1].read_bytes())
+    content[-20] ^= 0x01
+    segments[-1].write_bytes(bytes(content))
+    os.kill(pid, signal.SIGKILL)
+
+    job.wait_until(job.restarts, "epoch 2")
+    back = job.restarts()[0]
+    assert f"{segments[-1].name}: " in back.damage
+    if newest == told[-1].version:  # else the damaged one was being made, and is made again
+
+        def restored() -> list[FragmentRestored]:
+            records = read_tape(job.run_dir / "tape.jsonl").records
+            return [record.event for record in records if isinstance(record.event, FragmentRestored)]
+
+        (event,) = job.wait_until(restored, "the version before")
+        assert (event.fragment, event.version, event.checkpoint) == (0, told[-1].version + 1, FROM_JOURNAL)
+        assert event.digest == told[-2].digest
+    job.wait_until(lambda: contributors_since(job, back.at) == set(GROUPS), "everyone again")
+    job.wait_until(
+        lambda: job.status_once_back()["view"]["fragments"][0]["version"] > told[-1].version + 2, "more merges"
+    )
+    job.command("cancel")
+    job.wait_for_end()
+    assert replay(read_tape(job.run_dir / "tape.jsonl")).exact
+    tokens = job.last["goodput"]["tokens"]
+    assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
+    if newest == told[-1].version:
+        assert job.last["goodput"]["discarded_tokens"]["rolled back"] > 0
 
 
 def stepping_share(job: Job, island: str, since: float, until: float) -> float:

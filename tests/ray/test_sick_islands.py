@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from orchestrator.core import effects
+from orchestrator.core import effects, events
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GAP_MAX_S, Job, synthetic
 
@@ -30,7 +31,13 @@ def test_an_island_that_sends_no_numbers_garbled_bytes_and_explosions_is_never_m
     assert max(gaps.values()) <= GAP_MAX_S, gaps
     job.command("cancel")
     status = job.wait_for_end()
-    decided = [effect for record in read_tape(job.run_dir / "tape.jsonl").records for effect in record.effects]
+    records = read_tape(job.run_dir / "tape.jsonl").records
+    unusable = [r.event for r in records if isinstance(r.event, events.ContributionUnusable)]
+    told = " ".join(event.detail for event in unusable if event.contribution.incarnation == 2)
+    sizes = [(int(a), int(b)) for a, b in re.findall(r"announces (\d+) bytes and has (\d+)", told)]
+    assert "bytes changed on the way" in told
+    assert {has - announced for announced, has in sizes} >= {-9, sizes[0][0]}  # cut short, and twice as long
+    decided = [effect for record in records for effect in record.effects]
     quarantined = [x for x in decided if isinstance(x, effects.QuarantineIsland)]
     assert [(x.island, x.incarnation, x.reason.value) for x in quarantined] == [
         ("asia", 1, "non_finite"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,16 @@ def test_a_tape_can_be_read_while_it_is_written(path):
     tape = read_tape(path)
     assert (tape.records, tape.footer, tape.torn) == (RECORDS, None, None)
     writer.close()
+
+
+def test_a_packed_tape_is_read_like_any_and_half_of_one_is_an_error(path):
+    _write(path)
+    packed = path.with_name("tape.jsonl.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_tape(packed) == read_tape(path)
+    packed.write_bytes(packed.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"cannot be unpacked: .* Was it copied whole\?"):
+        read_tape(packed)
 
 
 def test_a_line_that_breaks_off_is_left_out_and_reported(path):
