@@ -1,4 +1,4 @@
-"""Whether a restart that the tape tells of is one: told twice, as any event may be, it changes nothing (``core.recovery``)."""
+"""Whether a restart that the tape tells of is one: told twice, as any event may be, it changes nothing."""
 
 from __future__ import annotations
 
