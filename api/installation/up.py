@@ -24,6 +24,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
+
 from api.auth.code import refuse_unfit
 from api.installation.binding import Binding
 from api.installation.detached import start_detached
@@ -159,7 +161,7 @@ def _end_service(home: Home, say: Say) -> bool:
     if not home.running():
         home.forget_address()
         return False
-    address = _await(home.address, timeout_s=STOP_TIMEOUT_S)  # it may be starting just now
+    address = _await(lambda: _of_living(home), timeout_s=STOP_TIMEOUT_S)  # it may be starting just now
     if address is None:
         raise InfrastructureError(
             detail=f"A process holds {home.path}/service.lock but has written no service.json.",
@@ -175,6 +177,12 @@ def _end_service(home: Home, say: Say) -> bool:
             break
     home.forget_address()
     return True
+
+
+def _of_living(home: Home) -> Address | None:
+    """Not what one that was killed has left behind."""
+    address = home.address()
+    return address if address is not None and psutil.pid_exists(address.pid) else None
 
 
 def _answering(home: Home, timeout_s: float) -> Address | None:

@@ -147,14 +147,14 @@ class Clockwork:
     @contextmanager
     def _changing(self, job_id: str) -> Iterator[dict[str, Any]]:
         path = self._folder / f"{job_id}.json"
-        with path.open("a+") as held:
+        with path.with_suffix(".lock").open("a") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            held.seek(0)
-            record = json.loads(held.read() or "{}")
-            yield record
-            held.seek(0)
-            held.truncate()
-            held.write(json.dumps(record))
+            before = path.read_text() if path.exists() else "{}"
+            yield (record := json.loads(before))
+            if (after := json.dumps(record)) != before:
+                draft = path.with_suffix(".draft")
+                draft.write_text(after)
+                draft.replace(path)  # whoever is killed meanwhile leaves the one or the other
 
 
 class World:

@@ -89,14 +89,14 @@ def test_a_viewer_sees_what_a_plan_struck_and_takes_the_verdict_along(
     begin: Callable[..., str], visit: Visit, site: Site
 ) -> None:
     with site.client() as client:
-        job = begin(name="judged", steps=150)
+        job = begin(name="judged", steps=400)
         client.start_chaos(job, document(KILL_ASIA, LATER, name="trial"))
         page = shown(visit, job, "viewer")
         chaos = page.locator("#chaos")
         expect(chaos.locator("tbody tr")).to_contain_text(["kill asia"])
         expect(chaos).to_contain_text("Next: stop us-west for 6 s in")
         expect(chaos.get_by_role("button")).to_have_count(0)
-        wait_until(lambda: client.chaos_run(job).ended_at is not None)
+        wait_until(lambda: client.chaos_run(job).ended_at is not None, timeout_s=60)
         page.reload()
         page.get_by_label("Job").select_option(job)
         expect(chaos.locator(".badge").first).to_have_text("passed")
