@@ -236,7 +236,7 @@ def _processes(process: subprocess.Popen[str]) -> Finding:
         found = f"{len(pids)} belong to a cluster whose files are gone"
         return Finding("processes", State.WRONG, found, f"Nobody ends them any more: kill {' '.join(map(str, pids))}")
     if census["answers"] is False:
-        return Finding("processes", State.WRONG, "this home's cluster does not answer", "End what is left: atoll down.")
+        return Finding("processes", State.WRONG, "this home's cluster does not answer", "Start it again: atoll up.")
     return Finding(
         "processes", State.OK, f"{len(census['own'])} of this home, {len(census['elsewhere'])} of other homes"
     )

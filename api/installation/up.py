@@ -11,6 +11,7 @@ own, so that the command line stays light and either may be killed and started a
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -40,6 +41,7 @@ PORT_COUNT = 100
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
 PATIENCE_S = 10.0
+HEAD_TIMEOUT_S = 1.0
 
 Say = Callable[[str], None]
 Found = TypeVar("Found")
@@ -119,8 +121,11 @@ def start(wanted: Installation, say: Say) -> Address:
 
 
 def end(home: Home, say: Say) -> None:
-    """``down``, for whoever has locked the home."""
+    """``down``, for whoever has locked the home. Jobs that ran are over: the next service does not start them again."""
+    listened = _head_listens(home)
     ran = _end_service(home, say)
+    if ran or listened:  # else a loss of power, or whatever it was, ended them, and they go on
+        home.taken_down.touch()
     if (home.path / "cluster.json").exists():
         say("ending the embedded cluster")
         _cluster("down", home)
@@ -246,6 +251,15 @@ def _cluster(verb: str, home: Home, *options: str) -> None:
     if code:
         detail = f"The embedded cluster could not be {'started' if verb == 'up' else 'ended'} (exit code {code})."
         raise InfrastructureError(detail=detail, remedy="See its messages above; `atoll down` cleans up what is left.")
+
+
+def _head_listens(home: Home) -> bool:
+    try:
+        host, _, port = json.loads((home.path / "cluster.json").read_text())["address"].rpartition(":")
+        socket.create_connection((host, int(port)), timeout=HEAD_TIMEOUT_S).close()
+    except (OSError, ValueError, KeyError):
+        return False
+    return True
 
 
 def tail(path: Path, count: int = 15) -> str:
