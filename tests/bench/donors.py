@@ -18,6 +18,8 @@ from api.client import Client
 from api.installation.up import Installation
 from orchestrator.core import effects, events
 from orchestrator.tape.storage import read_tape
+from tests.bench.goals import Goal, at_most
+from tests.bench.options import Options
 from tests.bench.service import service, wait
 from tests.ray.jobs import GROUPS, synthetic
 
@@ -43,10 +45,9 @@ class Told(NamedTuple):
     others: Window
 
 
-def main() -> None:
+def main(_asked: Options) -> list[Goal]:
     with service() as (client, installation):
-        for donors in (1, 2):
-            show(f"{donors} at most", measure(client, installation, donors))
+        return [show(f"{donors} at most", measure(client, installation, donors)) for donors in (1, 2)]
 
 
 def measure(client: Client, installation: Installation, donors: int) -> list[Told]:
@@ -66,15 +67,16 @@ def measure(client: Client, installation: Installation, donors: int) -> list[Tol
     return states_given(tape)
 
 
-def show(name: str, states: list[Told]) -> None:
+def show(name: str, states: list[Told]) -> Goal:
     before, given, others_before, others = zip(*states, strict=True)
     ratio = pace(given) / pace(before) / (pace(others) / pace(others_before))
-    verdict = "met" if ratio <= RATIO_GOAL else "MISSED"
+    goal = at_most(f"donors' step ratio, {name}", ratio, RATIO_GOAL)
     gaps = [f"{1e3 * median(window.gap for window in windows):.0f} ms" for windows in (given, others)]
     print(
         f"donors     {name}: a step takes {ratio:.3f} of what it took before, by the same of other survivors; ", end=""
     )
-    print(f"longest {gaps[0]} against {gaps[1]} ({len(states)} states; goal {RATIO_GOAL}: {verdict})")
+    print(f"longest {gaps[0]} against {gaps[1]} ({len(states)} states; {goal})")
+    return goal
 
 
 def pace(windows: Iterable[Window]) -> float:

@@ -16,13 +16,15 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.storage import Journal
 from orchestrator.merge import wire
+from tests.bench.goals import Goal
+from tests.bench.options import Options
 
 FRAGMENT_PARAMETERS = {"nano": 106_000, "small": 15_800_000}
 """One of eight fragments of the presets of ``learners.model`` (0.85 and 126 million parameters)."""
 MERGES = 12
 
 
-def main() -> None:
+def main(_asked: Options) -> list[Goal]:
     for name, count in FRAGMENT_PARAMETERS.items():
         values = {"w": np.random.default_rng(1).standard_normal(count, np.float32)}
         payload, digest = wire.encode(values), wire.digest(values)
@@ -37,3 +39,4 @@ def main() -> None:
                     seconds.append(perf_counter() - began)
             told = f"median {median(seconds) * 1000:7.1f} ms, longest {max(seconds) * 1000:7.1f} ms"
             print(f"journal    {name:<6} {kind:<6} {2 * len(payload) / 1e6:6.1f} MB a merge: {told}")
+    return []

@@ -24,8 +24,8 @@ def service() -> Iterator[tuple[Client, Installation]]:
     """A service with a cluster of its own, which end with the block."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs")
-        up(installation, lambda _: None)
         try:
+            up(installation, lambda _: None)
             with Client.at(installation.home.path) as client:
                 yield client, installation
         finally:
