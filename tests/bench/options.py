@@ -17,6 +17,7 @@ class Options:
     as_json: bool = False
     small: bool = False
     minutes: float = 10.0
+    step_seconds: float | None = None
 
 
 def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> tuple[tuple[str, ...], Options]:
@@ -29,6 +30,9 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
     parser.add_argument("--json", action="store_true", help="surface, recovery: figures as JSON")
     parser.add_argument("--small", action="store_true", help="core, merge, journal, surface: the smallest sizes")
     parser.add_argument("--minutes", type=float, default=Options.minutes, help="attrition: how long")
+    parser.add_argument(
+        "--step-seconds", type=float, help="journal: small's inner step, if it is not to be measured here"
+    )
     asked = parser.parse_args(arguments)
     if unknown := sorted(set(asked.part) - {*parts, *KINDS}):
         parser.error(
@@ -36,4 +40,4 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
         )
     kinds = tuple(kind for kind in KINDS if kind in asked.part) or KINDS
     wanted = tuple(part for part in asked.part if part not in KINDS) or parts
-    return wanted, Options(kinds, asked.json, asked.small, asked.minutes)
+    return wanted, Options(kinds, asked.json, asked.small, asked.minutes, asked.step_seconds)
