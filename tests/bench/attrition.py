@@ -15,7 +15,7 @@ from api.client import Client
 from orchestrator.config import read_document
 from tests.bench.goals import Goal, at_least
 from tests.bench.options import Options
-from tests.bench.service import service, wait
+from tests.bench.service import end, service, wait
 from tests.ray.jobs import GROUPS
 
 STEP_S = 0.06
@@ -37,8 +37,7 @@ def measure(client: Client, minutes: float) -> Goal:
     after = [merged(client, job) for job in (worn, reference)]
     goodput = client.job(worn).goodput_ratio
     for job in (worn, reference):
-        client.cancel(job)
-        wait(lambda job=job: client.job(job).state.final, "the end")
+        end(client, job)
     worn_tokens, reference_tokens = (late - early for late, early in zip(after, before, strict=True))
     ratio = worn_tokens / reference_tokens
     goal = at_least("attrition merged tokens' ratio", ratio, GOAL)

@@ -23,10 +23,10 @@ from orchestrator.accounting.recovery import PARTS
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import read_job_document
 from orchestrator.tape.storage import read_tape
-from tests.bench import donors
+from tests.bench import given
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
-from tests.bench.service import service, wait
+from tests.bench.service import end, service, wait
 from tests.bench.surface import pid_of
 
 KILLS = int(os.environ.get("ATOLL_BENCH_KILLS", "8"))
@@ -59,10 +59,9 @@ def measure(client: Client, installation: Installation, standby: bool) -> list[d
         assert pid_of(client, job, island) is not None
         client.kill(job, island)
     wait(lambda: len(complete(tape)) == KILLS, "the last one is back")
-    client.cancel(job)
-    wait(lambda: client.job(job).state.final, "the end")
+    end(client, job)
     if not standby:
-        donors.show("of nano", donors.states_given(tape))
+        given.show("of nano", given.states_given(tape))
     return complete(tape)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from api.client import Client
@@ -17,6 +18,8 @@ from orchestrator.core.events import ProgressReported
 from orchestrator.tape.storage import read_tape
 
 SITUATION_TIMEOUT_S = 120.0
+TURNS = (False, True, True, False) * 2
+"""Whether something is done in a stretch: so a machine that slows down, or warms up, does so for both."""
 
 
 @contextmanager
@@ -39,6 +42,31 @@ def wait(situation: Callable[[], Any], what: str) -> Any:
             raise TimeoutError(f"not within {SITUATION_TIMEOUT_S:.0f} s: {what}")
         time.sleep(0.1)
     return seen
+
+
+def end(client: Client, job: str) -> None:
+    client.cancel(job)
+    wait(lambda: client.job(job).state.final, "the end")
+
+
+def stretches(client: Client, job: str, seconds: float, act: Callable[[], object]) -> list[float]:
+    """Let the job train through a stretch for each of ``TURNS``, with ``act`` or without. Returns bounds, in job time."""
+    began_at = client.job(job).started_at
+    assert began_at is not None
+    bounds = [time.time() - began_at]
+    for acting in TURNS:
+        ends_at = time.monotonic() + seconds
+        if acting:
+            act()
+        time.sleep(max(0.0, ends_at - time.monotonic()))
+        bounds.append(time.time() - began_at)
+    return bounds
+
+
+def with_and_without(means: list[float]) -> tuple[float, float]:
+    """The median of those stretches in which something was done, and of the others."""
+    by_turn = list(zip(TURNS, means, strict=True))
+    return median(mean for acted, mean in by_turn if acted), median(mean for acted, mean in by_turn if not acted)
 
 
 def step_seconds(run_dir: Path, bounds: list[float], islands: Collection[str]) -> list[float]:

@@ -25,7 +25,7 @@ from api.client import Client
 from api.installation.up import Installation
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
-from tests.bench.service import SITUATION_TIMEOUT_S, service, step_seconds, wait
+from tests.bench.service import SITUATION_TIMEOUT_S, end, service, step_seconds, wait
 from tests.ray.jobs import GROUPS, STEP_S, synthetic
 
 KILL_MEDIAN_GOAL_S, KILL_P99_GOAL_S = 0.5, 2.0
@@ -76,8 +76,7 @@ def measure(client: Client, installation: Installation, size: Size) -> dict[str,
     bounds = [at - began_at for at in (*times, times[-1] + size.read_s)]
     steps = step_seconds(installation.runs / job, bounds, GROUPS)
     kills = [kill_seconds(client, job, island) for island, _ in zip(cycle(GROUPS), range(size.kills), strict=False)]
-    client.cancel(job)
-    wait(lambda: client.job(job).state.final, "the end")
+    end(client, job)
     return {
         "kills": spread(kills),
         "reads": figures,

@@ -10,7 +10,7 @@ import time
 
 from tests.bench.goals import Goal, at_least
 from tests.bench.options import Options
-from tests.bench.service import service, step_seconds, wait
+from tests.bench.service import end, service, step_seconds, wait
 from tests.ray.jobs import GROUPS, synthetic
 
 STEP_S, STRETCH_S, STOP_S = 0.06, 20.0, 8.0
@@ -37,8 +37,7 @@ def main(_asked: Options) -> list[Goal]:
             bounds.append(time.time() - began_at)
             strike()
             time.sleep(STRETCH_S)
-        client.cancel(job)
-        wait(lambda: client.job(job).state.final, "the end")
+        end(client, job)
         run_dir = installation.runs / job
         took = [step_seconds(run_dir, [begin, begin + STRETCH_S], SURVIVORS)[0] for begin in bounds]
     goals = []
