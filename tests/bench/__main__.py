@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tests.bench import (
     attrition,
     checkpoints,
+    checkpoints_load,
     core,
     donors,
     fleet,
@@ -32,6 +33,7 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "merge": merge.main,
     "journal": journal.main,
     "checkpoints": checkpoints.main,
+    "checkpoints-load": checkpoints_load.main,
     "overhead": overhead.main,
     "surface": surface.main,
     "attrition": attrition.main,
