@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tests.bench import (
     attrition,
+    attrition_real,
     checkpoints,
     checkpoints_load,
     core,
@@ -37,6 +38,7 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "overhead": overhead.main,
     "surface": surface.main,
     "attrition": attrition.main,
+    "attrition-real": attrition_real.main,
     "recovery": recovery.main,
     "donors": donors.main,
     "survivors": survivors.main,

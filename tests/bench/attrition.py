@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.bench.options import Options
 from tests.bench.service import end, service, wait
 from tests.ray.jobs import GROUPS
 
-STEP_S = 0.06
+STEP_S, LOOK_S = 0.06, 0.5
 GOAL = 0.90
 CONFIG = Path(__file__).parents[2] / "deploy" / "configs" / "demo.yaml"
 
@@ -33,7 +34,7 @@ def measure(client: Client, minutes: float) -> Goal:
     for job in (worn, reference):
         wait(lambda job=job: client.job(job).islands_training == len(GROUPS), "all islands train")
     before = [merged(client, job) for job in (worn, reference)]
-    kills = wear(client, worn, minutes)
+    kills = wear(client, worn, GROUPS, minutes)
     after = [merged(client, job) for job in (worn, reference)]
     goodput = client.job(worn).goodput_ratio
     for job in (worn, reference):
@@ -63,12 +64,18 @@ def merged(client: Client, job: str) -> int:
     return int(client.job(job).goodput["tokens"]["merged"])
 
 
-def wear(client: Client, job: str, minutes: float) -> int:
-    """Kill each island once in each minute, at an instant of its own. Returns how often."""
-    chance, began = random.Random(8), time.monotonic()
-    instants = [(60.0 * (minute + chance.random()), island) for minute in range(round(minutes)) for island in GROUPS]
-    for at, island in sorted(instants):
-        time.sleep(max(0.0, began + at - time.monotonic()))
-        client.kill(job, island)
-    time.sleep(max(0.0, began + 60.0 * minutes - time.monotonic()))
-    return len(instants)
+def wear(
+    client: Client, job: str, islands: Sequence[str], minutes: float, over: Callable[[], bool] = lambda: False
+) -> int:
+    """Kill each of these islands once in each minute, at an instant of its own, until it is ``over``. Returns how often."""
+    chance, began, struck = random.Random(8), time.monotonic(), 0
+    instants = [(60.0 * (minute + chance.random()), island) for minute in range(round(minutes)) for island in islands]
+    for at, island in [*sorted(instants), (60.0 * minutes, None)]:
+        while (left := began + at - time.monotonic()) > 0.0:
+            if over():
+                return struck
+            time.sleep(min(left, LOOK_S))
+        if island is not None:
+            client.kill(job, island)
+            struck += 1
+    return struck

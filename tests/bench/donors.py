@@ -45,11 +45,9 @@ def measure(client: Client, installation: Installation, stretch_s: float) -> Goa
     giving, alone = with_and_without(step_seconds(installation.runs / job, bounds, [DONOR]))
     goal = at_most("donors' step ratio", giving / alone, RATIO_GOAL)
     took = 1000 * sum(peer.took) / len(peer.took)
-    cost = took * (1 - alone / giving)
+    cost = took * (1 - alone / giving)  # what a state adds to the steps taken meanwhile
     print(f"donors     step {1000 * giving:.1f} ms while it gives its state, {1000 * alone:.1f} ms otherwise: ", end="")
-    print(
-        f"ratio {goal.value:.3f} ({goal}; {len(peer.took)} states of nano in {took:.0f} ms each, which cost {cost:.1f} ms)"
-    )
+    print(f"ratio {goal.value:.3f} ({goal}; {len(peer.took)} states of nano in {took:.0f} ms each, at {cost:.1f} ms)")
     return goal
 
 

@@ -35,11 +35,11 @@ def service() -> Iterator[tuple[Client, Installation]]:
             down(installation.home, lambda _: None)
 
 
-def wait(situation: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SITUATION_TIMEOUT_S
+def wait(situation: Callable[[], Any], what: str, timeout_s: float = SITUATION_TIMEOUT_S) -> Any:
+    deadline = time.monotonic() + timeout_s
     while not (seen := situation()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {SITUATION_TIMEOUT_S:.0f} s: {what}")
+            raise TimeoutError(f"not within {timeout_s:.0f} s: {what}")
         time.sleep(0.1)
     return seen
 
