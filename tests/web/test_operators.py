@@ -11,7 +11,8 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.api.installation import wait_until
 from tests.chaos.plans import document
-from tests.web.test_accessibility import WINDOWS, faults, sideways
+from tests.web.audit import faults
+from tests.web.test_accessibility import WINDOWS, sideways
 from tests.web.test_page import confirm
 from tests.web.visit import Site, Visit, card
 
@@ -149,7 +150,7 @@ def test_no_fault_is_found_where_plans_are_shown_and_chosen(
     with site.client() as client:
         job = begin(name=f"seen-{look}")
         client.start_chaos(job, document(KILL_ASIA, KILL_ASIA, LATER, name="trial"))
-        page = shown(visit, job, **WINDOWS[look], reduced_motion="reduce")
+        page = shown(visit, job, **WINDOWS[look])
         expect(page.locator("#chaos tbody tr")).to_have_count(2)
         page.screenshot(path=tmp_path / f"{look}.png", full_page=True)
         assert faults(page) == []
