@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +46,7 @@ from api.schemas import (
 from orchestrator.errors import InfrastructureError, InternalError, ServiceUnreachable
 
 Shape = TypeVar("Shape", bound=Answer)
+WAIT_EVERY_S = 0.5
 
 
 class Client(AccessRequests, ChaosRequests, CheckpointRequests):
@@ -132,6 +134,14 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
 
     def job(self, job: str) -> Job:
         return self._get(f"/v1/jobs/{quote(job, safe='')}", Job)
+
+    def wait(self, job: str) -> Job:
+        """The job once it has ended, and with it its report is there. The last event of its tape comes a little before."""
+        found = self.job(job)
+        while not found.state.final:
+            time.sleep(WAIT_EVERY_S)
+            found = self.job(found.job)  # `latest` may be another one by now
+        return found
 
     def islands(self, job: str) -> list[Island]:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/islands", Islands).islands

@@ -4,9 +4,9 @@ The order is by tokens trained. At one boundary, adopting a version comes before
 that build on an older one; what concerns different fragments may stand in any order.
 
 What an adoption kept is the tape's to say (``FragmentAdopted.kept_tokens``); *since* when it is counted follows from which
-offer the publication named as merged, exactly as in ``learners.adoption``. An island that began from a peer does not know
-the base of what it holds: a live one is then overwritten by its first adoption of a fragment, a simulated one keeps what
-it trained itself; both are read as they are told.
+offer the publication named as merged, exactly as in ``learners.adoption``. An island that began from a peer has what it was
+given as its base. On older tapes it knew none, and its first adoption of a fragment overwrote all; both are read as they
+are told.
 """
 
 from __future__ import annotations

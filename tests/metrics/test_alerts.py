@@ -7,17 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 
-from api.cli import app
 from api.metrics.catalogue import FAMILIES
+from tests.documents import ROOT, RUNBOOK
 from tests.programs import required
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
 CASES = ROOT / "tests" / "metrics" / "alerts_test.yml"
-RUNBOOK = ROOT / "deploy" / "RUNBOOK.md"
 ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 NAMES = [rule["alert"] for rule in ALERTS]
 
@@ -44,11 +41,6 @@ def test_every_alert_fires_and_clears() -> None:
 
 def test_the_runbook_has_a_section_for_every_alert_and_for_no_other() -> None:
     assert re.findall(r"^## (Atoll.+)$", RUNBOOK.read_text(), re.MULTILINE) == NAMES
-
-
-def test_the_runbook_names_only_commands_that_there_are() -> None:
-    known = set(typer.main.get_command(app).commands)
-    assert set(re.findall(r"\batoll ([a-z-]+)", RUNBOOK.read_text())) <= known
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
