@@ -12,17 +12,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families as parse
 
 from api.installation.home import Home
+from api.metrics.catalogue import FAMILIES
+from orchestrator.core import events
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
-from tests.ray.jobs import STEP_S, gone, synthetic
+from orchestrator.tape.storage import read_tape
+from tests.ray.jobs import GAP_MAX_S, GROUPS, STEP_S, gone, synthetic
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = round(90 / STEP_S)
+OF_A_RECOVERY = {"atoll_recovery_seconds", "atoll_recovery_part_seconds", "atoll_catch_ups"}
+NOT_OF_THIS_JOB = {  # nobody waits, nothing is struck or goes wrong
+    "atoll_standby_seconds",
+    "atoll_chaos_faults",
+    "atoll_refusals",
+}
+OF_EVERY_JOB = {name for name, family in FAMILIES.items() if "job" in family.labels} - OF_A_RECOVERY - NOT_OF_THIS_JOB
 
 
 class Hands:
@@ -87,14 +99,19 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     os.kill(address.pid, signal.SIGKILL)
     until(lambda: not hands.home.running(), "the service is gone")
     hands.atoll("status", job, code=3)
-    written = hands.tape_bytes(job)
-    until(lambda: hands.tape_bytes(job) > written, "the tape grows while no service is up")
+    tape = hands.runs / job / "tape.jsonl"
+    alone_from = read_tape(tape).count
+    until(lambda: read_tape(tape).count > alone_from + 40, "the tape grows while no service is up")
 
     assert "starting the service" in hands.up()
     kept = ClusterFile.find(hands.home.path)
     assert kept is not None
     assert kept.id == cluster.id, "the cluster is the one that was up"
     assert {found["job"]: found["state"] for found in hands.json("jobs")} == {job: "running", other: "running"}
+    told = [record.event for record in read_tape(tape).records[alone_from:]]
+    gaps = {event.island: event.gap_max_seconds for event in told if isinstance(event, events.ProgressReported)}
+    assert set(gaps) == set(GROUPS)
+    assert max(gaps.values()) <= GAP_MAX_S, "no island noticed"
 
     before = hands.island(job, "asia")
     killed = hands.json("kill", job, "asia", "--stay-down")
@@ -105,6 +122,7 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     assert (readded["state"], readded["island"]) == ("accepted", "asia")
     assert hands.json("cancel", other)["state"] == "accepted"
 
+    until(lambda: job_series(hands, job) >= OF_EVERY_JOB | OF_A_RECOVERY, "what a live job exposes", timeout_s=60.0)
     assert "completed" in hands.atoll("watch", job)
     assert hands.json("status", other)["state"] == "cancelled"
     report = hands.json("report", job)
@@ -120,6 +138,14 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     assert processes.marked(cluster.id) == []
     assert not Path(cluster.temp_dir).exists()
     assert processes_naming(hands.folder) == []
+
+
+def job_series(hands: Hands, job: str) -> set[str]:
+    """Families of ``/metrics`` that tell something of this job."""
+    address, token = hands.home.address(), (hands.home.path / "token").read_text().strip()
+    assert address is not None
+    told = httpx.get(f"{address.url}/metrics", headers={"Authorization": f"Bearer {token}"}, timeout=60).text
+    return {family.name for family in parse(told) if any(s.labels.get("job") == job for s in family.samples)}
 
 
 def until(situation: Callable[[], Any], what: str, timeout_s: float = 30.0) -> None:
