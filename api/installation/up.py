@@ -122,11 +122,11 @@ def start(wanted: Installation, say: Say) -> Address:
 
 def end(home: Home, say: Say) -> None:
     """``down``, for whoever has locked the home. Jobs that ran are over: the next service does not start them again."""
-    listened = _head_listens(home)
+    had_cluster, lived = (home.path / "cluster.json").exists(), _head_listens(home)
     ran = _end_service(home, say)
-    if ran or listened:  # else a loss of power, or whatever it was, ended them, and they go on
+    if lived or (ran and not had_cluster):  # else a loss of power, or whatever it was, ended them, and they go on
         home.taken_down.touch()
-    if (home.path / "cluster.json").exists():
+    if had_cluster:
         say("ending the embedded cluster")
         _cluster("down", home)
         ran = True

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from api.jobs.service import Service, digest_of
 from api.storage.store import JobRow, Store
 from orchestrator.config import parse_job
 from orchestrator.errors import InfrastructureError
+from orchestrator.runtime.clusterfile import ClusterFile
 from tests.api.clockwork import connect
 from tests.api.installation import CONTROL, ROOT, Installation, wait_until
 
@@ -96,6 +98,18 @@ def test_a_job_whose_whole_cluster_died_goes_on_when_there_is_a_service_again(wa
         after = wait_until(lambda: (told := client.job(job)).islands_training == 4 and told)
     assert after.state == "running"
     assert after.global_version > before.global_version
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_only_what_ran_was_taken_down_on_purpose(cold: Installation, alive: bool) -> None:
+    """Whoever ends what is left of a cluster whose head is dead tidies up, and wants the jobs back."""
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        if not alive:
+            head.close()
+        ClusterFile("none-of-ours", address, str(cold.folder / "temp"), {}).write(cold.home.path)
+        assert "ending the embedded cluster" in cold.atoll("down")
+    assert cold.home.taken_down.exists() == alive
 
 
 def test_a_job_whose_start_was_cut_short_is_settled_at_the_next_start(cold: Installation) -> None:
