@@ -22,6 +22,7 @@ from api.http.guard import Guard
 from api.installation.second_life import SecondLife, no_second_life
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
+from api.jobs.overseer import Overseer
 from api.jobs.parameters import Parameters
 from api.jobs.service import Service
 from api.jobs.shelf import Shelf
@@ -64,14 +65,17 @@ def create_app(
     loopback: bool = True,
     jobs_max: int = JOBS_MAX,
     second_life: SecondLife = no_second_life,
+    taken_down: Path | None = None,
 ) -> FastAPI:
     """The REST API over this control port and store. Runs write below ``runs_dir``.
 
     ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only. Of the
-    jobs at most ``jobs_max`` run at a time, and the others wait. ``second_life`` is what ``kill_api`` strikes with.
+    jobs at most ``jobs_max`` run at a time, and the others wait. ``second_life`` is what ``kill_api`` strikes with, and
+    ``taken_down`` the file that says that what ran here was ended on purpose.
     """
     service = Service(control, store, runs_dir, packages, jobs_max)
     access = AccessStore(store.engine)
+    overseer = Overseer(control, store, service.cordons, service.record, taken_down)
     plans = ChaosRuns(service, store, second_life)
 
     @asynccontextmanager
@@ -80,8 +84,10 @@ def create_app(
         await run_in_threadpool(plans.conductor.resume)
         tending = Tending(service.tend)
         tending.start()
+        overseer.begin()
         service.queue.begin()
         yield
+        await run_in_threadpool(overseer.close)
         await run_in_threadpool(service.queue.close)
         await run_in_threadpool(tending.stop)
         await run_in_threadpool(plans.conductor.close)

@@ -86,6 +86,7 @@ def serve(
                 loopback=binding.loopback,
                 jobs_max=jobs_max,
                 second_life=second_life_of(place),
+                taken_down=place.taken_down,
             )
             app.state.tokens.leave_first(place)
             place.write_address(binding.url(listener), runs, binding.certificate)

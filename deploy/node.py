@@ -7,7 +7,8 @@
 
 The same settings, labels and cluster file as of an embedded cluster (``orchestrator.runtime``); only that each node has a
 machine of its own, so that the head has a name instead of a loopback address. The secret lies in a folder that all mount,
-``/var/lib/atoll/cluster``. Each becomes the program it starts, so that signals reach it.
+``/var/lib/atoll/cluster``. What Ray knows of nodes and actors lies in ``/var/lib/atoll/head``, which is the head's alone:
+killed and started again, it finds it there. Each becomes the program it starts, so that signals reach it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LAB
 
 STATE = Path("/var/lib/atoll")
 SECRET, HOME, RUNS = STATE / "cluster" / "token", STATE / "home", STATE / "runs"
+HEAD_STORAGE = STATE / "head" / "storage"
 HEAD = "head:6379"
 SERVICE_PORT = 8470
 PATIENCE_S = 120.0
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         make_secret()
     else:
         wait_for_head()
-    os.environ.update(ray_environment(SECRET))
+    os.environ.update(environment_of(options.what))
     node = ray_arguments(options)
     if options.what != "service":
         os.execv(RAY[0], [*RAY, *node, "--block"])
@@ -67,6 +69,11 @@ def parser() -> argparse.ArgumentParser:
     island.add_argument("--region", required=True)
     island.add_argument("--cpus", type=int, default=4, help="what jobs may reserve here")
     return made
+
+
+def environment_of(what: str) -> dict[str, str]:
+    """Ray's settings for this part: the same for all, but that the head alone keeps something."""
+    return ray_environment(SECRET, head_storage=HEAD_STORAGE if what == "head" else None)
 
 
 def ray_arguments(options: argparse.Namespace) -> list[str]:

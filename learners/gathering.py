@@ -82,7 +82,7 @@ class Gathering:
         """Take the rest from these, by the names of their processes. Who is not among them is asked for nothing more."""
         with self._changed:
             new = {} if self._over else {name: donor for name, donor in donors.items() if name not in self._donors}
-            self._donors = {} if self._over else dict(donors)
+            self._donors = {} if self._over else {name: self._donors.get(name, donors[name]) for name in donors}
             self._fetching = {p: name for p, name in self._fetching.items() if name in donors}
             self._changed.notify_all()
         for name, donor in new.items():
@@ -101,7 +101,7 @@ class Gathering:
 
     def _gather(self, name: str, donor: Donor) -> None:
         try:
-            while wanted := self._next(name):
+            while wanted := self._next(name, donor):
                 self._keep(name, wanted, self._piece_of(donor, wanted))
         except Exception as error:  # a dead donor is only one of the ways; the service chooses another
             with self._changed:
@@ -113,10 +113,10 @@ class Gathering:
                     return
             self._failed(donor.island, error)
 
-    def _next(self, name: str) -> tuple[int, ...]:
+    def _next(self, name: str, donor: Donor) -> tuple[int, ...]:
         """What to ask this donor for; waits while all that is missing is being fetched. Nothing when it is not needed."""
         with self._changed:
-            while name in self._donors:
+            while self._donors.get(name) is donor:  # else it is asked for nothing, or by another thread
                 missing = [p for p in range(self._count) if p not in self._pieces and p not in self._fetching]
                 if missing:
                     wanted = tuple(missing[:1] if self._in_pieces else missing)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
@@ -83,7 +84,12 @@ class Disk(Protocol):
 class LocalDisk:
     def files(self, folder: Path) -> dict[str, int]:
         folder.mkdir(parents=True, exist_ok=True)
-        return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
+        sizes = {}
+        for entry in os.scandir(folder):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if entry.is_file():
+                    sizes[entry.name] = entry.stat().st_size
+        return sizes
 
     def hold(self, path: Path, *, new: bool) -> HeldFile:
         path.parent.mkdir(parents=True, exist_ok=True)

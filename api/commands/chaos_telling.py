@@ -24,7 +24,8 @@ class Teller:
     """Asks how the run stands whenever the job is looked at (``watch.Observer``), and tells what is new."""
 
     def __init__(self, client: Client, begun: ChaosRun) -> None:
-        self._client, self._shown = client, begun
+        self._client = client
+        self._shown = begun.model_copy(update={"decisions": [], "state": "waiting"})  # it may have news already
 
     def __call__(self, _job: Job) -> str | None:
         before = self._shown

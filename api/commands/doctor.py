@@ -20,14 +20,21 @@ def doctor(
     groups: Annotated[
         Path, typer.Option("--groups", help="The node groups.", show_default="deploy/configs/groups.yaml")
     ] = GROUPS,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", help="A service elsewhere, to compare clocks with. Default: the home's.", show_default=False
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine: Python, Ray, JAX, ports, disk, clock, home, memory, cores, leftovers. Each with its remedy."""
+    """Check this machine: Python, Ray, JAX, ports, disk, clocks, home, memory, cores, leftovers. Each with its remedy."""
     from dataclasses import asdict
 
-    from api.installation.doctor import State, examine
+    from api.installation.doctor import examine
+    from api.installation.finding import State
 
-    findings = examine(Home(home), runs, groups)
+    findings = examine(Home(home), runs, groups, url)
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -15,48 +15,32 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
+from api.installation.clock import own_clock, service_clock, synchronised
+from api.installation.finding import Finding, State
 from api.installation.home import Home
 from api.installation.up import PORT_COUNT, PORT_FIRST
 from orchestrator.config import read_document
 from orchestrator.errors import AtollError
 
-LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
+LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
 PROBE_TIMEOUT_S = 60.0
 PYTHON_MIN = (3, 11)
 GIB = 1 << 30
 DISK_WRONG_BYTES, DISK_WARNING_BYTES = 1 * GIB, 5 * GIB
 SHARED_MEMORY_BYTES = 1 * GIB
 """Ray keeps its object stores there; with less it falls back to files, which is slow."""
-CLOCK_TOLERANCE_S = 5.0
 PROBES = {
     "ray": "import ray; print(ray.__version__)",
     "jax": "import jax; print(', '.join(f'{d.platform}:{d.id}' for d in jax.devices()))",
 }
 
 
-class State(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    WRONG = "wrong"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    check: str
-    state: State
-    found: str
-    remedy: str = ""
-
-
-def examine(home: Home, runs: Path, groups: Path) -> list[Finding]:
-    """Every check, in the order in which one would mend things."""
+def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> list[Finding]:
+    """Every check, in the order in which one would mend things. ``url``: a service elsewhere, for its time."""
     probes = {name: _python("-c", code) for name, code in PROBES.items()}
     probes["processes"] = _python("-m", "orchestrator.runtime.leftovers", "--home", str(home.path))
     local: list[Callable[[], Finding]] = [
@@ -64,7 +48,8 @@ def examine(home: Home, runs: Path, groups: Path) -> list[Finding]:
         _versions,
         lambda: _ports(home),
         lambda: _disk(runs),
-        lambda: _clock(LOCK),
+        lambda: own_clock(synchronised(), LOCK, time.time()),
+        lambda: _service_clock(home, url),
         lambda: _home(home),
         lambda: _shared_memory(Path("/dev/shm")),
         lambda: _cores(groups, os.cpu_count() or 1),
@@ -174,15 +159,14 @@ def _disk(runs: Path) -> Finding:
     return Finding("disk", state, f"{free / GIB:.1f} GiB free in {place}", remedy)
 
 
-def _clock(older: Path) -> Finding:
-    """A file written now is of now, and nothing of ours comes from the future."""
-    with tempfile.NamedTemporaryFile() as fresh:
-        skew = abs(Path(fresh.name).stat().st_mtime - time.time())
-    ahead = older.stat().st_mtime - time.time() if older.is_file() else 0.0
-    if skew > CLOCK_TOLERANCE_S or ahead > CLOCK_TOLERANCE_S:
-        found = f"off by at least {max(skew, ahead):.0f} s against this machine's own files"
-        return Finding("clock", State.WRONG, found, "Set it, and keep it set (systemd-timesyncd, chrony).")
-    return Finding("clock", State.OK, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+def _service_clock(home: Home, url: str | None) -> Finding:
+    """Against the service at ``url``, or else that of the home, which may write its answers in a container."""
+    address = home.address()
+    if address is not None and url in (None, address.url) and home.running():
+        return service_clock(address.url, address.certificate)
+    if url is not None:
+        return service_clock(url, None)
+    return Finding("service's clock", State.OK, "no service to compare with (--url names one)")
 
 
 def _home(home: Home) -> Finding:
@@ -236,7 +220,7 @@ def _processes(process: subprocess.Popen[str]) -> Finding:
         found = f"{len(pids)} belong to a cluster whose files are gone"
         return Finding("processes", State.WRONG, found, f"Nobody ends them any more: kill {' '.join(map(str, pids))}")
     if census["answers"] is False:
-        return Finding("processes", State.WRONG, "this home's cluster does not answer", "End what is left: atoll down.")
+        return Finding("processes", State.WRONG, "this home's cluster does not answer", "Start it again: atoll up.")
     return Finding(
         "processes", State.OK, f"{len(census['own'])} of this home, {len(census['elsewhere'])} of other homes"
     )

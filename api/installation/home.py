@@ -1,9 +1,10 @@
 """The home folder of one installation: where its service is, whether it runs, and the token that it left there.
 
-Responsible for four files. ``service.json`` says where the service listens; ``service.lock`` is locked for as long as the
+Responsible for five files. ``service.json`` says where the service listens; ``service.lock`` is locked for as long as the
 process lives, however it ends, so that a stale address or a reused pid never passes for a running service; ``change.lock``
 is held by whoever starts or ends what runs here, and says who that is; ``token`` is an admin's, for whoever may read this
-folder as its owner. Light enough to be imported by every command.
+folder as its owner; ``taken-down`` says that what ran here was ended on purpose, until the next service has seen to the jobs
+that this concerns. Light enough to be imported by every command.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class Home:
     @property
     def log(self) -> Path:
         return self.path / "service.log"
+
+    @property
+    def taken_down(self) -> Path:
+        return self.path / "taken-down"
 
     def address(self) -> Address | None:
         """What ``service.json`` says, true or stale; None if there is none that can be read."""

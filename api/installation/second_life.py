@@ -12,13 +12,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from api.installation.binding import Binding
 from api.installation.detached import start_detached
-from api.installation.home import Address, Home
+from api.installation.home import Home
 from api.installation.up import bound_listener
 from orchestrator.errors import ConfigurationError, InfrastructureError
 
@@ -38,9 +40,8 @@ def second_life_of(home: Home) -> SecondLife:
     """The end and the next beginning of the service of ``home``, by a process that outlives it."""
 
     def begin() -> None:
-        address = _of_up(home)
         command = [sys.executable, "-m", "api.installation.second_life", str(home.path)]
-        start_detached(command, home, folder=Path(psutil.Process(address.pid).cwd()))
+        start_detached(command, home, folder=_of_up(home).folder)
 
     return begin
 
@@ -50,36 +51,54 @@ def kill_and_start_again(home: Home) -> None:
 
     Raises ConfigurationError where there is none, or where it was not started by ``atoll up``.
     """
-    address = _of_up(home)
-    process = psutil.Process(address.pid)
-    command, environment, folder = process.cmdline(), process.environ(), process.cwd()
-    process.kill()
+    life = _of_up(home)
+    with suppress(psutil.NoSuchProcess):
+        life.process.kill()
     deadline = time.monotonic() + GONE_WITHIN_S
     while home.running():
         if time.monotonic() > deadline:
-            raise InfrastructureError(detail=f"The service (pid {address.pid}) does not end.", remedy="See its log.")
+            raise InfrastructureError(
+                detail=f"The service (pid {life.process.pid}) does not end.", remedy="See its log."
+            )
         time.sleep(0.02)
-    _start(home, address, command, environment, folder)
+    _start(home, life)
 
 
-def _of_up(home: Home) -> Address:
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """A service's process, and how it was started."""
+
+    process: psutil.Process
+    url: str
+    command: list[str]
+    environment: dict[str, str]
+    folder: Path
+
+
+def _of_up(home: Home) -> _Life:
     address = home.address()
     if address is None or not home.running():
         raise ConfigurationError(detail=f"no service runs in {home.path}")
-    if LISTENER not in psutil.Process(address.pid).cmdline():
+    try:
+        process = psutil.Process(address.pid)
+        life = _Life(process, address.url, process.cmdline(), process.environ(), Path(process.cwd()))
+    except psutil.NoSuchProcess as error:
+        raise ConfigurationError(detail=f"the service of {home.path} ended just now") from error
+    if LISTENER not in life.command:
         raise ConfigurationError(
             detail=f"the service (pid {address.pid}) was not started by `atoll up`: whatever started it would start it "
             "again, beside this. Kill it yourself, or take kill_api out of the plan"
         )
-    return address
+    return life
 
 
-def _start(home: Home, address: Address, command: list[str], environment: dict[str, str], folder: str) -> None:
+def _start(home: Home, life: _Life) -> None:
+    command = [*life.command]
     binding = Binding(host=command[command.index(HOST) + 1])
-    port = int(address.url.rpartition(":")[2])
+    port = int(life.url.rpartition(":")[2])
     with bound_listener(binding, port, None) as listener:
         command[command.index(LISTENER) + 1] = str(listener.fileno())
-        start_detached(command, home, environment=environment, folder=Path(folder), listener=listener)
+        start_detached(command, home, environment=life.environment, folder=life.folder, listener=listener)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ own, so that the command line stays light and either may be killed and started a
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
+
+import psutil
 
 from api.auth.code import refuse_unfit
 from api.installation.binding import Binding
@@ -38,6 +41,7 @@ PORT_COUNT = 100
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
 PATIENCE_S = 10.0
+HEAD_TIMEOUT_S = 1.0
 
 Say = Callable[[str], None]
 Found = TypeVar("Found")
@@ -117,8 +121,11 @@ def start(wanted: Installation, say: Say) -> Address:
 
 
 def end(home: Home, say: Say) -> None:
-    """``down``, for whoever has locked the home."""
+    """``down``, for whoever has locked the home. Jobs that ran are over: the next service does not start them again."""
+    listened = _head_listens(home)
     ran = _end_service(home, say)
+    if ran or listened:  # else a loss of power, or whatever it was, ended them, and they go on
+        home.taken_down.touch()
     if (home.path / "cluster.json").exists():
         say("ending the embedded cluster")
         _cluster("down", home)
@@ -159,7 +166,7 @@ def _end_service(home: Home, say: Say) -> bool:
     if not home.running():
         home.forget_address()
         return False
-    address = _await(home.address, timeout_s=STOP_TIMEOUT_S)  # it may be starting just now
+    address = _await(lambda: _of_living(home), timeout_s=STOP_TIMEOUT_S)  # it may be starting just now
     if address is None:
         raise InfrastructureError(
             detail=f"A process holds {home.path}/service.lock but has written no service.json.",
@@ -175,6 +182,12 @@ def _end_service(home: Home, say: Say) -> bool:
             break
     home.forget_address()
     return True
+
+
+def _of_living(home: Home) -> Address | None:
+    """Not what one that was killed has left behind."""
+    address = home.address()
+    return address if address is not None and psutil.pid_exists(address.pid) else None
 
 
 def _answering(home: Home, timeout_s: float) -> Address | None:
@@ -238,6 +251,15 @@ def _cluster(verb: str, home: Home, *options: str) -> None:
     if code:
         detail = f"The embedded cluster could not be {'started' if verb == 'up' else 'ended'} (exit code {code})."
         raise InfrastructureError(detail=detail, remedy="See its messages above; `atoll down` cleans up what is left.")
+
+
+def _head_listens(home: Home) -> bool:
+    try:
+        host, _, port = json.loads((home.path / "cluster.json").read_text())["address"].rpartition(":")
+        socket.create_connection((host, int(port)), timeout=HEAD_TIMEOUT_S).close()
+    except (OSError, ValueError, KeyError):
+        return False
+    return True
 
 
 def tail(path: Path, count: int = 15) -> str:

@@ -88,6 +88,7 @@ class ControlPort(Protocol):
         """From here on the job exists and runs by itself, and writes its tape and report under ``run_dir``.
 
         ``cordoned`` says which node groups it places nothing on until it is told otherwise, and who cordoned each.
+        Where ``run_dir`` holds the job's tape, and nothing of it runs, it goes on from there, with what it knew of cordons.
         Idempotent by ``job_id``. When it raises, nothing of the job is left running.
         """
         ...

@@ -76,6 +76,8 @@ class Outbox:
         except AtollError as error:
             self._note(job, f"outcomes cannot be had: {error}")
             return
+        if record is None and not JobState(row.state).final:
+            return  # it is about to be started again, and its tape says what it decided
         for command in waiting:
             self._settle(command, record)
 
@@ -101,8 +103,8 @@ class Outbox:
             record = self._look(row)  # it may be over, and have taken the command before
             if record and command.command in record["commands"]:
                 self._store.update_command(command.command, delivered=True)
-            elif record is None and row.state in (JobState.QUEUED, JobState.STARTING):
-                return False
+            elif record is None and not JobState(row.state).final:
+                return False  # it is about to be started, or started again
             else:
                 detail = NEVER_REACHED if over(record) else str(error)
                 self._store.update_command(command.command, accepted=False, detail=detail)

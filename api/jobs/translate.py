@@ -1,7 +1,7 @@
 """From what the store and the control port hold to what the API answers with. Pure: no clock, no disk, no port.
 
-Responsible for the meaning of a job's state: alive as the core's phase says, final as its outcome says, and ``failed``
-with a reason when nothing of it runs and it left no final state. It refuses to compute statistics; they are passed on.
+Responsible for the meaning of a job's state: alive as the core's phase says, final as its outcome says, and what its row
+says while nothing else is known of it. It refuses to compute statistics; they are passed on.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from orchestrator.config import JobSpec
 from orchestrator.errors import NotFound
 from orchestrator.plain import finite
 
-GONE = (
-    "nothing of it runs any more and it left no final state: its cluster was taken down, or the machine restarted. "
-    "Submit it again."
-)
+GONE = "nothing of it runs any more; it is about to be started again, and goes on from its run folder"
 
 WAITS = "its job has not taken it yet; it is handed over until it has"
 
@@ -37,7 +34,7 @@ def job_of(
     losses = [i.loss for i in islands if i.loss is not None and i.state == "training"]
     goodput = finite(record["goodput"]) if record else {}
     gone = record is None and row.state == JobState.RUNNING
-    state = state_of(view) if record else JobState.FAILED if gone else JobState(row.state)
+    state = state_of(view) if record else JobState(row.state)
     started_at = record["started_at"] if record else None
     resume = row.spec.get("resume") or {}
     return Job(

@@ -36,7 +36,7 @@ def join(home: Path) -> None:
     if not cluster.answers():
         raise InfrastructureError(
             detail=f"The cluster at {cluster.address} does not answer.",
-            remedy="`atoll down`, then `atoll up` starts a new one.",
+            remedy="`atoll up` starts it again, or a new one; jobs go on from their run folders.",
         )
     os.environ.update(cluster.environment)
     import ray  # not before its environment is set

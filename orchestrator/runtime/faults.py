@@ -31,10 +31,10 @@ from orchestrator.core.weather import LinkFault
 from orchestrator.errors import first_line
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.links import Post
+from orchestrator.runtime.warden import ANSWERED_S
 
 CONTINUE = "continue"
 ANSWER_TIMEOUT_S = 5.0
-ANSWERED_S = 0.1
 
 
 class Chaos:

@@ -160,7 +160,7 @@ def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
 def _has_begun(path: Path, disk: Disk) -> bool:
     """Whether there is a past: who died before its tape's first line was whole leaves nothing to go on from."""
     try:
-        first, end, rest = disk.read(path).partition(b"\n")
+        first, end, rest = _beginning(path, disk).partition(b"\n")
     except FileNotFoundError:
         return False
     try:
@@ -168,6 +168,12 @@ def _has_begun(path: Path, disk: Disk) -> bool:
     except DataError:
         return bool(rest)
     return bool(end)
+
+
+def _beginning(path: Path, disk: Disk, size: int = 1 << 15) -> bytes:
+    """So much of a file that a line is in it, if there is one."""
+    raw = disk.read(path, 0, size)
+    return raw if b"\n" in raw[:-1] or len(raw) < size else _beginning(path, disk, 2 * size)
 
 
 def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:

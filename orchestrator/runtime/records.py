@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def write_status(run_dir: Path, status: dict[str, Any]) -> None:
     """Once this is there, also after a loss of power, all of the job is: what is on the disk until then is made durable."""
     disk = LocalDisk()
     for name in disk.files(run_dir):
-        disk.sync(run_dir / name)
+        with suppress(FileNotFoundError):  # what the service put there for a download goes again
+            disk.sync(run_dir / name)
     _write(run_dir / "status.json", to_json(status))
     disk.sync(run_dir / "status.json")
 

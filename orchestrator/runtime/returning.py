@@ -30,7 +30,7 @@ from orchestrator.core import saving
 from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
-from orchestrator.errors import ConfigurationError, InfrastructureError, first_line
+from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.runtime import ending, orders
 from orchestrator.runtime.files import JobFiles, open_files
 from orchestrator.runtime.interpreter import Interpreter
@@ -38,6 +38,7 @@ from orchestrator.runtime.patience import TAPE_REFUSES, Patience
 from orchestrator.runtime.timers import Timers
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.recovery import Remembered
+from orchestrator.tape.schema import Header, decode_header
 from orchestrator.tape.storage import TapeWriter
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,18 @@ def resumption_of(spec: JobSpec, run_dir: Path) -> Resumption | None:
     """The checkpoint that the job goes on from, as it was chosen at its beginning. Raises DataError when none is sound."""
     run_dir.mkdir(parents=True, exist_ok=True)
     return begun(run_dir, spec.model_dump(mode="json"))
+
+
+def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPolicy:
+    """The job's policy. In one that goes on, node groups are in the regions that its tape has: some may be away just now."""
+    try:
+        with (run_dir / "tape.jsonl").open(errors="replace") as tape:
+            header = decode_header(tape.readline())
+    except (FileNotFoundError, DataError):  # it begins, or its files are judged when they are opened
+        return spec.policy(regions, spares=True, standbys=True)
+    plans = (*header.policy.islands, *header.policy.standbys) if isinstance(header, Header) else ()
+    begun_in = {plan.node_group: plan.region for plan in plans}
+    return spec.policy({**regions, **begun_in}, spares=True, standbys=True)
 
 
 def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: Sequence[Fold]) -> JobFiles:

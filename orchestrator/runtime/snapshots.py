@@ -1,4 +1,4 @@
-"""When a snapshot of what is known is due, and who writes it: coming back takes as long after a month as after an hour.
+"""When a snapshot of what is known is due, and who writes it: who comes back decodes and decides only what came behind it.
 
 Responsible for: one in every so many records, taken between two steps, written in a thread of its own. Refuses to make
 anything depend on one: where it cannot be written, the one before stays, or none.

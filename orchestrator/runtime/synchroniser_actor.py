@@ -58,7 +58,7 @@ class SynchroniserActor:
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
         logbook.keep(logbook.service_logbook(self._run_dir, "synchroniser"))
         log.info("the synchroniser of %s begins", job)
-        self._policy = spec.policy(regions, spares=True, standbys=True)
+        self._policy = returning.policy_of(spec, regions, self._run_dir)
         self._entry = threading.Lock()
         self._queue: queue.SimpleQueue[events.Event | BaseException] = queue.SimpleQueue()
         self._state = threading.Lock()  # the pump changes what status reads

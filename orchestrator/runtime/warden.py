@@ -22,7 +22,7 @@ from orchestrator.runtime.settings import NAMESPACE
 
 CLOCK_TOLERANCE_S = 1.0
 RAYLET = "raylet"
-ANSWERED_S = 0.1
+ANSWERED_S = 0.5
 
 
 class Warden:

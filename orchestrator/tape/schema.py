@@ -30,7 +30,7 @@ from orchestrator.errors import DataError
 from orchestrator.tape.codec import decode, decode_tagged, to_json
 
 SCHEMA = "atoll-tape/1"
-_CHECKSUM = ',"crc":"'
+CHECKSUM = ',"crc":"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +135,13 @@ def encode_record(record: Record) -> str:
 
 def with_checksum(line: str) -> str:
     """A header or record as a job's tape has it: with the CRC-32 of the line as it is without."""
-    return f'{line[:-1]}{_CHECKSUM}{zlib.crc32(line.encode()):08x}"}}'
+    return f'{line[:-1]}{CHECKSUM}{zlib.crc32(line.encode()):08x}"}}'
 
 
 def without_checksum(line: str) -> str:
     """The line without its checksum, if it has one. Raises DataError if that does not fit."""
-    begin = len(line) - len(_CHECKSUM) - 10
-    if begin < 0 or not (line.startswith(_CHECKSUM, begin) and line.endswith('"}')):
+    begin = len(line) - len(CHECKSUM) - 10
+    if begin < 0 or not (line.startswith(CHECKSUM, begin) and line.endswith('"}')):
         return line
     plain = line[:begin] + "}"
     if (found := f"{zlib.crc32(plain.encode()):08x}") != line[-10:-2]:

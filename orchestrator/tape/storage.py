@@ -2,8 +2,7 @@
 
 Responsible for: a record being in the file when ``append`` returns (with the operating system, so it survives the process;
 after ``sync`` the machine's power, too), one writer at a time, a failed append leaving nothing behind, a failed sync being
-made good, going on where a writer died, and a reader that tells a torn end from a damaged middle. Refuses to interpret
-(what a loss of power may have done to the end, ``tail`` says).
+made good, and going on where a writer died. Refuses to interpret (what the bytes say, ``reading`` does).
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from __future__ import annotations
 import errno
 import gzip
 import zlib
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from orchestrator import accounting, core, tape
 from orchestrator.disk import Disk, HeldFile, LocalDisk
 from orchestrator.errors import DataError, InfrastructureError
+from orchestrator.tape.reading import Known, parse, parse_whole, up_to
 from orchestrator.tape.schema import (
     Digest,
     FleetHeader,
@@ -26,8 +28,6 @@ from orchestrator.tape.schema import (
     Mark,
     Record,
     Tape,
-    decode_header,
-    decode_line,
     encode_footer,
     encode_header,
     encode_record,
@@ -35,9 +35,9 @@ from orchestrator.tape.schema import (
     without_checksum,
 )
 from orchestrator.tape.snapshot import Snapshot, decode
-from orchestrator.tape.tail import was_synced
 
 GZIP = b"\x1f\x8b"
+CHUNK_BYTES = 1 << 24
 
 
 class TapeWriter:
@@ -65,19 +65,18 @@ class TapeWriter:
     def reopen(cls, path: Path, disk: Disk | None = None, mark: Mark | None = None) -> tuple[TapeWriter, Tape]:
         """Go on where a writer died, and what is there: a torn end is cut off. A sealed tape stays closed.
 
+        With a ``mark`` that fits, only what comes behind it is decoded, and ``Tape.before`` says so.
         Raises InfrastructureError while the writer before lives, and as ``read_tape``.
         """
         writer, disk = cls.__new__(cls), disk or LocalDisk()
         writer._hold(path, disk, new=False)
-        raw = _load(path, disk)  # under the lock
-        tape, digest, size = _parse(path, raw, mark, powerless=True)
+        known, tape = _gone_through(path, disk, mark)  # under the lock
         if tape.footer is not None:
             writer.let_go()
             return writer, tape
-        writer._file.truncate(size)
-        writer._digest = digest
-        writer._bytes.add_all(raw[:size])
-        writer._size, writer.count = size, tape.count
+        writer._file.truncate(known.size)
+        writer._digest, writer._bytes = known.lines, known.raw
+        writer._size, writer.count = known.size, tape.count
         return writer, tape
 
     def append(self, record: Record) -> None:
@@ -137,10 +136,7 @@ class TapeWriter:
 
     def _hold(self, path: Path, disk: Disk, *, new: bool) -> None:
         self.path, self._disk = path, disk
-        self._digest, self._bytes = (
-            Digest(),
-            Digest(),
-        )  # of the lines, which the footer tells; and as they are in the file
+        self._digest, self._bytes = Digest(), Digest()  # of lines, which the footer tells; of bytes, as in the file
         self.count = self.synced_count = self._size = self._synced_size = 0
         self._doubtful = self._sealed = False
         try:
@@ -175,10 +171,8 @@ class TapeWriter:
         self.close()
 
 
-def read_tape(path: Path, disk: Disk | None = None, mark: Mark | None = None) -> Tape:
+def read_tape(path: Path, disk: Disk | None = None) -> Tape:
     """Read a tape, also one that is still being written, or whose last line was torn by a crash (``Tape.torn``), or a gzip.
-
-    With a ``mark`` that fits, only what comes behind it is decoded, and ``Tape.before`` says so.
 
     Raises DataError when the file is missing or no tape, a record in its middle is damaged or out of order, or the
     digest of a sealed tape does not fit.
@@ -189,73 +183,26 @@ def read_tape(path: Path, disk: Disk | None = None, mark: Mark | None = None) ->
             raw = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(detail=f"{path} cannot be unpacked: {error}. Was it copied whole?") from error
-    return _parse(path, raw, mark)[0]
+    return parse_whole(path, raw)[1]
 
 
-def _load(path: Path, disk: Disk) -> bytes:
+def _gone_through(path: Path, disk: Disk, mark: Mark | None) -> tuple[Known, Tape]:
+    """What a writer left; its end may be what a loss of power left."""
+    if mark is not None and (known := up_to(mark, _chunks(path, disk, mark.size))) is not None:
+        with suppress(DataError):  # whether what follows a damaged line was synced, only the whole tape can tell
+            return known, parse(path, known, _load(path, disk, mark.size))
+    return parse_whole(path, _load(path, disk), powerless=True)
+
+
+def _load(path: Path, disk: Disk, start: int = 0, count: int = -1) -> bytes:
     try:
-        return disk.read(path)
+        return disk.read(path, start, count)
     except OSError as error:
         raise DataError(detail=f"the tape {path} cannot be read: {error.strerror}. Check the path.") from error
 
 
-def _parse(path: Path, raw: bytes, mark: Mark | None = None, *, powerless: bool = False) -> tuple[Tape, Digest, int]:
-    """The tape, its digest, and how many bytes are whole; ``powerless``: its end may be what a loss of power left."""
-    begin, newline, _ = raw.partition(b"\n")
-    if not newline:
-        raise DataError(detail=f"{path} holds no complete line, so it is no tape.")
-    header, digest = decode_header(_text(begin)), Digest()
-    if mark is None or not _fits(mark, raw):
-        mark = Mark(0, len(begin) + 1, "")
-    size, records = mark.size, list[Record]()
-    for known in raw[:size].splitlines():
-        digest.add(without_checksum(_text(known)))
-    *whole, rest = raw[size:].split(b"\n")
-    torn = f"the last line breaks off after {len(rest)} characters; it was left out" if rest else None
-    for index, line in enumerate(map(_text, whole), start=1):
-        number, last = 1 + mark.count + index, index == len(whole) and not rest
-        try:
-            decoded = decode_line(line)
-        except DataError as error:
-            if last:
-                torn = f"the last line is damaged; it was left out ({error})"
-                break
-            if powerless and mark.count:  # whether what follows was synced, only the whole tape can tell
-                return _parse(path, raw, powerless=True)
-            if powerless and not was_synced(records, map(_text, whole[index:])):
-                torn = f"line {number} and what follows were never synced, and left out ({error})"
-                break
-            raise DataError(detail=f"line {number} of {path} is damaged: {error}") from error
-        count = mark.count + len(records)
-        if isinstance(decoded, Footer):
-            _check_seal(path, decoded, count, digest.hex(), last)
-            return Tape(header, tuple(records), decoded, before=mark.count), digest, size
-        if decoded.n != count + 1:
-            raise DataError(detail=f"line {number} of {path} is step {decoded.n}, not {count + 1}: lines are lost.")
-        records.append(decoded)
-        digest.add(without_checksum(line))
-        size += len(whole[index - 1]) + 1
-    return Tape(header, tuple(records), None, torn, mark.count), digest, size
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", errors="replace")
-
-
-def _fits(mark: Mark, raw: bytes) -> bool:
-    before = Digest()
-    before.add_all(raw[: mark.size])
-    return len(raw) >= mark.size and before.hex() == mark.digest
-
-
-def _check_seal(path: Path, footer: Footer, count: int, digest: str, last: bool) -> None:
-    if not last:
-        raise DataError(detail=f"{path} goes on after its footer; two writers must have shared it.")
-    if footer.end != count or footer.digest != digest:
-        raise DataError(
-            detail=f"{path} was changed after it was sealed: its footer says {footer.end} steps and digest "
-            f"{footer.digest}, its lines give {count} and {digest}."
-        )
+def _chunks(path: Path, disk: Disk, size: int) -> Iterator[bytes]:
+    return (_load(path, disk, start, min(CHUNK_BYTES, size - start)) for start in range(0, size, CHUNK_BYTES))
 
 
 def keep_snapshot(path: Path, raw: bytes, disk: Disk | None = None) -> None:

@@ -3,6 +3,7 @@
 A job is only what it was given: its specification, the time it began, and the commands with theirs, in one file under the
 home folder. Asked how it stands, the port works it out from the beginning up to now. So it lives through a SIGKILL of the
 service as a Ray job does, and it takes no process. Islands are never late and lose nothing but what they are told to lose.
+Without that file a job is lost, as with its cluster; started again over its tape, it goes on as if it had never been away.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from orchestrator.core.vocabulary import (
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.logbook import island_logbook, service_logbook
 from orchestrator.tape.driver import Driver, MemorySink
-from orchestrator.tape.schema import Digest, Footer, Header, encode_footer, encode_header, encode_record
+from orchestrator.tape.schema import Digest, Footer, Header, decode_header, encode_footer, encode_header, encode_record
 
 GROUPS = [
     NodeGroupRecord(name=name, region=name, nodes=1, cpus=4.0, cpus_free=3.0, accelerators=0)
@@ -74,14 +75,19 @@ class Clockwork:
             raise InfrastructureError(detail="No synchroniser could be placed.", remedy="Free some room.")
         with self._changing(job_id) as record:
             if not record:
-                dump = spec.model_dump(mode="json")
-                record |= {"spec": dump, "run_dir": str(run_dir), "started_at": time.time()}
+                dump, goes_on = spec.model_dump(mode="json"), (run_dir / "tape.jsonl").exists()
+                record |= {"spec": dump, "run_dir": str(run_dir), "started_at": begun_at(run_dir)}
                 leave_logs(run_dir, spec)
                 about = {"at": 0.0, "kind": "cordon", "island": None}
                 record["commands"] = [
                     about | {"id": f"cordon {group}", "caller": caller, "node_group": group}
                     for group, caller in cordoned.items()
+                    if not goes_on
                 ]
+
+    def lose(self, job_id: str) -> None:
+        """Nothing of the job runs any more; only its run folder is left."""
+        (self._folder / f"{job_id}.json").unlink()
 
     def submit_command(
         self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
@@ -122,7 +128,8 @@ class Clockwork:
             world = World(JobSpec.model_validate(record["spec"]), record["commands"], now)
             status = world.status(job_id, record["started_at"], now)
             run_dir, ended = Path(record["run_dir"]), status["view"]["phase"] == "finished"
-            write_tape(run_dir / "tape.jsonl", Header(job_id, world.policy), world, ended)
+            header = Header(job_id, world.policy, record["started_at"])
+            write_tape(run_dir / "tape.jsonl", header, world, ended)
             if ended:
                 leave_results(run_dir, job_id, world, status)
                 record.clear()  # like the actors of a real job, it is gone
@@ -147,14 +154,14 @@ class Clockwork:
     @contextmanager
     def _changing(self, job_id: str) -> Iterator[dict[str, Any]]:
         path = self._folder / f"{job_id}.json"
-        with path.open("a+") as held:
+        with path.with_suffix(".lock").open("a") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            held.seek(0)
-            record = json.loads(held.read() or "{}")
-            yield record
-            held.seek(0)
-            held.truncate()
-            held.write(json.dumps(record))
+            before = path.read_text() if path.exists() else "{}"
+            yield (record := json.loads(before))
+            if (after := json.dumps(record)) != before:
+                draft = path.with_suffix(".draft")
+                draft.write_text(after)
+                draft.replace(path)  # whoever is killed meanwhile leaves the one or the other
 
 
 class World:
@@ -386,6 +393,17 @@ def leave_logs(run_dir: Path, spec: JobSpec) -> None:
     ):
         book.path.parent.mkdir(parents=True, exist_ok=True)
         book.path.write_text(f"{book.source} begins\n")
+
+
+def begun_at(run_dir: Path) -> float:
+    """When the job began whose tape is here; now, if there is none."""
+    try:
+        with (run_dir / "tape.jsonl").open() as tape:
+            header = decode_header(tape.readline())
+    except FileNotFoundError:
+        return time.time()
+    assert isinstance(header, Header)
+    return header.started_at
 
 
 def leave_results(run_dir: Path, job_id: str, world: World, status: StatusRecord) -> None:

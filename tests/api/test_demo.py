@@ -41,7 +41,7 @@ def start_demo(cold: Installation, steps: int) -> subprocess.Popen[str]:
 
 
 def test_the_demo_kills_an_island_a_third_in_and_ends_with_its_report(cold: Installation) -> None:
-    demo = start_demo(cold, steps=120)
+    demo = start_demo(cold, steps=400)
     said = demo.communicate(timeout=90)[0]
     assert demo.returncode == 0, said
     assert not cold.home.running()
@@ -69,7 +69,7 @@ def test_an_interrupted_demo_ends_what_it_started(cold: Installation) -> None:
 
 def test_a_second_demo_in_the_same_home_starts_nothing_and_ends_nothing(cold: Installation) -> None:
     with cold.home.locked_for_change("demo"):
-        second = start_demo(cold, steps=120)
+        second = start_demo(cold, steps=400)
         said = second.communicate(timeout=60)[0]
     assert second.returncode != 0
     assert "`atoll demo`" in said

@@ -12,12 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from api.installation.doctor import Finding, State, examine, locked
+from api.installation.doctor import examine, locked
+from api.installation.finding import Finding, State
 from api.installation.home import Home
 from api.installation.shipped import CONFIGS
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.leftovers import TOKEN_VARIABLE, census
 from orchestrator.runtime.settings import CLUSTER_MARKER
+from tests.api.clocks import a_service
 from tests.api.installation import ROOT, environment
 
 
@@ -33,10 +35,11 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finding]:
 
 
 def test_what_is_in_order_is_said_to_be(findings: dict[str, Finding]) -> None:
-    for check in ("python", "ports", "clock", "ray", "jax"):
+    for check in ("python", "versions", "ports", "service's clock", "ray", "jax"):
         assert findings[check].state is State.OK, findings[check]
     assert findings["ray"].found.startswith("2.")
     assert findings["jax"].found.endswith(":0")
+    assert findings["versions"].found == "as requirements.lock says"
 
 
 def test_a_home_open_to_others_is_wrong_and_the_secret_is_not_told(findings: dict[str, Finding]) -> None:
@@ -57,13 +60,16 @@ def test_the_command_prints_the_same_and_ends_with_1_if_something_is_wrong(tmp_p
     (tmp_path / "token").write_text("secret")
     (tmp_path / "token").chmod(0o604)
     command = [sys.executable, "-m", "api.cli", "doctor", "--home", str(tmp_path)]
-    done = subprocess.run(
-        [*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=120, env=environment()
-    )
+    with a_service(ahead_s=-3600) as url:
+        done = subprocess.run(
+            [*command, "--url", url, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=120, env=environment()
+        )
     assert done.returncode == 1, done.stderr
     found = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert found["home"]["state"] == "wrong"
     assert f"chmod 600 {tmp_path / 'token'}" in found["home"]["remedy"]
+    assert found["service's clock"]["state"] == "warning"
+    assert "behind this machine" in found["service's clock"]["found"]
     assert found["cores"]["found"].endswith((CONFIGS / "groups.yaml").name)
 
 

@@ -199,9 +199,8 @@ def test_open_streams_do_not_keep_the_service_from_ending(warm: Installation) ->
         wait_until(lambda: list(client.events(job, follow=False)))
         stream = client.events(job)
         next(stream)
-        begun_at = time.monotonic()
         warm.atoll("down")
-        assert time.monotonic() - begun_at < 5.0
+        assert "Finished server process" in warm.home.log.read_text(), "it ended by itself, and was not killed"
         with pytest.raises(ServiceUnreachable):
             list(stream)
 

@@ -75,16 +75,31 @@ def test_an_ended_job_is_known_after_its_run_folder_is_gone(warm: Installation) 
 def test_a_job_whose_cluster_was_taken_down_is_failed_and_says_so(warm: Installation) -> None:
     job = json.loads(warm.atoll("submit", warm.spec_file(), "--json"))["job"]
     warm.atoll("down")
-    (warm.home.path / "clockwork" / f"{job}.json").unlink()
+    connect(warm.home.path).lose(job)
     warm.up()
     with warm.client() as client:
-        found = client.job(job)
+        found = wait_until(lambda: (told := client.job(job)).state.final and told)
     assert found.state == "failed"
-    assert "nothing of it runs any more" in found.reason
+    assert "taken down" in found.reason
+
+
+def test_a_job_whose_whole_cluster_died_goes_on_when_there_is_a_service_again(warm: Installation) -> None:
+    """Also when what is left of the installation is ended first: nothing ran any more that this would have ended."""
+    job = json.loads(warm.atoll("submit", warm.spec_file(), "--json"))["job"]
+    with warm.client() as client:
+        before = wait_until(lambda: (told := client.job(job)).global_version > 8 and told)
+    kill_service(warm)
+    connect(warm.home.path).lose(job)
+    warm.atoll("down")
+    warm.up()
+    with warm.client() as client:
+        after = wait_until(lambda: (told := client.job(job)).islands_training == 4 and told)
+    assert after.state == "running"
+    assert after.global_version > before.global_version
 
 
 def test_a_job_whose_start_was_cut_short_is_settled_at_the_next_start(cold: Installation) -> None:
-    """What had begun goes on, what had not begins, and what had begun and is gone does not begin a second time."""
+    """What had begun goes on, what had not begins, and what had begun and is gone goes on from its tape."""
     cold.home.path.mkdir()
     store = Store(f"sqlite:///{cold.home.path / 'service.sqlite'}")
     for job in ("late-aaaaa", "kept-bbbbb", "gone-ccccc"):
@@ -97,15 +112,17 @@ def test_a_job_whose_start_was_cut_short_is_settled_at_the_next_start(cold: Inst
     store.close()
     (cold.runs / "kept-bbbbb").mkdir(parents=True)
     (cold.runs / "gone-ccccc").mkdir()
-    (cold.runs / "gone-ccccc" / "tape.jsonl").write_text("a header\n")
-    connect(cold.home.path).start_job("kept-bbbbb", parse_job(cold.spec()), cold.runs / "kept-bbbbb")
+    control = connect(cold.home.path)
+    for job in ("kept-bbbbb", "gone-ccccc"):
+        control.start_job(job, parse_job(cold.spec()), cold.runs / job)
+    began_at = control.status("gone-ccccc")["started_at"]
+    control.lose("gone-ccccc")
     cold.up()
     with cold.client() as client:
         assert client.job("kept-bbbbb").state == "running"
         wait_until(lambda: client.job("late-aaaaa").state == "running")
-        gone = client.job("gone-ccccc")
-    assert gone.state == "failed"
-    assert "nothing of it runs any more" in gone.reason
+        gone = wait_until(lambda: (told := client.job("gone-ccccc")).islands_training == 4 and told)
+    assert (gone.state, gone.started_at) == ("running", began_at)
 
 
 def test_a_job_that_ended_while_no_service_was_up_keeps_its_idempotency_key(cold: Installation) -> None:

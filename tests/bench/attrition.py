@@ -1,49 +1,50 @@
 """What attrition costs: the demo's job on synthetic islands, each killed once a minute, beside the same job left alone.
 
 Both run at the same time in one cluster, so that whatever else the machine does hits both. The figure is merged tokens of
-the one by merged tokens of the other, over the same minutes. ``ATOLL_MINUTES`` says how many (10 unless told otherwise).
+the one by merged tokens of the other, over the same minutes. ``--minutes`` says how many.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from api.client import Client
 from orchestrator.config import read_document
-from tests.bench.service import service, wait
+from tests.bench.goals import Goal, at_least
+from tests.bench.options import Options
+from tests.bench.service import end, service, wait
 from tests.ray.jobs import GROUPS
 
-MINUTES = float(os.environ.get("ATOLL_MINUTES", "10"))
-STEP_S = 0.06
+STEP_S, LOOK_S = 0.06, 0.5
 GOAL = 0.90
 CONFIG = Path(__file__).parents[2] / "deploy" / "configs" / "demo.yaml"
 
 
-def main() -> None:
+def main(asked: Options) -> list[Goal]:
     with service() as (client, _):
-        measure(client)
+        return [measure(client, asked.minutes)]
 
 
-def measure(client: Client) -> None:
+def measure(client: Client, minutes: float) -> Goal:
     worn, reference = (client.submit(document(name)).job for name in ("worn", "reference"))
     for job in (worn, reference):
         wait(lambda job=job: client.job(job).islands_training == len(GROUPS), "all islands train")
     before = [merged(client, job) for job in (worn, reference)]
-    kills = wear(client, worn)
+    kills = wear(client, worn, GROUPS, minutes)
     after = [merged(client, job) for job in (worn, reference)]
     goodput = client.job(worn).goodput_ratio
     for job in (worn, reference):
-        client.cancel(job)
-        wait(lambda job=job: client.job(job).state.final, "the end")
+        end(client, job)
     worn_tokens, reference_tokens = (late - early for late, early in zip(after, before, strict=True))
     ratio = worn_tokens / reference_tokens
-    verdict = "met" if ratio >= GOAL else "MISSED"
+    goal = at_least("attrition merged tokens' ratio", ratio, GOAL)
     print(f"attrition  {ratio:.3f} of the merged tokens of a job left alone   ", end="")
-    print(f"({kills} kills in {MINUTES:g} min; goodput by its own report {goodput:.3f}; goal {GOAL}: {verdict})")
+    print(f"({kills} kills in {minutes:g} min; goodput by its own report {goodput:.3f}; {goal})")
+    return goal
 
 
 def document(name: str) -> dict[str, Any]:
@@ -63,12 +64,18 @@ def merged(client: Client, job: str) -> int:
     return int(client.job(job).goodput["tokens"]["merged"])
 
 
-def wear(client: Client, job: str) -> int:
-    """Kill each island once in each minute, at an instant of its own. Returns how often."""
-    chance, began = random.Random(8), time.monotonic()
-    instants = [(60.0 * (minute + chance.random()), island) for minute in range(round(MINUTES)) for island in GROUPS]
-    for at, island in sorted(instants):
-        time.sleep(max(0.0, began + at - time.monotonic()))
-        client.kill(job, island)
-    time.sleep(max(0.0, began + 60.0 * MINUTES - time.monotonic()))
-    return len(instants)
+def wear(
+    client: Client, job: str, islands: Sequence[str], minutes: float, over: Callable[[], bool] = lambda: False
+) -> int:
+    """Kill each of these islands once in each minute, at an instant of its own, until it is ``over``. Returns how often."""
+    chance, began, struck = random.Random(8), time.monotonic(), 0
+    instants = [(60.0 * (minute + chance.random()), island) for minute in range(round(minutes)) for island in islands]
+    for at, island in [*sorted(instants), (60.0 * minutes, None)]:
+        while (left := began + at - time.monotonic()) > 0.0:
+            if over():
+                return struck
+            time.sleep(min(left, LOOK_S))
+        if island is not None:
+            client.kill(job, island)
+            struck += 1
+    return struck

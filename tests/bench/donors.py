@@ -1,125 +1,90 @@
-"""What giving a state costs: donors' time from step to step meanwhile against before, by the same of the other survivors.
+"""What giving a state costs the steps of who gives it: the same island while it gives states and while it does not, in turn.
 
-By theirs, because whatever else the machine does then, such as starting the one that comes back, slows all of them; against
-before, because a donor is who was furthest. ``main`` does so for synthetic islands, which sleep through their steps: what
-it costs them, they show.
+A job of one real island (nano) on a real service. In every other stretch a process on another node takes its state, whole,
+and asks for the next one as soon as it has it (``peer``): so all of that stretch is giving. Nobody else trains, nobody is
+killed or started, and who gives is decided here, so nothing but the giving tells the stretches apart. Its price is that four
+islands on this machine would have less of its cores; what became of donors in jobs with kills is told beside it (``given``).
 """
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Iterable
+import json
+import subprocess
+import sys
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
 
 from api.client import Client
 from api.installation.up import Installation
-from orchestrator.core import effects, events
-from orchestrator.tape.storage import read_tape
-from tests.bench.service import service, wait
-from tests.ray.jobs import GROUPS, synthetic
+from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.runtime.names import island_name
+from tests.bench import given
+from tests.bench.goals import Goal, at_most
+from tests.bench.options import Options
+from tests.bench.service import end, service, step_seconds, stretches, wait, with_and_without
+from tests.ray.jobs import GROUPS
 
-KILLS, PARAMETERS, STEP_S, BEFORE_S, SETTLE_S = 12, 10_000_000, 0.06, 5.0, 2.0
 RATIO_GOAL = 1.05
-Reports = dict[str, list[events.ProgressReported]]
+STRETCH_S, SMALL_STRETCH_S = 15.0, 5.0
+DONOR = GROUPS[0]
 
 
-class Window(NamedTuple):
-    """Of some islands, between two of their reports: time, steps, and the longest time between two of these."""
-
-    seconds: float
-    steps: int
-    gap: float
-
-
-class Told(NamedTuple):
-    """Of one state: its donors and the other survivors, before it was given and meanwhile."""
-
-    donors_before: Window
-    donors: Window
-    others_before: Window
-    others: Window
-
-
-def main() -> None:
+def main(asked: Options) -> list[Goal]:
     with service() as (client, installation):
-        for donors in (1, 2):
-            show(f"{donors} at most", measure(client, installation, donors))
+        goal = measure(client, installation, SMALL_STRETCH_S if asked.small else STRETCH_S)
+        for donors in () if asked.small else (1, 2):
+            given.show(f"40 MB, {donors} at most", given.measure(client, installation, donors))
+    return [goal]
 
 
-def measure(client: Client, installation: Installation, donors: int) -> list[Told]:
-    section = {"step_s": STEP_S, "parameters": PARAMETERS}
-    document = synthetic(10_000_000, synthetic=section, recovery={"donors_max": donors})
-    job = client.submit(document).job
-    tape = installation.runs / job / "tape.jsonl"
-    for kill in range(KILLS):
-        wait(lambda: client.job(job).islands_training == len(GROUPS), "all train")
-        time.sleep(BEFORE_S + SETTLE_S)
-        client.kill(job, GROUPS[kill % len(GROUPS)])
-        wait(lambda: client.job(job).islands_training < len(GROUPS), "the kill")
-    wait(lambda: client.job(job).islands_training == len(GROUPS), "the last one is back")
-    time.sleep(SETTLE_S)
-    client.cancel(job)
-    wait(lambda: client.job(job).state.final, "the end")
-    return states_given(tape)
+def measure(client: Client, installation: Installation, stretch_s: float) -> Goal:
+    job = client.submit(document()).job
+    wait(lambda: client.job(job).islands_training == 1, "it trains")
+    with Peer(installation.home.path, island_name(job, IslandId(DONOR), Incarnation(1))) as peer:
+        bounds = stretches(client, job, stretch_s, lambda: peer.take_for(stretch_s))
+        end(client, job)
+    giving, alone = with_and_without(step_seconds(installation.runs / job, bounds, [DONOR]))
+    goal = at_most("donors' step ratio", giving / alone, RATIO_GOAL)
+    took = 1000 * sum(peer.took) / len(peer.took)
+    cost = took * (1 - alone / giving)  # what a state adds to the steps taken meanwhile
+    print(f"donors     step {1000 * giving:.1f} ms while it gives its state, {1000 * alone:.1f} ms otherwise: ", end="")
+    print(f"ratio {goal.value:.3f} ({goal}; {len(peer.took)} states of nano in {took:.0f} ms each, at {cost:.1f} ms)")
+    return goal
 
 
-def show(name: str, states: list[Told]) -> None:
-    before, given, others_before, others = zip(*states, strict=True)
-    ratio = pace(given) / pace(before) / (pace(others) / pace(others_before))
-    verdict = "met" if ratio <= RATIO_GOAL else "MISSED"
-    gaps = [f"{1e3 * median(window.gap for window in windows):.0f} ms" for windows in (given, others)]
-    print(
-        f"donors     {name}: a step takes {ratio:.3f} of what it took before, by the same of other survivors; ", end=""
-    )
-    print(f"longest {gaps[0]} against {gaps[1]} ({len(states)} states; goal {RATIO_GOAL}: {verdict})")
+def document() -> dict[str, object]:
+    """One island of the demo's model, which does not end by itself."""
+    return {
+        "name": "donor",
+        "model": {"preset": "nano", "compute_dtype": "float32"},
+        "islands": [{"node_group": DONOR}],
+        "budget": {"steps": 10_000_000},
+        "evaluation": {"every_merges": 0, "sequences": 4},
+    }
 
 
-def pace(windows: Iterable[Window]) -> float:
-    """Seconds a step, over all windows together."""
-    seconds, steps, _ = (sum(column) for column in zip(*windows, strict=True))
-    return seconds / steps
+class Peer:
+    """The process of ``tests.bench.peer``. ``took``: the seconds of every state that it was given in a stretch."""
 
+    def __init__(self, home: Path, actor: str) -> None:
+        command = [sys.executable, "-m", "tests.bench.peer", str(home), actor]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.took: list[float] = []
 
-def states_given(tape: Path) -> list[Told]:
-    """One for each state that peers gave, where islands told enough of the time before and after."""
-    asked: dict[str, tuple[float, set[str]]] = {}
-    given: list[tuple[float, float, set[str]]] = []
-    reports: Reports = defaultdict(list)
-    for record in read_tape(tape).records:
-        match record.event:
-            case events.IslandCaughtUp(donor=str()) as event if event.island in asked:
-                since, donors = asked.pop(event.island)
-                given.append((since, event.at, donors))
-            case events.ProgressReported() as event:
-                reports[event.island].append(event)
-        for effect in record.effects:
-            if isinstance(effect, effects.BeginCatchUp) and effect.donor is not None:
-                asked[effect.island] = (record.event.at, {name for name, _ in (effect.donor, *effect.helpers)})
-    return [told for window in given if (told := _told(reports, *window)) is not None]
+    def __enter__(self) -> Peer:
+        self._answer()
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
 
-def _told(reports: Reports, since: float, until: float, donors: set[str]) -> Told | None:
-    found = []
-    for gave in (True, False):
-        for window in ((since - BEFORE_S, since), (since, until)):
-            seen = [_window(told, *window) for island, told in reports.items() if (island in donors) is gave]
-            windows = [window for window in seen if window is not None]
-            if not windows:
-                return None
-            seconds, steps, gaps = zip(*windows, strict=True)
-            found.append(Window(sum(seconds), sum(steps), max(gaps)))
-    return Told(*found)
+    def take_for(self, seconds: float) -> None:
+        assert self._process.stdin is not None
+        print(seconds, file=self._process.stdin, flush=True)
+        self.took += self._answer()
 
-
-def _window(reports: list[events.ProgressReported], since: float, until: float) -> Window | None:
-    """From the last report before to the first one after, of one process."""
-    before = [report for report in reports if report.at <= since]
-    after = [report for report in reports if report.at >= until]
-    if not before or not after or before[-1].incarnation != after[0].incarnation:
-        return None
-    first, last = before[-1], after[0]
-    gap = max(report.gap_max_seconds for report in reports if first.at < report.at <= last.at)
-    return Window(last.at - first.at, last.steps_total - first.steps_total, gap)
+    def _answer(self) -> list[float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the peer has ended with {self._process.wait()}"
+        answer: list[float] = json.loads(line)
+        return answer

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from api.client import Client
@@ -17,6 +18,8 @@ from orchestrator.core.events import ProgressReported
 from orchestrator.tape.storage import read_tape
 
 SITUATION_TIMEOUT_S = 120.0
+TURNS = (False, True, True, False) * 2
+"""Whether something is done in a stretch: so a machine that slows down, or warms up, does so for both."""
 
 
 @contextmanager
@@ -24,21 +27,46 @@ def service() -> Iterator[tuple[Client, Installation]]:
     """A service with a cluster of its own, which end with the block."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         installation = Installation(Home(Path(folder) / "home"), Path(folder) / "runs")
-        up(installation, lambda _: None)
         try:
+            up(installation, lambda _: None)
             with Client.at(installation.home.path) as client:
                 yield client, installation
         finally:
             down(installation.home, lambda _: None)
 
 
-def wait(situation: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SITUATION_TIMEOUT_S
+def wait(situation: Callable[[], Any], what: str, timeout_s: float = SITUATION_TIMEOUT_S) -> Any:
+    deadline = time.monotonic() + timeout_s
     while not (seen := situation()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {SITUATION_TIMEOUT_S:.0f} s: {what}")
+            raise TimeoutError(f"not within {timeout_s:.0f} s: {what}")
         time.sleep(0.1)
     return seen
+
+
+def end(client: Client, job: str) -> None:
+    client.cancel(job)
+    wait(lambda: client.job(job).state.final, "the end")
+
+
+def stretches(client: Client, job: str, seconds: float, act: Callable[[], object]) -> list[float]:
+    """Let the job train through a stretch for each of ``TURNS``, with ``act`` or without. Returns bounds, in job time."""
+    began_at = client.job(job).started_at
+    assert began_at is not None
+    bounds = [time.time() - began_at]
+    for acting in TURNS:
+        ends_at = time.monotonic() + seconds
+        if acting:
+            act()
+        time.sleep(max(0.0, ends_at - time.monotonic()))
+        bounds.append(time.time() - began_at)
+    return bounds
+
+
+def with_and_without(means: list[float]) -> tuple[float, float]:
+    """The median of those stretches in which something was done, and of the others."""
+    by_turn = list(zip(TURNS, means, strict=True))
+    return median(mean for acted, mean in by_turn if acted), median(mean for acted, mean in by_turn if not acted)
 
 
 def step_seconds(run_dir: Path, bounds: list[float], islands: Collection[str]) -> list[float]:

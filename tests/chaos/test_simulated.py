@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from api.chaos.plans import load, plan_file
+from api.installation.shipped import CONFIGS
+from api.simulation.worlds import world_of
 from orchestrator.chaos.conduct import Conduct
 from orchestrator.chaos.kinds import Kind
 from orchestrator.chaos.schedule import schedule
@@ -199,3 +202,20 @@ def test_an_aborted_plan_fails():
     found = simulated(asked)
     assert found.conduct.decisions == []
     assert [one.objective for one in found.verdict.judged if not one.passed] == ["the plan is not aborted"]
+
+
+@pytest.mark.parametrize("pull_s", [(0.002, 0.02), (1.0, 1.5)], ids=["in time", "late"])
+def test_shipped_attrition_fails_where_most_work_is_thrown_away_though_nobody_waits(pull_s):
+    """The planted regression: the paper's adoption, and bytes that come after their round's window, when all is lost."""
+    policy, world = world_of(CONFIGS / "demo.yaml")
+    starting = {"place_s": (1.0, 2.0), "start_s": (5.0, 8.0)}  # as on two busy cores
+    world = replace(world, step_s=(0.2, 0.206, 0.212, 0.22), adoption="replace", pull_s=pull_s, **starting)
+    found = run(load(plan_file("attrition")), policy, world, seed=3)
+    assert len(found.conduct.decisions) >= 3
+    failed = [one.objective for one in found.verdict.judged if not one.passed]
+    if pull_s[0] < world.step_s[0]:
+        assert failed == []
+        assert found.verdict.report["goodput_ratio"] > 0.75, "there is a margin"
+    else:
+        assert failed == ["goodput_ratio > 60 %"]
+        assert found.verdict.report["goodput_ratio"] < 0.3

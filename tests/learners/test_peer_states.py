@@ -292,9 +292,10 @@ def test_pieces_that_cannot_be_taken_are_gathered_anew_from_whoever_is_asked_the
     """Also from one that waited in vain for something to give."""
     strange, usual, receiver = Giver("strange", 7), Giver("usual", 8), Receiver(unfit="strange")
     receiver.asks(strange, usual)
+    strange.asked.get(timeout=WAIT_S)
     for _ in range(COUNT - 1):
         usual.gives()
-    strange.gives()
+    strange.answers.put(None)
     assert str(receiver.failures.get(timeout=WAIT_S)[1]) == "of another model"
     receiver.asks(usual)
     assert sorted(usual.gives() for _ in range(COUNT)) == [(p,) for p in range(COUNT)]

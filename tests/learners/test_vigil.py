@@ -14,7 +14,7 @@ from learners.vigil import Vigil
 PROGRAM = """
 import os, sys
 from learners.vigil import Vigil
-Vigil(0.5, lambda: os._exit(7), tick_s=0.05)
+Vigil(1.5, lambda: os._exit(7), tick_s=0.05)
 print("on watch", flush=True)
 sys.stdin.read()
 """
@@ -22,11 +22,11 @@ sys.stdin.read()
 
 def test_who_is_heard_again_and_again_is_not_abandoned_and_who_is_not_is() -> None:
     abandoned = threading.Event()
-    vigil = Vigil(0.4, abandoned.set, tick_s=0.02)
-    for _ in range(20):
+    vigil = Vigil(1.5, abandoned.set, tick_s=0.02)
+    for _ in range(40):
         assert not abandoned.wait(0.05)
         vigil.heard()
-    assert abandoned.wait(5.0)
+    assert abandoned.wait(10.0)
 
 
 def test_a_process_that_was_stopped_for_long_does_not_take_that_for_silence() -> None:
@@ -35,7 +35,7 @@ def test_a_process_that_was_stopped_for_long_does_not_take_that_for_silence() ->
     try:
         process.stdout.readline()
         os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(1.0)
+        time.sleep(2.5)
         os.kill(process.pid, signal.SIGCONT)
         continued_at = time.monotonic()
         assert process.wait(10.0) == 7

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +25,16 @@ OURS = {name: service for name, service in SERVICES.items() if "build" in servic
 DOCKERFILE = re.sub(r"\\\n\s*", "", (DEPLOY / "Dockerfile").read_text())
 INSTRUCTIONS = [tuple(line.split(" ", 1)) for line in DOCKERFILE.splitlines() if line and line[0] not in "# "]
 NODE = SimpleNamespace(**runpy.run_path(str(DEPLOY / "node.py")))
+
+STARTED = """
+import json, os, pathlib, runpy, sys
+node = runpy.run_path(sys.argv[1])
+its = node["main"].__globals__
+its["SECRET"] = pathlib.Path(sys.argv[2], "token")
+its["RAY"] = (sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
+its["main"](["head"])
+"""
+"""The head's container as far as Ray, in whose place something says what it was given."""
 
 by_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 
@@ -45,7 +58,10 @@ def test_every_base_image_names_its_release() -> None:
 def test_the_image_runs_as_somebody_who_may_do_nothing() -> None:
     final = INSTRUCTIONS[max(n for n, (name, _) in enumerate(INSTRUCTIONS) if name == "FROM") :]
     users = [(n, user) for n, (name, user) in enumerate(final) if name == "USER"]
-    assert [user for _, user in users] == ["atoll"]
+    (made,) = [re.search(r"--uid (\d+)", rest) for name, rest in final if name == "RUN" and "useradd" in rest]
+    assert made is not None
+    assert [user for _, user in users] == [made[1]]
+    assert int(made[1]) > 0
     start = next(n for n, (name, _) in enumerate(final) if name == "ENTRYPOINT")
     assert users[0][0] < start
     assert not any(name == "RUN" for name, _ in final[users[0][0] :]), "nothing is installed where it could be changed"
@@ -157,6 +173,27 @@ def test_synchronisers_islands_and_service_see_the_same_runs() -> None:
     for name in ("head", "us-east", "europe", "api"):
         assert "runs:/var/lib/atoll/runs" in OURS[name]["volumes"], name
     assert str(NODE.RUNS) == "/var/lib/atoll/runs"
+
+
+def test_a_head_that_was_killed_finds_what_it_knew_on_a_volume_that_nobody_else_writes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTED, str(DEPLOY / "node.py"), str(tmp_path)]
+    given = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert given["RAY_gcs_storage"] == "rocksdb"
+    kept = Path(given["RAY_gcs_storage_path"])
+    (mount,) = [mount for mount in mounts(OURS["head"]) if kept.is_relative_to(mount[1])]
+    assert kept.parent == Path(mount[1]), "Ray makes one folder, and not those above it"
+    assert (mount[0] in COMPOSE["volumes"], mount[2:]) == (True, [])
+    assert [name for name, service in SERVICES.items() if mount[0] in [m[0] for m in mounts(service)]] == ["head"]
+    assert any(f" {mount[1]} " in run and "--owner atoll" in run for run in arguments("RUN")), "whose a new volume is"
+    for part in ("island", "service"):
+        assert not [name for name in NODE.environment_of(part) if "storage" in name]
+
+
+def test_the_head_is_killed_for_one_that_is_asked_to_end_leaves_actors_that_are_believed_alive() -> None:
+    assert OURS["head"]["stop_signal"] == "SIGKILL"
+    assert [name for name, service in SERVICES.items() if "stop_signal" in service] == ["head"], (
+        "others end as they want"
+    )
 
 
 def test_the_service_is_scraped_where_it_listens_with_a_token_that_is_there() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from orchestrator.core import events
 from orchestrator.core.vocabulary import Dose, RefusalReason
+from orchestrator.errors import AtollError
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GAP_MAX_S, Job, gone, synthetic
 
@@ -109,7 +109,8 @@ def test_the_synchroniser_is_killed_once_the_tape_says_so_and_comes_back(start: 
     job = start(synthetic(steps=200_000, groups=("us-east",)))
     job.wait_for_merge("us-east", 1)
     pid = job.pid_of_synchroniser()
-    job.port.inject_fault(job.id, "kill_synchroniser", "last", "tester", None, Dose())
+    with suppress(AtollError):  # its answer may not get out in time; the tape says what it did
+        job.port.inject_fault(job.id, "kill_synchroniser", "last", "tester", None, Dose())
     job.wait_until(lambda: gone(pid), "the synchroniser's end", timeout_s=10.0)
     told = [r.event for r in read_tape(job.run_dir / "tape.jsonl").records if isinstance(r.event, events.FaultInjected)]
     assert [(one.kind, one.island, one.caller) for one in told] == [("kill_synchroniser", "", "tester")]
@@ -130,8 +131,7 @@ def test_an_island_without_a_process_cannot_be_struck(start: Start) -> None:
         noted = job.status()["commands"][kind]
         assert (noted["accepted"], noted["detail"][:8]) == (False, "asia has"), noted
     assert job.events(events.FaultInjected, "asia") == []
-    with pytest.raises(ProcessLookupError):
-        os.kill(stays["pid"], signal.SIGCONT)
+    assert gone(stays["pid"])
 
 
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,8 +20,8 @@ from orchestrator.core import events
 from orchestrator.runtime import embedded
 from orchestrator.runtime.groups import read_groups
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import GAP_MAX_S, STEP_S, synthetic
-from tests.ray.test_service import Hands, alive, until
+from tests.ray.jobs import GAP_MAX_S, STEP_S, gone, synthetic
+from tests.ray.test_service import Hands, until
 from tests.ray.waiting import NAME, PATIENCE_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -105,7 +105,7 @@ def test_an_island_whose_node_dies_lives_on_on_another_node_of_its_group(
     until(lambda: {one["state"] for one in hands.json("islands", job)} == {"training"}, "all train")
     before = hands.island(job, "asia")
     hands.atoll("chaos", "strike", job, "kill_node", "asia")
-    until(lambda: not alive(before["pid"]), "the process dies with its node", timeout_s=20.0)
+    until(lambda: gone(before["pid"]), "the process dies with its node", timeout_s=20.0)
     until(lambda: incarnation(hands, job) > before["incarnation"], "asia trains again", timeout_s=90.0)
     records = read_tape(hands.runs / job / "tape.jsonl").records
     (struck,) = [r.event for r in records if isinstance(r.event, events.FaultInjected)]

@@ -111,7 +111,7 @@ port.start_job("orphan", parse_job(json.loads(sys.argv[3])), Path(sys.argv[2]))
 print("started", flush=True)
 signal.pause()
 """
-    document = json.dumps(synthetic(steps=60, groups=("us-east",)))
+    document = json.dumps(synthetic(steps=200, groups=("us-east",)))
     starter = subprocess.Popen(
         [sys.executable, "-c", program, str(home), str(tmp_path), document], stdout=subprocess.PIPE, text=True
     )

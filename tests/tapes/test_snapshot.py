@@ -11,10 +11,12 @@ import pytest
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
+from orchestrator.disk import LocalDisk
 from orchestrator.errors import DataError
 from orchestrator.runtime.snapshots import Snapshots
 from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
 from orchestrator.simulation.world import World
+from orchestrator.tape import storage
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.recovery import Promises, Remembered, remember
 from orchestrator.tape.replay import fresh_core
@@ -83,12 +85,38 @@ def test_a_snapshot_of_another_tape_or_of_more_than_is_left_of_it_is_passed_over
     assert snapshot is not None
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[: len(records) // 3]))  # a loss of power took the rest
-    tape = read_tape(path, mark=snapshot.mark)
+    writer, tape = TapeWriter.reopen(path, mark=snapshot.mark)
+    writer.let_go()
     assert tape.before == 0
     assert known(remember(tape, fresh_folds(), snapshot)) == known(remember(read_tape(path), fresh_folds()))
     other = Mark(snapshot.mark.count, snapshot.mark.size, "0" * 32)
     path.write_bytes(b"".join(lines))
-    assert read_tape(path, mark=other).before == 0
+    writer, tape = TapeWriter.reopen(path, mark=other)
+    writer.let_go()
+    assert tape.before == 0
+
+
+def test_what_a_snapshot_stands_for_is_gone_through_in_small_chunks(
+    tmp_path: Path, records: tuple[Record, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reading(LocalDisk):
+        def read(self, path: Path, start: int = 0, count: int = -1) -> bytes:
+            reads.append(raw := super().read(path, start, count))
+            return raw
+
+    reads: list[bytes] = []
+    monkeypatch.setattr(storage, "CHUNK_BYTES", 997)
+    path = write(tmp_path, records, len(records) - 2)
+    snapshot = read_snapshot(tmp_path / "snapshot")
+    assert snapshot is not None
+    writer, tape = TapeWriter.reopen(path, Reading(), snapshot.mark)
+    assert tape.before == len(records) - 2
+    *before, behind = reads
+    assert (len(before), sum(map(len, before))) == (-(-snapshot.mark.size // 997), snapshot.mark.size)
+    assert behind == path.read_bytes()[snapshot.mark.size :]
+    assert writer.mark.size == path.stat().st_size
+    writer.close()
+    assert read_tape(path).footer is not None
 
 
 def test_damage_anywhere_and_another_build_are_refused_with_the_reason(

@@ -11,20 +11,16 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.web.audit import OWN, axe_faults, faults, own_faults
 from tests.web.visit import Visit, card
 
-AUDIT = (Path(__file__).parent / "accessibility.js").read_text()
 DESK = {"width": 1280, "height": 900}
+STILL = {"reduced_motion": "reduce"}  # a colour that fades is not yet the one it is to be
 WINDOWS = {
-    "light": {"viewport": DESK, "color_scheme": "light"},
-    "dark": {"viewport": DESK, "color_scheme": "dark"},
-    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"},
+    "light": {"viewport": DESK, "color_scheme": "light", **STILL},
+    "dark": {"viewport": DESK, "color_scheme": "dark", **STILL},
+    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", **STILL},
 }
-
-
-def faults(page: Page) -> list[str]:
-    found: list[str] = page.evaluate(AUDIT)
-    return found
 
 
 def sideways(page: Page) -> int:
@@ -52,24 +48,59 @@ def test_no_fault_is_found_in_any_look(visit: Visit, look: str, tmp_path: Path) 
     assert faults(page) == [], "while a question is asked"
 
 
-def test_the_audit_finds_what_it_looks_for(visit: Visit) -> None:
+@pytest.mark.parametrize("look", WINDOWS)
+def test_no_fault_is_found_in_what_a_viewer_sees(visit: Visit, look: str) -> None:
+    window: dict[str, Any] = WINDOWS[look]
+    page = visit.open("viewer", **window)
+    expect(page.locator(".card")).to_have_count(6)
+    assert faults(page) == []
+    assert sideways(page) == 0
+
+
+def test_axe_finds_what_is_planted(visit: Visit) -> None:
+    """Where the page does not redraw. Each fault is told by the name of axe's rule, and none was there before."""
+    page = visit.open(**STILL)
+    before = axe_faults(page)
+    planted = "const planted = (name) => document.querySelector('main').appendChild(document.createElement(name))"
+    for planting, rule in {
+        "planted('img')": "image-alt (critical)",
+        "planted('button').id = 'nameless'": "button-name (critical)",
+        "const p = planted('p'); p.textContent = 'hardly read'; p.attributeStyleMap.set('color', '#bbb')": "color-contrast",
+        "Object.assign(planted('button'), {textContent: 'Kill', ariaLabel: 'Stop'})": "label-content-name-mismatch",
+        "planted('div').id = 'islands'": "duplicate-id",
+        "planted('ul').append(document.createElement('p'))": "list (serious)",
+        "planted('h5').textContent = 'Deep'": "heading-order",
+        "planted('input')": "label (critical)",
+        "planted('div').setAttribute('role', 'img')": "role-img-alt (serious)",
+        "document.querySelector('.bar').ariaHidden = 'true'": "aria-hidden-focus (serious)",
+        "document.documentElement.removeAttribute('lang')": "html-has-lang (serious)",
+    }.items():
+        page.evaluate(f"() => {{ {planted}; {planting} }}")
+        assert any(said.startswith(rule) for said in axe_faults(page)), f"{planting} was not found"
+    assert before == []
+
+
+def test_our_own_audit_finds_what_axe_does_not_look_at(visit: Visit) -> None:
     """Each of these spoils the page in one way, and is found."""
-    page = visit.open(reduced_motion="reduce")  # a colour that fades is not yet the one it was given
+    page = visit.open(**STILL)
     for spoiling, fault in {
         "document.querySelector('.card').attributeStyleMap.set('border-top-color', '#eee')": "the mark of its state",
-        "document.querySelector('.lead').attributeStyleMap.set('color', '#999')": "text has a contrast",
+        "document.querySelector('.buttons button').attributeStyleMap.set('border-top-color', '#eee')": "its border",
+        "document.querySelector('.curve.loss').attributeStyleMap.set('stroke', '#eee')": "the curve",
         "document.querySelector('.label').attributeStyleMap.set('fill', '#999')": "text has a contrast",
-        "document.querySelector('.picker label').textContent = ''": "it has no name",
-        "document.querySelector('.buttons button').setAttribute('aria-label', 'Stop')": "not what it shows",
         "document.querySelector('.quiet').attributeStyleMap.set('transform', 'scale(0.4)')": "too small to be hit",
-        "document.querySelector('[role=img]').removeAttribute('aria-label')": "it has no name",
+        "document.querySelector('progress').removeAttribute('aria-label')": "it has no name",
+        "document.querySelector('section').setAttribute('aria-labelledby', 'nobody')": "names nobody, which is not there",
+        "document.querySelector('svg[aria-hidden]').removeAttribute('aria-hidden')": "neither named nor hidden",
         "document.querySelector('caption').remove()": "a table has no caption",
-        "document.querySelector('.region h3').replaceWith(document.createElement('h5'))": "a heading of level 5",
-        "document.querySelector('h1').remove()": "there are 0 h1",
-        "document.querySelector('main').id = 'jobs'": "two elements have the id",
+        "document.querySelector('th').removeAttribute('scope')": "heading has no scope",
+        "for (const one of document.querySelectorAll('[aria-live]')) one.remove()": "nothing is told to a screen reader",
     }.items():
-        found = page.evaluate(f"() => {{ {spoiling}; return ({AUDIT})() }}")
+        found = page.evaluate(f"() => {{ {spoiling}; return ({OWN})() }}")
         assert any(fault in said for said in found), f"{spoiling} was not found"
+    page.get_by_role("button", name="Kill us-east-0").click()
+    page.locator("dialog[open] p").first.evaluate("p => p.attributeStyleMap.set('color', '#bbb')")
+    assert any("text has a contrast" in said for said in own_faults(page)), "text over a page that a dialog covers"
 
 
 def test_everything_is_reached_by_keyboard_in_order_and_seen_to_be(visit: Visit) -> None:

@@ -11,7 +11,8 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.api.installation import wait_until
 from tests.chaos.plans import document
-from tests.web.test_accessibility import WINDOWS, faults, sideways
+from tests.web.audit import faults
+from tests.web.test_accessibility import WINDOWS, sideways
 from tests.web.test_page import confirm
 from tests.web.visit import Site, Visit, card
 
@@ -89,14 +90,14 @@ def test_a_viewer_sees_what_a_plan_struck_and_takes_the_verdict_along(
     begin: Callable[..., str], visit: Visit, site: Site
 ) -> None:
     with site.client() as client:
-        job = begin(name="judged", steps=150)
+        job = begin(name="judged", steps=400)
         client.start_chaos(job, document(KILL_ASIA, LATER, name="trial"))
         page = shown(visit, job, "viewer")
         chaos = page.locator("#chaos")
         expect(chaos.locator("tbody tr")).to_contain_text(["kill asia"])
         expect(chaos).to_contain_text("Next: stop us-west for 6 s in")
         expect(chaos.get_by_role("button")).to_have_count(0)
-        wait_until(lambda: client.chaos_run(job).ended_at is not None)
+        wait_until(lambda: client.chaos_run(job).ended_at is not None, timeout_s=60)
         page.reload()
         page.get_by_label("Job").select_option(job)
         expect(chaos.locator(".badge").first).to_have_text("passed")
@@ -149,7 +150,7 @@ def test_no_fault_is_found_where_plans_are_shown_and_chosen(
     with site.client() as client:
         job = begin(name=f"seen-{look}")
         client.start_chaos(job, document(KILL_ASIA, KILL_ASIA, LATER, name="trial"))
-        page = shown(visit, job, **WINDOWS[look], reduced_motion="reduce")
+        page = shown(visit, job, **WINDOWS[look])
         expect(page.locator("#chaos tbody tr")).to_have_count(2)
         page.screenshot(path=tmp_path / f"{look}.png", full_page=True)
         assert faults(page) == []

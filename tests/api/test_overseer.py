@@ -1,0 +1,238 @@
+"""Running jobs of which nothing runs: started again from their run folders, within bounds, and not where they were ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.jobs.outbox import NEVER_REACHED
+from api.jobs.overseer import TRIES_MAX, Overseer
+from api.jobs.service import Service
+from api.schemas import JobState
+from api.storage.store import Store
+from orchestrator.config import JobSpec
+from orchestrator.core.vocabulary import JobOutcome, JobPhase
+from orchestrator.errors import InfrastructureError
+from tests.api.clockwork import Clockwork
+from tests.api.installation import Installation, wait_until
+from tests.checkpoints.making import make
+
+LARGE = [{"node_group": "asia", "cpus": 3}, {"node_group": "europe", "cpus": 0.5}]
+
+
+class Watched(Clockwork):
+    """Knows how often a job was to be started, and may do something before."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.asked: list[str] = []
+        self.before: Callable[[Path], None] = lambda _run_dir: None
+
+    def start_job(self, job_id: str, spec: Any, run_dir: Path, *about: Any) -> None:
+        self.asked.append(job_id)
+        self.before(run_dir)
+        super().start_job(job_id, spec, run_dir, *about)
+
+
+class Desk:
+    """A service with a job that trains, its overseer, and what may happen to both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.installation = Installation(folder)
+        self.folder = folder / "clockwork"
+        self.control = Watched(self.folder)
+        self.store = Store(f"sqlite:///{folder / 'store.sqlite'}")
+        self.taken_down = folder / "taken-down"
+        self.begin()
+        self.job = self.submit()
+        wait_until(lambda: self.service.job(self.job).islands_training == 2)
+        self.control.asked.clear()
+
+    def begin(self) -> None:
+        """As a process finds things that comes after one that was killed."""
+        self.service = Service(self.control, self.store, self.installation.runs)
+        cordons, record = self.service.cordons, self.service.record
+        self.overseer = Overseer(self.control, self.store, cordons, record, self.taken_down)
+        self.service.resume()
+
+    def submit(self) -> str:
+        return self.service.submit(self.installation.spec(islands=LARGE), "me", None).job
+
+    def state(self) -> tuple[str, str]:
+        row = self.store.job(self.job)
+        assert row is not None
+        return row.state, row.reason
+
+    def lose(self) -> None:
+        self.control.lose(self.job)
+        time.sleep(0.3)  # a look is remembered for less
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.overseer.close()
+    desk.store.close()
+
+
+def test_a_lost_job_goes_on_and_is_given_what_was_asked_of_it_meanwhile(desk: Desk) -> None:
+    before = desk.service.job(desk.job)
+    desk.lose()
+    told = desk.service.job(desk.job)
+    assert (told.state, "started again" in told.reason) == ("running", True), "nobody calls it over because he looked"
+    asked = desk.service.submit_command(desk.job, "kill", "asia", False, "me", None)
+    desk.service.cordons.change("asia", "me", cordoned=True)
+    desk.service.tend()
+    assert desk.service.command(desk.job, asked.command).state == "undelivered"
+
+    desk.overseer.look()
+    assert desk.control.asked == [desk.job]
+    after = wait_until(lambda: (told := desk.service.job(desk.job)).global_version > before.global_version and told)
+    assert (after.state, after.started_at) == ("running", before.started_at)
+    desk.service.tend()
+    wait_until(lambda: desk.service.command(desk.job, asked.command).state == "accepted")
+    assert desk.control.status(desk.job)["view"]["cordoned"] == ("asia",)
+    desk.overseer.look()
+    assert desk.control.asked == [desk.job], "once"
+
+
+def test_a_command_that_was_handed_over_and_lost_with_the_job_is_handed_over_again(desk: Desk) -> None:
+    asked = desk.service.submit_command(desk.job, "kill", "asia", False, "me", None)
+    desk.store.update_command(asked.command, accepted=None)
+    desk.lose()
+    desk.service.tend()
+    assert desk.service.command(desk.job, asked.command).state == "pending", "not refused: its job is not over"
+    desk.overseer.look()
+    for _ in range(2):
+        desk.service.tend()
+    wait_until(lambda: desk.service.command(desk.job, asked.command).state == "accepted")
+
+
+def test_a_lost_job_keeps_its_room(desk: Desk) -> None:
+    waiting = desk.submit()
+    desk.lose()
+    desk.service.queue.dispatch()
+    assert desk.service.job(waiting).state == "queued"
+    desk.overseer.look()
+    desk.service.queue.dispatch()
+    assert [desk.service.job(job).state for job in (desk.job, waiting)] == ["running", "queued"]
+
+
+def test_a_job_that_does_not_answer_is_left_alone(desk: Desk) -> None:
+    (desk.folder / "jobs-are-silent").touch()
+    desk.taken_down.touch()
+    desk.overseer.look()
+    assert (desk.control.asked, desk.state()[0]) == ([], "running")
+    assert desk.taken_down.exists(), "whether it is gone is not known yet"
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1])
+def test_a_job_that_cannot_be_started_again_has_failed_after_some_tries_with_the_way_out(
+    desk: Desk, checkpoints: int
+) -> None:
+    (desk.folder / "no-more-jobs").touch()
+    waiting = desk.submit()
+    for number in range(checkpoints):
+        make(desk.installation.runs / desk.job / "checkpoints", number + 1, job=desk.job)
+    desk.lose()
+    asked = desk.service.submit_command(desk.job, "kill", "asia", False, "me", None)
+    for tried in range(1, TRIES_MAX):
+        desk.overseer.look()
+        assert (len(desk.control.asked), desk.state()[0]) == (tried, "running")
+    for _ in range(3):
+        desk.overseer.look()
+    assert len(desk.control.asked) == TRIES_MAX
+    told = desk.service.job(desk.job)
+    assert told.state == "failed"
+    assert "No synchroniser could be placed" in told.reason
+    assert (f"--resume {desk.job}" in told.reason) == bool(checkpoints)
+    desk.service.tend()
+    assert desk.service.command(desk.job, asked.command).detail == NEVER_REACHED
+    (desk.folder / "no-more-jobs").unlink()
+    desk.service.queue.dispatch()
+    assert desk.service.job(waiting).state == "running", "its room is free"
+
+
+def test_tries_count_in_a_row(desk: Desk) -> None:
+    for _ in range(TRIES_MAX + 1):
+        desk.lose()
+        (desk.folder / "no-more-jobs").touch()
+        desk.overseer.look()
+        (desk.folder / "no-more-jobs").unlink()
+        desk.overseer.look()
+        desk.overseer.look()
+    assert desk.state()[0] == "running"
+
+
+def test_a_job_whose_own_files_say_that_it_cannot_go_on_is_asked_once(desk: Desk) -> None:
+    """As one with durability async after the machine was started anew: it leaves a final state with the reason."""
+    status = desk.control.status(desk.job)
+    view = status["view"] | {"phase": JobPhase.FINISHED, "outcome": JobOutcome.FAILED, "reason": "DataError: not here"}
+
+    def refuse(run_dir: Path) -> None:
+        (run_dir / "status.json").write_text(json.dumps(dict(status) | {"view": view}))
+        raise InfrastructureError(detail="The synchroniser did not start.")
+
+    desk.control.before = refuse
+    desk.lose()
+    desk.overseer.look()
+    desk.overseer.look()
+    told = desk.service.job(desk.job)
+    assert (told.state, told.reason, desk.control.asked) == ("failed", "DataError: not here", [desk.job])
+
+
+def test_a_job_of_which_nothing_is_left_has_failed(desk: Desk) -> None:
+    desk.lose()
+    (desk.installation.runs / desk.job / "tape.jsonl").unlink()
+    desk.overseer.look()
+    assert desk.control.asked == []
+    assert desk.state()[0] == "failed"
+    assert "neither a final state nor a tape" in desk.state()[1]
+
+
+def test_what_was_taken_down_on_purpose_stays_down_and_what_is_lost_later_goes_on(desk: Desk) -> None:
+    desk.taken_down.touch()
+    desk.lose()
+    desk.begin()
+    desk.overseer.look()
+    assert desk.control.asked == []
+    assert desk.state()[0] == "failed"
+    assert "taken down" in desk.state()[1]
+    assert not desk.taken_down.exists()
+    desk.job = desk.submit()
+    wait_until(lambda: desk.service.job(desk.job).islands_training == 2)
+    desk.lose()
+    desk.overseer.look()
+    assert desk.service.job(desk.job).state == "running"
+
+
+class Killed(BaseException):
+    """The process is gone: nothing is tidied up."""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_service_killed_while_it_starts_a_job_again_leaves_it_to_the_next(desk: Desk, begun: bool) -> None:
+    def die(run_dir: Path) -> None:
+        if begun:
+            desk.control.before = lambda _run_dir: None
+            row = desk.store.job(desk.job)
+            assert row is not None
+            Clockwork.start_job(desk.control, desk.job, JobSpec.model_validate(row.spec), run_dir)
+        raise Killed
+
+    desk.control.before = die
+    desk.lose()
+    with pytest.raises(Killed):
+        desk.overseer.look()
+    assert desk.state()[0] == JobState.STARTING
+    desk.control.before = lambda _run_dir: None
+    desk.begin()
+    desk.overseer.look()
+    assert desk.service.job(desk.job).state == "running"
+    assert len(desk.control.asked) == (1 if begun else 2)

@@ -1,0 +1,114 @@
+"""States given in jobs whose islands are killed: donors' time from step to step meanwhile against before, by the same of the
+other survivors. Told, and not judged: a donor is whoever was furthest, which moves the figure by more than giving costs
+(``donors`` judges). What it does show is how long the longest step of either was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from api.client import Client
+from api.installation.up import Installation
+from orchestrator.core import effects, events
+from orchestrator.tape.storage import read_tape
+from tests.bench.service import end, wait
+from tests.ray.jobs import GROUPS, synthetic
+
+KILLS, PARAMETERS, STEP_S, BEFORE_S, SETTLE_S = 12, 10_000_000, 0.06, 5.0, 2.0
+Reports = dict[str, list[events.ProgressReported]]
+
+
+class Window(NamedTuple):
+    """Of some islands, between two of their reports: time, steps, and the longest time between two of these."""
+
+    seconds: float
+    steps: int
+    gap: float
+
+
+class Told(NamedTuple):
+    """Of one state: its donors and the other survivors, before it was given and meanwhile."""
+
+    donors_before: Window
+    donors: Window
+    others_before: Window
+    others: Window
+
+
+def measure(client: Client, installation: Installation, donors: int) -> list[Told]:
+    section = {"step_s": STEP_S, "parameters": PARAMETERS}
+    document = synthetic(10_000_000, synthetic=section, recovery={"donors_max": donors})
+    job = client.submit(document).job
+    tape = installation.runs / job / "tape.jsonl"
+    for kill in range(KILLS):
+        wait(lambda: client.job(job).islands_training == len(GROUPS), "all train")
+        time.sleep(BEFORE_S + SETTLE_S)
+        client.kill(job, GROUPS[kill % len(GROUPS)])
+        wait(lambda: client.job(job).islands_training < len(GROUPS), "the kill")
+    wait(lambda: client.job(job).islands_training == len(GROUPS), "the last one is back")
+    time.sleep(SETTLE_S)
+    end(client, job)
+    return states_given(tape)
+
+
+def show(name: str, states: list[Told]) -> None:
+    before, given, others_before, others = zip(*states, strict=True)
+    ratio = pace(given) / pace(before) / (pace(others) / pace(others_before))
+    gaps = [f"{1e3 * median(window.gap for window in windows):.0f} ms" for windows in (given, others)]
+    told = "a step takes so much of what it took before, by the same of other survivors"
+    print(
+        f"given      {name}: {told}: {ratio:.3f}; longest {gaps[0]} against {gaps[1]} ({len(states)} states; no goal)"
+    )
+
+
+def pace(windows: Iterable[Window]) -> float:
+    """Seconds a step, over all windows together."""
+    seconds, steps, _ = (sum(column) for column in zip(*windows, strict=True))
+    return seconds / steps
+
+
+def states_given(tape: Path) -> list[Told]:
+    """One for each state that peers gave, where islands told enough of the time before and after."""
+    asked: dict[str, tuple[float, set[str]]] = {}
+    given: list[tuple[float, float, set[str]]] = []
+    reports: Reports = defaultdict(list)
+    for record in read_tape(tape).records:
+        match record.event:
+            case events.IslandCaughtUp(donor=str()) as event if event.island in asked:
+                since, donors = asked.pop(event.island)
+                given.append((since, event.at, donors))
+            case events.ProgressReported() as event:
+                reports[event.island].append(event)
+        for effect in record.effects:
+            if isinstance(effect, effects.BeginCatchUp) and effect.donor is not None:
+                asked[effect.island] = (record.event.at, {name for name, _ in (effect.donor, *effect.helpers)})
+    return [told for window in given if (told := _told(reports, *window)) is not None]
+
+
+def _told(reports: Reports, since: float, until: float, donors: set[str]) -> Told | None:
+    found = []
+    for gave in (True, False):
+        for window in ((since - BEFORE_S, since), (since, until)):
+            seen = [_window(told, *window) for island, told in reports.items() if (island in donors) is gave]
+            windows = [window for window in seen if window is not None]
+            if not windows:
+                return None
+            seconds, steps, gaps = zip(*windows, strict=True)
+            found.append(Window(sum(seconds), sum(steps), max(gaps)))
+    return Told(*found)
+
+
+def _window(reports: list[events.ProgressReported], since: float, until: float) -> Window | None:
+    """From the last report before to the first one after, of one process."""
+    before = [report for report in reports if report.at <= since]
+    after = [report for report in reports if report.at >= until]
+    if not before or not after or before[-1].incarnation != after[0].incarnation:
+        return None
+    first, last = before[-1], after[0]
+    gap = max(report.gap_max_seconds for report in reports if first.at < report.at <= last.at)
+    return Window(last.at - first.at, last.steps_total - first.steps_total, gap)

@@ -1,0 +1,43 @@
+"""What may be asked of ``python -m tests.bench``: which parts, and how."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+KINDS = ("cold", "standby")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``kinds`` are those of ``recovery``; ``small`` asks for the smallest sizes, which show that it runs, and no speed."""
+
+    kinds: tuple[str, ...] = KINDS
+    as_json: bool = False
+    small: bool = False
+    minutes: float = 10.0
+    step_seconds: float | None = None
+
+
+def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> tuple[tuple[str, ...], Options]:
+    """The parts in the order they were asked for, all of them if none was. Exits as argparse does."""
+    parts = tuple(parts)
+    parser = argparse.ArgumentParser(
+        "python -m tests.bench", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", nargs="*", metavar="PART", help=f"{', '.join(parts)}; of recovery: {', '.join(KINDS)}")
+    parser.add_argument("--json", action="store_true", help="surface, recovery: figures as JSON")
+    parser.add_argument("--small", action="store_true", help="core, merge, journal, surface: the smallest sizes")
+    parser.add_argument("--minutes", type=float, default=Options.minutes, help="attrition, attrition-real: how long")
+    parser.add_argument(
+        "--step-seconds", type=float, help="journal: small's inner step, if it is not to be measured here"
+    )
+    asked = parser.parse_args(arguments)
+    if unknown := sorted(set(asked.part) - {*parts, *KINDS}):
+        parser.error(
+            f"there is no {', '.join(unknown)}; there are {', '.join(parts)}, and {', '.join(KINDS)} of recovery"
+        )
+    kinds = tuple(kind for kind in KINDS if kind in asked.part) or KINDS
+    wanted = tuple(part for part in asked.part if part not in KINDS) or parts
+    return wanted, Options(kinds, asked.json, asked.small, asked.minutes, asked.step_seconds)
