@@ -54,6 +54,32 @@ def test_a_token_revoked_while_its_holder_looks_shows_nothing_more(visit: Visit)
     visit.complaints.clear()
 
 
+def test_nothing_is_said_to_be_absent_before_it_was_looked_for(visit: Visit) -> None:
+    page = visit.enter()
+    held: list[Route] = []
+    page.route("**/commands", lambda route: held.append(route), times=1)
+    visit.give_token(page, "viewer")
+    for panel in ("#chaos", "#merges", "#commands"):
+        expect(page.locator(panel)).to_contain_text("Looking…")
+    held.pop().continue_()
+    for panel in ("#chaos", "#merges", "#commands"):
+        expect(page.locator(panel)).not_to_contain_text("Looking…")
+    expect(page.locator("#merges details").first).to_be_visible()
+
+
+def test_picking_the_job_that_is_shown_takes_nothing_away(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator("#merges details").first).to_be_visible()
+    page.evaluate(
+        "() => new MutationObserver(() => document.querySelector('#merges details') || (window.emptied = true))"
+        ".observe(document.querySelector('#merges'), {childList: true, subtree: true})"
+    )
+    with page.expect_response(lambda answer: "/events" in answer.url):  # it is followed anew
+        page.get_by_label("Job").dispatch_event("change")
+    expect(page.locator("#live")).to_have_text("live")
+    assert not page.evaluate("window.emptied")
+
+
 def test_islands_and_figures_are_live_without_a_storm_of_requests(visit: Visit) -> None:
     page = visit.open()
     expect(page.locator("#live")).to_have_text("live")
