@@ -26,7 +26,7 @@ const FROM_NOW_ON = 2 ** 53;
 const FINAL = new Set(["completed", "cancelled", "failed"]);
 
 const place = (id) => document.getElementById(id);
-const page = { me: null, jobs: [], groups: [], job: null, commands: [], run: null, live: "connecting" };
+const page = { me: null, jobs: [], groups: [], job: null, commands: [], run: null, looked: false, live: "connecting" };
 const merges = new Merges(() => place("merges").matches(":hover, :focus-within"), () => page.job && drawMerges());
 
 let stop = () => {};
@@ -74,7 +74,7 @@ async function newestRun(path) {
 
 function show(job, commands, run) {
   announce(page.job, job, page.run, run);
-  Object.assign(page, { job, commands, run });
+  Object.assign(page, { job, commands, run, looked: true });
   if (FINAL.has(job.state)) {
     stop();
     page.live = "ended";
@@ -84,9 +84,13 @@ function show(job, commands, run) {
 
 async function choose(name) {
   stop();
-  merges.forget();
   page.live = "connecting";
-  Object.assign(page, { job: await get(jobPath(name)), commands: [], run: null });
+  const job = await get(jobPath(name));
+  if (job.job !== page.job?.job) {
+    merges.forget();
+    Object.assign(page, { commands: [], run: null, looked: false });
+  }
+  page.job = job;
   history.replaceState(null, "", `#${encodeURIComponent(page.job.job)}`);
   draw();
   lookSoon();
@@ -226,9 +230,17 @@ function draw() {
   drawChart("timeline", "Islands over time", "× marks a loss.", charts.timelineChart);
   const alive = !FINAL.has(job.state);
   fill(place("groups"), alive && page.groups.length > 0 && groups(page.groups, job, mayChange()));
+  if (!page.looked) return drawUnknown(alive);
   fill(place("chaos"), (alive || page.run) && chaos(page.run, job, mayChange() && alive));
   drawMerges();
   fill(place("commands"), views.commands(page.commands));
+}
+
+/** What has not been asked for yet is not said to be absent. */
+function drawUnknown(alive) {
+  for (const [id, title] of [["chaos", alive && "Chaos"], ["merges", "Last merges"], ["commands", "Commands"]]) {
+    fill(place(id), title && [h("h2", { id: `${id}-title` }, title), h("p", { class: "nothing" }, "Looking…")]);
+  }
 }
 
 function clear() {

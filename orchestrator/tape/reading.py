@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from orchestrator.errors import DataError
 from orchestrator.tape.schema import (
@@ -49,14 +48,14 @@ class Known:
         self.size += len(line) + 1
 
 
-def parse_whole(path: Path, raw: bytes, *, powerless: bool = False) -> tuple[Known, Tape]:
+def parse_whole(name: str, raw: bytes, *, powerless: bool = False) -> tuple[Known, Tape]:
     """A tape's bytes, from its header on; otherwise as ``parse``."""
     begin, newline, rest = raw.partition(b"\n")
     if not newline:
-        raise DataError(detail=f"{path} holds no complete line, so it is no tape.")
+        raise DataError(detail=f"{name} holds no complete line, so it is no tape.")
     known = Known(decode_header(_text(begin)))
     known.add(begin, without_checksum(_text(begin)))
-    return known, parse(path, known, rest, powerless=powerless)
+    return known, parse(name, known, rest, powerless=powerless)
 
 
 def up_to(mark: Mark, chunks: Iterable[bytes]) -> Known | None:
@@ -72,7 +71,7 @@ def up_to(mark: Mark, chunks: Iterable[bytes]) -> Known | None:
     return Known(decode_header(_text(first)), mark.count, mark.size, lines, raw)
 
 
-def parse(path: Path, known: Known, rest: bytes, *, powerless: bool = False) -> Tape:
+def parse(name: str, known: Known, rest: bytes, *, powerless: bool = False) -> Tape:
     """What ``rest`` says, which comes behind ``known``; what is whole of it is known then, too.
 
     ``powerless``: its end may be what a loss of power left. Raises DataError as ``read_tape``.
@@ -91,13 +90,13 @@ def parse(path: Path, known: Known, rest: bytes, *, powerless: bool = False) -> 
             if powerless and not was_synced(records, map(_text, whole[index:])):
                 torn = f"line {number} and what follows were never synced, and left out ({error})"
                 break
-            raise DataError(detail=f"line {number} of {path} is damaged: {error}") from error
+            raise DataError(detail=f"line {number} of {name} is damaged: {error}") from error
         if isinstance(decoded, Footer):
-            _check_seal(path, decoded, known, last)
+            _check_seal(name, decoded, known, last)
             return Tape(known.header, tuple(records), decoded, before=before)
         if decoded.n != known.count + 1:
             raise DataError(
-                detail=f"line {number} of {path} is step {decoded.n}, not {known.count + 1}: lines are lost."
+                detail=f"line {number} of {name} is step {decoded.n}, not {known.count + 1}: lines are lost."
             )
         records.append(decoded)
         known.add(raw, without_checksum(line))
@@ -109,11 +108,11 @@ def _text(line: bytes) -> str:
     return line.decode("utf-8", errors="replace")
 
 
-def _check_seal(path: Path, footer: Footer, known: Known, last: bool) -> None:
+def _check_seal(name: str, footer: Footer, known: Known, last: bool) -> None:
     if not last:
-        raise DataError(detail=f"{path} goes on after its footer; two writers must have shared it.")
+        raise DataError(detail=f"{name} goes on after its footer; two writers must have shared it.")
     if (footer.end, footer.digest) != (known.count, known.lines.hex()):
         raise DataError(
-            detail=f"{path} was changed after it was sealed: its footer says {footer.end} steps and digest "
+            detail=f"{name} was changed after it was sealed: its footer says {footer.end} steps and digest "
             f"{footer.digest}, its lines give {known.count} and {known.lines.hex()}."
         )

@@ -183,15 +183,15 @@ def read_tape(path: Path, disk: Disk | None = None) -> Tape:
             raw = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(detail=f"{path} cannot be unpacked: {error}. Was it copied whole?") from error
-    return parse_whole(path, raw)[1]
+    return parse_whole(str(path), raw)[1]
 
 
 def _gone_through(path: Path, disk: Disk, mark: Mark | None) -> tuple[Known, Tape]:
     """What a writer left; its end may be what a loss of power left."""
     if mark is not None and (known := up_to(mark, _chunks(path, disk, mark.size))) is not None:
         with suppress(DataError):  # whether what follows a damaged line was synced, only the whole tape can tell
-            return known, parse(path, known, _load(path, disk, mark.size))
-    return parse_whole(path, _load(path, disk), powerless=True)
+            return known, parse(str(path), known, _load(path, disk, mark.size))
+    return parse_whole(str(path), _load(path, disk), powerless=True)
 
 
 def _load(path: Path, disk: Disk, start: int = 0, count: int = -1) -> bytes:

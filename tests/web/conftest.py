@@ -5,7 +5,9 @@ Chromium is the system's (``deploy/system-packages.sh``). Without it these tests
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
@@ -40,6 +42,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site.start()
     yield site
     site.installation.atoll("down")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Where a test leaves what it saw."""
+    folder = Path(os.environ.get("ATOLL_PICTURES", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The page for everybody: by keyboard, by screen reader, on a phone, in the dark, without motion.
 
-Each look is saved as a picture in the test's temporary folder, for people to judge what no test can.
+Each look is saved as a picture, for people to judge what no test can: in the folder ``ATOLL_PICTURES`` or a temporary one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def sideways(page: Page) -> int:
 
 
 @pytest.mark.parametrize("look", WINDOWS)
-def test_no_fault_is_found_in_any_look(visit: Visit, look: str, tmp_path: Path) -> None:
+def test_no_fault_is_found_in_any_look(visit: Visit, look: str, pictures: Path) -> None:
     window: dict[str, Any] = WINDOWS[look]
     page = visit.enter(**window)
+    page.screenshot(path=pictures / f"page-{look}-token.png")
     assert faults(page) == [], "while a token is asked for"
     visit.give_token(page, "operator")
     expect(page.locator(".card")).to_have_count(6)
@@ -40,11 +41,11 @@ def test_no_fault_is_found_in_any_look(visit: Visit, look: str, tmp_path: Path) 
         page.get_by_role("button", name="Kill europe-1").click()
         page.get_by_role("dialog").get_by_role("button", name="Kill", exact=True).click()
         expect(card(page, "europe-1")).to_contain_text("lost")
-    page.screenshot(path=tmp_path / f"{look}.png", full_page=True)
+    page.screenshot(path=pictures / f"page-{look}.png", full_page=True)
     assert faults(page) == []
     assert sideways(page) == 0
     page.get_by_role("button", name="Kill us-east-0").click()
-    page.screenshot(path=tmp_path / f"{look}-question.png")
+    page.screenshot(path=pictures / f"page-{look}-question.png")
     assert faults(page) == [], "while a question is asked"
 
 

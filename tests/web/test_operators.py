@@ -145,23 +145,23 @@ def test_a_job_is_scaled_down_and_up_on_a_node_group(visit: Visit) -> None:
 
 @pytest.mark.parametrize("look", WINDOWS)
 def test_no_fault_is_found_where_plans_are_shown_and_chosen(
-    begin: Callable[..., str], visit: Visit, site: Site, look: str, tmp_path: Path
+    begin: Callable[..., str], visit: Visit, site: Site, look: str, pictures: Path
 ) -> None:
     with site.client() as client:
         job = begin(name=f"seen-{look}")
         client.start_chaos(job, document(KILL_ASIA, KILL_ASIA, LATER, name="trial"))
         page = shown(visit, job, **WINDOWS[look])
         expect(page.locator("#chaos tbody tr")).to_have_count(2)
-        page.screenshot(path=tmp_path / f"{look}.png", full_page=True)
+        page.screenshot(path=pictures / f"chaos-{look}.png", full_page=True)
         assert faults(page) == []
         assert sideways(page) == 0
         client.stop_chaos(job)
         page.get_by_role("button", name="Start a plan").click()
         expect(page.get_by_label("Plan", exact=True)).to_be_focused()
-        page.screenshot(path=tmp_path / f"{look}-plan.png")
+        page.screenshot(path=pictures / f"chaos-{look}-plan.png")
         assert faults(page) == [], "while a plan is chosen"
         assert sideways(page) == 0
         page.keyboard.press("Escape")
         page.get_by_role("button", name="Scale europe").click()
-        page.screenshot(path=tmp_path / f"{look}-scale.png")
+        page.screenshot(path=pictures / f"chaos-{look}-scale.png")
         assert faults(page) == [], "while a number is asked for"
