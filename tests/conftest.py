@@ -21,6 +21,7 @@ STREAMS = {
     "chaos": "service",
     "metrics": "service",
     "web": "cluster",
+    "bench": "cluster",
 }
 """By folder."""
 ARITHMETIC = "arithmetic"

@@ -1,0 +1,79 @@
+"""That benches run, at their smallest, and that a goal which is missed is told and fails; nothing of speed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.bench import __main__ as bench
+from tests.bench import core, goals, journal, surface
+
+EASY = math.inf
+CHEAP = ["core", "merge", "journal", "--small"]
+
+
+@pytest.fixture
+def easy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goals that the slowest machine reaches."""
+    monkeypatch.setattr(core, "EVENTS_PER_SECOND_GOAL", 1)
+    monkeypatch.setattr(journal, "KNOBS", journal.KNOBS.model_copy(update={"overlap_steps": 10**6}))
+    for name in ("KILL_MEDIAN_GOAL_S", "KILL_P99_GOAL_S", "READ_P99_GOAL_S", "STEP_RATIO_GOAL"):
+        monkeypatch.setattr(surface, name, EASY)
+
+
+@pytest.mark.usefixtures("easy")
+def test_the_cheap_parts_run_and_say_that_all_goals_are_met(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(CHEAP) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "met        all 4 goals"
+    for part, rows in (("core", 1), ("merge", 3), ("journal", 3)):
+        assert len([line for line in said if line.startswith(part)]) == rows, part
+    assert not [line for line in said if "MISSED" in line]
+
+
+@pytest.mark.usefixtures("easy")
+def test_a_goal_that_nothing_reaches_is_told_where_it_is_missed_and_at_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "EVENTS_PER_SECOND_GOAL", 10**12)
+    assert bench.main(CHEAP) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert "goal 1,000,000,000,000: MISSED" in next(line for line in said if line.startswith("core"))
+    assert said[-1].startswith("MISSED     1 of 4 goals: core events/s ")
+    assert "journal" not in said[-1]
+
+
+def test_a_slack_of_nothing_is_missed_by_every_write_of_the_journal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["journal", "--small", "--step-seconds", "0"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("MISSED     3 of 3 goals: journal median s ")
+    assert "journal longest s" in last
+    assert "journal all fragments back to back s" in last
+
+
+def test_a_figure_that_is_no_number_has_missed_its_goal() -> None:
+    missed = [goals.at_least("some", math.nan, 1.0), goals.at_most("more", math.nan, 1.0)]
+    assert goals.exit_code(missed) == 1
+    assert goals.told([*missed, goals.at_most("one", 1.0, 1.0)]) == (
+        "MISSED     2 of 3 goals: some nan (goal 1); more nan (goal 1)"
+    )
+
+
+def test_what_no_part_is_called_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["core", "corr"])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "there is no corr; there are core, fleet" in said.err
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("easy")
+def test_kills_and_reads_of_a_service_with_a_cluster_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["surface", "--small"]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert "3 kills" in said[0]
+    assert "0 failed" in said[1]
+    assert said[-1] == "met        all 5 goals"
