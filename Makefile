@@ -32,7 +32,7 @@ test: $(STAMP)  ## lint, types, then every test
 lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy
 
-bench: $(STAMP)  ## speeds: core events, merge arithmetic, learner overhead
+bench: $(STAMP)  ## speeds and costs, each against its goal: fails if one is missed
 	@$(BIN)/python -m tests.bench
 
 soak: $(STAMP)  ## the synchroniser's death at every point of a round and 200 times live, then thousands of simulated jobs
