@@ -71,9 +71,9 @@ def test_what_no_part_is_called_is_refused_before_anything_runs(capsys: pytest.C
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("easy")
-def test_kills_and_reads_of_a_service_with_a_cluster_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kills_and_reads_of_a_service_with_a_cluster_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["surface", "--small"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = capfd.readouterr().out.splitlines()
     assert "3 kills" in said[0]
     assert "0 failed" in said[1]
     assert said[-1] == "met        all 5 goals"
