@@ -140,6 +140,29 @@ def test_a_synchroniser_that_dies_on_the_way_goes_on_with_what_is_left(first: in
     assert story.versions == [3, 1]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_merge_that_came_to_nothing_is_in_no_checkpoint_that_begins_before_the_next(fails: bool) -> None:
+    """Its work is offered again, and is its island's until it merges: a checkpoint that counts it as merged has it twice."""
+    story = Resumed("ab", quorum=2)
+    story.starts("a", "b")
+    for name in "ab":
+        story.trains(name, tokens=100)
+    before = story.goodput.ledger.books().merged[0]
+    inputs = [story.contribution(name, offer=1) for name in "ab"]
+    ordered = [all_of(MergeFragment, story.happen(events.ContributionArrived, given)) for given in inputs]
+    assert [len(orders) for orders in ordered] == [0, 1]
+    assert story.goodput.ledger.books().merged[0] == before + 200
+    if fails:
+        named = tuple(given.payload for given in inputs)
+        story.happen(events.MergeFailed, 0, ordered[1][0].version, named, "a value is not finite")
+        again = story.contribution("a", offer=2)
+    else:
+        story.happen(events.SynchroniserRestarted, 2)
+        again = inputs[0]
+    assert all_of(AdmitContribution, story.happen(events.ContributionArrived, again))
+    assert story.goodput.ledger.books().merged[0] == before
+
+
 def test_only_a_kept_checkpoint_is_gone_back_to_once_at_a_time_and_none_is_taken_meanwhile() -> None:
     story = Kept()
     refused = the(ResolveCommand, story.back(7, "r0"))
