@@ -241,6 +241,8 @@ class Ledger:
     def _release(self, effect: f.ReleasePayload) -> None:
         if effect.reason in (ReleaseReason.MERGED, ReleaseReason.REFUSED):
             return  # merged payloads left at MergeCompleted, refused ones were never held
+        for inputs in self._merging.values():  # that merge came to nothing, and the same payload may be held again
+            inputs[:] = [item for item in inputs if item[1] != effect.payload]
         account, held = self._take(effect.payload)
         if account is None or held is None:
             return

@@ -202,7 +202,7 @@ def abandon_open_rounds(state: JobState) -> list[Effect]:
     effects: list[Effect] = []
     for current in state.rounds:
         effects += [ReleasePayload(c.payload, ReleaseReason.ABANDONED) for c in current.offered.values()]
-        state.rounds[current.fragment] = replace(current, offered={}, phase=RoundPhase.COLLECTING)
+        state.rounds[current.fragment] = replace(current, offered={}, phase=RoundPhase.COLLECTING, restoring=False)
     return effects
 
 

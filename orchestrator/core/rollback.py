@@ -21,7 +21,7 @@ from orchestrator.core.fragment_life import advance_all, publish
 from orchestrator.core.health import Usual
 from orchestrator.core.messages import ALL_OFFERS
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, RestoreFragments, RollbackFailed, RollbackRequested
-from orchestrator.core.vocabulary import FragmentId, JobPhase, ReleaseReason, RoundPhase, Version
+from orchestrator.core.vocabulary import FragmentId, Instant, JobPhase, ReleaseReason, RoundPhase, Version
 
 if TYPE_CHECKING:
     from orchestrator.core.state import JobState
@@ -44,14 +44,18 @@ def requested(state: JobState, event: RollbackRequested) -> list[Effect]:
     return [told, *checkpoints.give_up(state, f"the job goes back to checkpoint {number}")]
 
 
-def settle(state: JobState) -> list[Effect]:
-    """After every event: once nothing merges any more, restore what is left. A job that ends does not go back."""
+def settle(state: JobState, now: Instant) -> list[Effect]:
+    """After every event: once nothing merges any more, restore what is left.
+
+    A job that ends does not set out; where it has, it goes the rest of the way, for half of it is no state of any job's.
+    """
     rollback = state.rollback
     if rollback is None:
         return []
-    if state.phase is not JobPhase.RUNNING and not any(r.restoring for r in state.rounds):
+    set_out = len(rollback.left) < len(state.rounds) or any(r.restoring for r in state.rounds)
+    if state.phase is JobPhase.FINISHED or (state.phase is JobPhase.FINISHING and not set_out):
         state.rollback = None
-        return []
+        return advance_all(state, now)
     if any(r.phase is RoundPhase.MERGING for r in state.rounds):
         return []
     effects: list[Effect] = []

@@ -69,7 +69,7 @@ class Synchroniser:
     def handle(self, event: events.Event) -> tuple[Effect, ...]:
         """Decide what follows from ``event``. Safe with late, repeated and reordered events."""
         effects = self._dispatch(event)
-        effects += rollback.settle(self.state)
+        effects += rollback.settle(self.state, event.at)
         effects += checkpoints.settle(self.state, event.at)
         while more := job_life.settle(self.state, event):
             effects += more

@@ -1,7 +1,9 @@
 """A running job's checkpoints: Θ and the accounts at the cut, the islands' parts, the manifest, and old ones removed.
 
-    begin (pump)   accounts and cursors as the record that begins it leaves them; Θ behind the merges ordered before
-    one thread     writes Θ, then the manifest once the core says whose parts belong in it; removes what is dropped
+    begin (pump)   accounts and cursors as the record that begins it leaves them; Θ behind the merges ordered before; not
+                   before that record is durable: its number must not be used again for another, after a loss of power
+    one thread     writes Θ, then the manifest once the core says whose parts belong in it; removes what is dropped, once
+                   the record that says so survives a loss of power, and what a life before this one was to remove
 
 Results return as events. Refuses to decide when, who and which (``core.checkpoints``), and to know what is in a part.
 """
@@ -11,9 +13,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.accounting.carrying import Books
 from orchestrator.accounting.ledger import Ledger
@@ -35,7 +38,9 @@ from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId
 from orchestrator.errors import AtollError, first_line
 from orchestrator.merge.outer_state import FragmentState
-from orchestrator.runtime.links import Failed, Post
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.links import Failed, Post
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +62,11 @@ class _Open:
 
 
 class Checkpoints:
-    """``act`` is called in the pump's thread, right after the folds have seen the record; ``failed`` hears of our bugs."""
+    """``act`` is called in the pump's thread, right after the folds have seen the record; ``failed`` hears of our bugs.
+
+    ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. ``worker``
+    takes the place of the one thread.
+    """
 
     def __init__(
         self,
@@ -68,21 +77,26 @@ class Checkpoints:
         state: JobState,
         ledger: Ledger,
         take_outer: TakeOuter,
+        sync_tape: Callable[[], None],
         post: Post,
         failed: Failed,
+        worker: Executor | None = None,
     ) -> None:
         self._job, self._spec = job, spec
         self._legs = resumption.legs if resumption else ()
         self.resumed_from = resumption.url if resumption else ""
         self._state, self._ledger, self._take_outer = state, ledger, take_outer
-        self._post, self._failed = post, failed
+        self._sync_tape, self._post, self._failed = sync_tape, post, failed
         self.root = Folder(writing.root_of(spec.checkpoints.folder, job, run_dir))
-        self._writing = ThreadPoolExecutor(1, "checkpoint")
+        self._worker = worker or ThreadPoolExecutor(1, "checkpoint")
         self._open: dict[int, _Open] = {}
+        if state.checkpoints.count:
+            self._worker.submit(self._tidy)
 
     def act(self, effect: SavingEffect, now: Instant) -> None:
         match effect:
             case BeginCheckpoint():
+                self._sync_tape()
                 opened = _Open(
                     effect,
                     self.folder(effect.checkpoint),
@@ -93,18 +107,18 @@ class Checkpoints:
                     self._take_outer(),
                 )
                 self._open[effect.checkpoint] = opened
-                self._writing.submit(self._guarded, effect.checkpoint, lambda: self._write_outer(opened))
+                self._worker.submit(self._guarded, effect.checkpoint, lambda: self._write_outer(opened))
             case SealCheckpoint(number, parts):
-                self._writing.submit(self._guarded, number, lambda: self._seal(number, parts))
+                self._worker.submit(self._guarded, number, lambda: self._seal(number, parts))
             case DropCheckpoint(number, reason):
                 log.info("checkpoint %d is removed: %s", number, reason)
-                self._writing.submit(self._remove, number)
+                self._worker.submit(self._remove, number)
 
     def folder(self, number: int) -> Folder:
         return writing.checkpoint_folder(self.root, number)
 
     def close(self) -> None:
-        self._writing.shutdown(wait=False, cancel_futures=True)
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
     # ── in the writing thread ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,6 +154,7 @@ class Checkpoints:
         writing.write_manifest(opened.folder, manifest)
         seconds = time.monotonic() - opened.began
         self._post(lambda at: CheckpointTaken(at, number, manifest.byte_count, seconds))
+        self._tidy()
 
     def _manifest(self, opened: _Open, parts: tuple[Part, ...], files: tuple[File, ...]) -> Manifest:
         books, of_parts = opened.books, {part.island: part for part in parts}
@@ -161,11 +176,26 @@ class Checkpoints:
         )
 
     def _remove(self, number: int) -> None:
+        """Not before the tape is durable: with the power, the newer one could be forgotten that made this superfluous."""
         self._open.pop(number, None)
         try:
+            self._sync_tape()
             writing.remove(self.folder(number))
-        except OSError as error:  # it stays, and takes room; nothing rests on it
+        except (AtollError, OSError, ValueError) as error:  # it stays, and takes room; nothing rests on it
             log.warning("checkpoint %d cannot be removed: %s", number, first_line(error))
+
+    def _tidy(self) -> None:
+        """Remove what was dropped and is there: who was to remove it died, or an island wrote into it afterwards."""
+        known = self._state.checkpoints
+        wanted = {kept.number for kept in known.kept} | ({known.open.number} if known.open else set())
+        try:
+            there = {int(name) for name in self.root.folders() if name.isdigit()}
+        except OSError as error:
+            log.warning("nobody knows which checkpoints are there: %s", first_line(error))
+            return
+        for number in sorted(there - wanted):
+            if number <= known.count:
+                self._remove(number)
 
     def _steps(self, island: IslandId) -> int:
         report = self._state.reports.get(island)

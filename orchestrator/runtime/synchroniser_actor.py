@@ -100,6 +100,7 @@ class SynchroniserActor:
                 self._core.state,
                 self._goodput.ledger,
                 self._workshop.take_outer,
+                lambda: self._patience.insist(TAPE_REFUSES, self._files.tape.sync),
                 self._post,
                 self._queue.put,
             ),

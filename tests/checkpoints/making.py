@@ -48,15 +48,17 @@ def cut_of_island(shard: int) -> Cut:
         loop.stop()
 
 
-def make(root: Path | str, number: int, islands: tuple[str, ...] = ("a", "b"), **changes: Any) -> Folder:
-    """Checkpoint ``number`` of these islands, at version 0 of everything."""
+def make(
+    root: Path | str, number: int, islands: tuple[str, ...] = ("a", "b"), *, orbax: bool = False, **changes: Any
+) -> Folder:
+    """Checkpoint ``number`` of these islands, at version 0 of everything; ``orbax`` writes their arrays, or safetensors."""
     folder = writing.checkpoint_folder(Folder(str(root)), number)
     states = [outer().state(p) for p in range(2)]
     files = list(writing.write_outer(folder, states))
     parts = []
     for shard, island in enumerate(islands):
         cut = cut_of_island(shard)
-        written = write(cut, folder, IslandId(island), Incarnation(1), orbax=False)
+        written = write(cut, folder, IslandId(island), Incarnation(1), orbax=orbax)
         part, of_part = writing.read_part(folder, island, part_digest(written))
         parts.append(part)
         files.extend(of_part)

@@ -12,23 +12,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from learners.checkpointing import read
+from learners.synthetic import SyntheticTrainer
 from orchestrator.checkpoints import writing
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import MANIFEST
+from orchestrator.checkpoints.manifest import MANIFEST, PART
 from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, outer_states, verified
 from orchestrator.checkpoints.sealed import seal, unseal
 from orchestrator.errors import DataError
-from tests.checkpoints.making import make, outer
+from tests.checkpoints.making import SPEC, make, outer
 
-OFFSETS = 40
-"""Places of each file at which a bit is flipped; the first and last bytes are among them."""
+OFFSETS = {"safetensors": 40, "orbax": 8}
+"""Places of each file at which a bit is flipped; the first and last bytes are among them. Orbax writes many small files."""
+
+
+@pytest.fixture(scope="module", params=OFFSETS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Who writes islands' arrays."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, kind: str) -> Path:
     root = tmp_path_factory.mktemp("checkpoints")
-    make(root, 1)
-    make(root, 2)
+    for number in (1, 2):
+        make(root, number, orbax=kind == "orbax")
     return root
 
 
@@ -42,11 +50,11 @@ def files_of(checkpoint: Path) -> list[Path]:
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 
-def damages(content: bytes) -> Iterator[bytes]:
+def damages(content: bytes, offsets: int) -> Iterator[bytes]:
     """Cut short at many places, a bit flipped at many others, one byte too many, nothing at all."""
     chance = random.Random(len(content))
-    places = {0, len(content) - 1, *(chance.randrange(len(content)) for _ in range(OFFSETS))}
-    for place in sorted(places):
+    last = len(content) - 1
+    for place in sorted({0, last, *(chance.randint(0, last) for _ in range(offsets))} if content else ()):
         yield content[:place]
         yield content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
     yield content + b"\0"
@@ -64,15 +72,21 @@ def test_what_was_written_is_what_is_read(root: Path) -> None:
     assert all((state.momentum[name] == 0).all() for state in states for name in state.momentum)
 
 
-def test_every_file_damaged_anywhere_is_refused_by_name_and_the_previous_checkpoint_is_used(root: Path) -> None:
+def test_every_file_damaged_anywhere_is_refused_by_name_and_the_previous_checkpoint_is_used(
+    root: Path, kind: str
+) -> None:
     newest, count = root / "000002", 0
+    islands = {part.island: part for part in manifest_of(Folder(str(newest))).parts}
     for path in files_of(newest):
-        content = path.read_bytes()
-        for damaged in damages(content):
+        content, island = path.read_bytes(), path.relative_to(newest).parts[0]
+        for damaged in damages(content, OFFSETS[kind]):
             path.write_bytes(damaged)
             with pytest.raises(DataError) as refused:
                 verified(Folder(str(newest)))
             assert path.name in str(refused.value)
+            if island in islands and path.name != PART:  # also by its island, which looks at nothing else
+                with pytest.raises(DataError, match="is damaged"):
+                    read(Folder(str(newest)), islands[island])
             count += 1
         for asked in (root, newest):
             found = newest_sound(str(asked))
@@ -82,7 +96,7 @@ def test_every_file_damaged_anywhere_is_refused_by_name_and_the_previous_checkpo
         with pytest.raises(DataError, match=path.name):
             verified(Folder(str(newest)))
         path.write_bytes(content)
-    assert count > 9 * 2 * OFFSETS / 2
+    assert count > 9 * 2 * OFFSETS[kind] / 2
     assert newest_sound(str(root)).refused == ()
 
 
@@ -122,11 +136,18 @@ def test_a_part_that_is_not_the_one_its_island_told_of_is_refused(root: Path) ->
         writing.read_part(Folder(str(root / "000002")), "nobody", "0123")
 
 
-def test_a_store_that_is_no_disk_does_as_well(tmp_path: Path) -> None:
-    url = f"memory://{tmp_path.name}/job"
-    make(url, 1)
-    make(url, 2)
+def test_a_store_that_is_no_disk_does_as_well(tmp_path: Path, kind: str) -> None:
+    url, here = f"memory://{tmp_path.name}/job", tmp_path / "here"
+    for root in (url, here):
+        for number in (1, 2):
+            make(root, number, orbax=kind == "orbax")
     files = fsspec.filesystem("memory")
+    for there in (newest_sound(url), newest_sound(str(here))):
+        assert there.manifest.number == 2
+        for shard, part in enumerate(there.manifest.parts):
+            trainer = SyntheticTrainer(SPEC, shard)
+            trainer.import_state(read(there.folder, part))  # whole: every tensor, of its shape
+            assert trainer.export_state().arrays()["steps"] == part.steps_total > 0
     name = f"/{tmp_path.name}/job/000002/fragment-0001.momentum"
     files.pipe_file(name, files.cat_file(name)[:-1])
     found = newest_sound(url)

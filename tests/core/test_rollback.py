@@ -11,6 +11,8 @@ from orchestrator.accounting.ledger import ROLLED_BACK
 from orchestrator.core import events, invariants, saving
 from orchestrator.core.effects import (
     AdmitContribution,
+    FinishJob,
+    FlushIsland,
     MergeFragment,
     PublishFragment,
     RefuseContribution,
@@ -138,6 +140,62 @@ def test_a_synchroniser_that_dies_on_the_way_goes_on_with_what_is_left(first: in
     for fragment, version in [(0, 3), (1, 1)][first:]:
         story.restored(fragment, version)
     assert story.versions == [3, 1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_merge_that_came_to_nothing_is_in_no_checkpoint_that_begins_before_the_next(fails: bool) -> None:
+    """Its work is offered again, and is its island's until it merges: a checkpoint that counts it as merged has it twice."""
+    story = Resumed("ab", quorum=2)
+    story.starts("a", "b")
+    for name in "ab":
+        story.trains(name, tokens=100)
+    before = story.goodput.ledger.books().merged[0]
+    inputs = [story.contribution(name, offer=1) for name in "ab"]
+    ordered = [all_of(MergeFragment, story.happen(events.ContributionArrived, given)) for given in inputs]
+    assert [len(orders) for orders in ordered] == [0, 1]
+    assert story.goodput.ledger.books().merged[0] == before + 200
+    if fails:
+        named = tuple(given.payload for given in inputs)
+        story.happen(events.MergeFailed, 0, ordered[1][0].version, named, "a value is not finite")
+        again = story.contribution("a", offer=2)
+    else:
+        story.happen(events.SynchroniserRestarted, 2)
+        again = inputs[0]
+    assert all_of(AdmitContribution, story.happen(events.ContributionArrived, again))
+    assert story.goodput.ledger.books().merged[0] == before
+
+
+def test_a_job_that_is_cancelled_on_the_way_back_ends_with_that() -> None:
+    story = Kept()
+    story.back()
+    story.restored(0, 3)
+    over = story.happen(events.CancelRequested, "x", "ada")
+    assert isinstance(over[-1], FinishJob)
+    assert not all_of(saving.RestoreFragments, over)
+    assert not story.restored(1, 1)
+
+
+def test_a_job_that_ends_goes_the_rest_of_the_way_back_also_over_the_synchronisers_death() -> None:
+    story = Kept(token_budget=1000)
+    story.back()
+    story.restored(0, 3)
+    assert all_of(FlushIsland, story.trains("a", 1000))
+    assert the(saving.RestoreFragments, story.happen(events.SynchroniserRestarted, 2)).fragments == ((1, 1, 0),)
+    story.restored(1, 1)
+    assert story.versions == [3, 1]
+
+
+def test_a_way_back_that_a_job_ends_before_it_is_begun_is_called_off_and_what_waited_for_it_merges() -> None:
+    story = Kept("a", token_budget=1000)
+    story.trains("a", 100)
+    merging = story.offers_fragment("a", 0)
+    story.back()
+    assert not all_of(MergeFragment, story.offers_fragment("a", 1))
+    assert all_of(FlushIsland, story.trains("a", 1000))
+    assert [order.fragment for order in all_of(MergeFragment, merging)] == [0]
+    assert [order.fragment for order in all_of(MergeFragment, story.happen(events.IslandFlushed, "a", 1))] == [1]
+    story.merges(0, 3)
+    assert story.versions == [3, 0]
 
 
 def test_only_a_kept_checkpoint_is_gone_back_to_once_at_a_time_and_none_is_taken_meanwhile() -> None:

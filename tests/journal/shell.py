@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from learners import synthetic
+from learners import checkpointing, synthetic
 from learners.correspondence import Correspondence
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.accounting.goodput import Goodput
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core import invariants
+from orchestrator.core import invariants, saving
 from orchestrator.core.hearing import contribution_of, event_of
-from orchestrator.core.messages import CaughtUp, Offer, Ready
-from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
+from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId, Version
 from orchestrator.disk import Disk
 from orchestrator.journal.keeper import Keeper
 from orchestrator.merge import fragment_map, outer_optimizer, wire
@@ -35,6 +38,7 @@ from orchestrator.runtime.snapshots import Snapshots
 from orchestrator.simulation.disk import SimulatedDisk
 from orchestrator.tape.driver import Driver
 from tests.journal.disks import Died
+from tests.journal.saver import Saver
 
 ISLANDS = ("a", "b", "c")
 FRAGMENTS, INTERVAL = 3, 6
@@ -52,6 +56,7 @@ def spec(**synchroniser: Any) -> JobSpec:
             "trainer": "learners.synthetic:create",
             "synthetic": {"parameters": 210, "step_s": 1e-6},
             "evaluation": {"every_merges": 0},
+            "checkpoints": {"keep": 1},
             "synchroniser": {
                 "fragments": FRAGMENTS,
                 "interval_steps": INTERVAL,
@@ -63,16 +68,25 @@ def spec(**synchroniser: Any) -> JobSpec:
     )
 
 
+class SteppedLoop(IslandLoop):
+    """Takes no step unless it is told to, in the thread of whoever tells it."""
+
+    def _begin(self) -> None:
+        self._exports.open()
+        self._cuts.open()
+
+
 class ScriptedIsland:
     """An island's real loop, stepped by hand, and its letters."""
 
     def __init__(self, job: JobSpec, index: int) -> None:
+        self.name = IslandId(ISLANDS[index])
         document = job.model_dump(mode="json")
         self.trainer = synthetic.create(document, index, len(ISLANDS))
         sizes = dict.fromkeys(self.trainer.tensor_shapes(), 1)
         plan = LoopPlan(fragment_map.build(sizes, FRAGMENTS), INTERVAL, document["synchroniser"]["adoption"])
         self.outbox = Outbox()
-        self.loop = IslandLoop(self.trainer, plan, self.outbox)
+        self.loop = SteppedLoop(self.trainer, plan, self.outbox)
         self.correspondence = Correspondence(self.outbox, self.loop.standing_offers)
         self.outbox.put(Ready(1, 0.1))
         self.holds = self.trains = False
@@ -82,6 +96,16 @@ class ScriptedIsland:
             self.loop.load(arrays, versions, 0, cursor)
             self.holds = True
         self.outbox.put(CaughtUp(None, versions, 0, 0.1))
+
+    def save(self, checkpoint: int, folder: str) -> None:
+        """At its next boundary it writes its part."""
+
+        def write(asked: Future[checkpointing.Cut]) -> None:
+            cut = asked.result()
+            part = checkpointing.write(cut, Folder(folder), self.name, Incarnation(1), orbax=False)
+            self.outbox.put(Saved(checkpoint, part_digest(part), cut.tokens_total, 0.0))
+
+        self.loop.request_cut().add_done_callback(write)
 
 
 class Shell:
@@ -111,6 +135,7 @@ class Shell:
         self.published: dict[int, bytes] = {}
         self.read = dict.fromkeys(islands, 0)
         self.unsynced: dict[str, list[tuple[int, int]]] = {name: [] for name in islands}
+        self.saver = Saver(self, folder)
         if self.files.outer is not None:
             self._holds(self.files.outer)
 
@@ -150,12 +175,17 @@ class Shell:
                 self.islands[island].load(self.keeper.outer.parameters(), self.keeper.outer.versions, cursor)
             case f.StartTraining(island):
                 self.islands[island].trains = True
+                self.islands[island].loop.start()
             case f.MergeFragment():
                 self._merge(effect)
             case f.PublishFragment():
                 self._publish(effect)
             case f.ReleasePayload(payload):
                 self.payloads.release(payload)
+            case (
+                saving.BeginCheckpoint() | saving.SealCheckpoint() | saving.DropCheckpoint() | saving.RestoreFragments()
+            ):
+                self.saver.act(effect)
 
     def work_until_quiet(self) -> None:
         """Hear letters until there are none."""
@@ -203,7 +233,7 @@ class Shell:
         self.reached("before merge")
         made = self.keeper.merge(order, [(self.payloads.get(i.payload), i.weight) for i in order.inputs])
         self.reached("after keep")
-        self.published[order.fragment] = made.payload
+        self.published[order.fragment], self.saver.steps[order.fragment] = made.payload, order.step
         facts = made.facts
         self.tell(e.MergeCompleted, order.fragment, order.version, facts.digest, 0.0, facts.base_digest)
 
@@ -224,8 +254,8 @@ class Shell:
         names = fragment_map.build(dict.fromkeys(trainer.tensor_shapes(), 1), FRAGMENTS)
         outer = OuterState(trainer.initial_parameters(), names, "radial", outer_optimizer.create("nesterov", 0.7, 0.9))
         keeper = self._holds(outer)
-        for fragment in range(FRAGMENTS):
-            keeper.begin(FragmentId(fragment), self.files.epoch)
+        for fragment in map(FragmentId, range(FRAGMENTS)):
+            self.saver.steps[fragment] = keeper.begin(fragment, self.files.epoch).facts.step
         self.tell(e.OuterStateSeeded, 210, wire.digest(outer.parameters()))
 
     def _holds(self, outer: OuterState) -> Keeper:

@@ -5,87 +5,36 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pytest
 
 from orchestrator.core import events as e
-from orchestrator.disk import Disk
+from orchestrator.core.saving import FragmentRestored
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.journal.disks import Died, FaultyDisk
-from tests.journal.shell import FRAGMENTS, ISLANDS, POINTS, Fate, ScriptedIsland, Shell, spec
+from tests.journal.lives import Lives
+from tests.journal.shell import FRAGMENTS, POINTS, Fate
 
 STEPS = 14
-DEATHS_MAX = 100
 SNAPSHOTS = {"durability": {"snapshot_every_records": 7}}
 DEATHS_PER_POINT = int(os.environ.get("ATOLL_DEATHS_PER_POINT", "6"))
 """A point is reached up to ninety times in a job; ``make soak`` dies at every one."""
 
 
-@dataclass
-class Outcome:
+def run(folder: Path, reached: Callable[[str], None], *disk: Any, **synchroniser: Any) -> Lives:
     """A job after STEPS steps of every island."""
-
-    shell: Shell
-    deaths: int
-
-    def bits(self) -> list[tuple[int, str, bytes, bytes]]:
-        assert self.shell.keeper is not None
-        told = []
-        for p in range(FRAGMENTS):
-            state = self.shell.keeper.outer.state(p)
-            arrays = [np.concatenate([a.reshape(-1) for a in x.values()]) for x in (state.parameters, state.momentum)]
-            told.append((state.version, state.digest, arrays[0].tobytes(), arrays[1].tobytes()))
-        return told
+    lives = Lives(folder, reached, *disk, **synchroniser)
+    lives.step(STEPS)
+    lives.adopt()
+    return lives
 
 
-def run(
-    folder: Path,
-    reached: Callable[[str], None],
-    disk: Disk | None = None,
-    after_death: Callable[[], None] = lambda: None,
-    **synchroniser: Any,
-) -> Outcome:
-    job = spec(**synchroniser)
-    islands = {name: ScriptedIsland(job, index) for index, name in enumerate(ISLANDS)}
-    shell, deaths = None, 0
-
-    def insist(work: Callable[[Shell], None]) -> Shell:
-        """A new life of the synchroniser for each death, until the work is done."""
-        nonlocal shell, deaths
-        while True:
-            try:
-                if shell is None:
-                    shell = Shell(folder, job, islands, reached, disk)
-                    shell.begin()
-                work(shell)
-                return shell
-            except Died:
-                deaths += 1
-                assert deaths <= DEATHS_MAX
-                if shell is not None:
-                    shell.die()
-                    shell = None
-                after_death()
-
-    insist(Shell.work_until_quiet)
-    assert all(island.trains for island in islands.values()), shell.core.view(0.0)
-    for _ in range(STEPS):
-        for island in islands.values():
-            island.loop.advance()
-        insist(Shell.work_until_quiet)
-    for island in islands.values():
-        island.loop.adopt_mail()
-    return Outcome(insist(Shell.work_until_quiet), deaths)
-
-
-def assert_sound(outcome: Outcome, folder: Path) -> None:
+def assert_sound(outcome: Lives, folder: Path) -> None:
     """The tape replays, versions rise by one, digests chain, tokens are conserved, and nothing is held that was merged."""
     outcome.shell.files.tape.let_go()
     tape = read_tape(folder / "tape.jsonl", outcome.shell.disk)
@@ -93,7 +42,7 @@ def assert_sound(outcome: Outcome, folder: Path) -> None:
     stands = dict.fromkeys(range(FRAGMENTS), (0, ""))
     for record in tape.records:
         event = record.event
-        if isinstance(event, e.MergeCompleted) and record.effects:
+        if isinstance(event, (e.MergeCompleted, FragmentRestored)) and record.effects:
             version, digest = stands[event.fragment]
             assert event.version == version + 1
             assert digest in ("", event.base_digest)

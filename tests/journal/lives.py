@@ -1,0 +1,103 @@
+"""A job of scripted islands whose synchroniser is made again after each of its deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.core.saving import CheckpointRequested, RollbackRequested
+from orchestrator.disk import Disk
+from tests.journal.disks import Died
+from tests.journal.shell import FRAGMENTS, ISLANDS, ScriptedIsland, Shell, spec
+
+DEATHS_MAX = 100
+
+
+class Lives:
+    """``shell`` is the life that stands, or None behind a death; ``reached`` is told every labelled point."""
+
+    def __init__(
+        self,
+        folder: Path,
+        reached: Callable[[str], None],
+        disk: Disk | None = None,
+        after_death: Callable[[], None] = lambda: None,
+        **synchroniser: Any,
+    ) -> None:
+        job = spec(**synchroniser)
+        self.islands = {name: ScriptedIsland(job, index) for index, name in enumerate(ISLANDS)}
+        self.deaths = 0
+        self._make = lambda: Shell(folder, job, self.islands, reached, disk)
+        self._after_death = after_death
+        self._shell: Shell | None = None
+        self._asked = 0
+        self.insist(Shell.work_until_quiet)
+        assert all(island.trains for island in self.islands.values()), self.shell.core.view(0.0)
+
+    @property
+    def shell(self) -> Shell:
+        assert self._shell is not None
+        return self._shell
+
+    def insist(self, work: Callable[[Shell], None]) -> None:
+        """A new life of the synchroniser for each death, until the work is done."""
+        while True:
+            try:
+                if self._shell is None:
+                    self._shell = self._make()
+                    self._shell.begin()
+                work(self._shell)
+                return
+            except Died:
+                self.deaths += 1
+                assert self.deaths <= DEATHS_MAX
+                if self._shell is not None:
+                    self._shell.die()
+                    self._shell = None
+                self._after_death()
+
+    def step(self, count: int) -> None:
+        """Every island takes so many steps, and all that comes of it is done."""
+        for _ in range(count):
+            for island in self.islands.values():
+                island.loop.advance()
+            self.insist(Shell.work_until_quiet)
+
+    def adopt(self) -> None:
+        """Every island comes to a boundary, and takes no step."""
+        for island in self.islands.values():
+            island.loop.adopt_mail()
+        self.insist(Shell.work_until_quiet)
+
+    def save(self) -> None:
+        """There is one checkpoint more, of the job as it stands, however often it is dropped."""
+        before = self._newest_kept()
+        while self._newest_kept() == before:
+            self._ask(lambda shell, command: shell.tell(CheckpointRequested, command, "tester"))
+            self.adopt()
+
+    def roll_back(self) -> None:
+        """The job stands where its newest checkpoint has it."""
+        self._ask(lambda shell, command: shell.tell(RollbackRequested, command, "tester", 0))
+        self.insist(Shell.work_until_quiet)
+
+    def _ask(self, ask: Callable[[Shell, str], None]) -> None:
+        """Who does not know whether a command was heard gives it again, under the same name."""
+        self._asked += 1
+        self.insist(lambda shell: ask(shell, f"c{self._asked}"))
+
+    def _newest_kept(self) -> int:
+        return max((kept.number for kept in self.shell.core.state.checkpoints.kept), default=0)
+
+    def bits(self) -> list[tuple[int, str, bytes, bytes]]:
+        """Versions, digests, Θ and momentum."""
+        assert self.shell.keeper is not None
+        told = []
+        for p in range(FRAGMENTS):
+            state = self.shell.keeper.outer.state(p)
+            arrays = [np.concatenate([a.reshape(-1) for a in x.values()]) for x in (state.parameters, state.momentum)]
+            told.append((state.version, state.digest, arrays[0].tobytes(), arrays[1].tobytes()))
+        return told

@@ -1,0 +1,119 @@
+"""Checkpoints of a synchroniser without Ray: the real ones, in its own thread, with labelled points at their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.reading import manifest_of, outer_states
+from orchestrator.core.saving import BeginCheckpoint, FragmentRestored, RestoreFragments, SavingEffect
+from orchestrator.core.vocabulary import FragmentId
+from orchestrator.merge.outer_state import FragmentState
+from orchestrator.runtime.checkpoints import Checkpoints
+
+if TYPE_CHECKING:
+    from tests.journal.shell import Shell
+
+POINTS = (
+    "before mark", "after mark", "before file", "half a file", "after file", "before removal", "after removal",
+    "before restore",
+)  # fmt: skip
+
+
+class Watched(Folder):
+    """Says where it is."""
+
+    def __init__(self, url: str, reached: Callable[[str], None]) -> None:
+        super().__init__(url)
+        self._reached = reached
+
+    def sub(self, name: str) -> Folder:
+        return Watched(f"{self.url}/{name}", self._reached)
+
+    def write(self, name: str, content: bytes) -> None:
+        self._reached("before file")
+        super().write(f"{name}.draft", content[: len(content) // 2])
+        self._reached("half a file")
+        super().write(name, content)
+        self._reached("after file")
+
+    def remove(self, name: str) -> None:
+        self._reached("before removal")
+        super().remove(name)
+        self._reached("after removal")
+
+
+class AtOnce(Executor):
+    """Whoever asks for work does it."""
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*arguments, **named))
+        return done
+
+
+class Saver:
+    """Of one life. ``steps`` are those of the fragments' last merges."""
+
+    def __init__(self, shell: Shell, folder: Path) -> None:
+        self._shell = shell
+        self.steps = {FragmentId(facts.fragment): facts.step for facts in shell.files.merges}
+        self._posted: list[Callable[[float], Any]] = []
+        self._real = Checkpoints(
+            "job",
+            shell.job,
+            folder,
+            None,
+            shell.core.state,
+            shell.goodput.ledger,
+            self._outer,
+            shell.files.tape.sync,
+            self._post,
+            self._failed,
+            AtOnce(),
+        )
+        self._real.root = Watched(self._real.root.url, shell.reached)
+
+    def act(self, effect: SavingEffect) -> None:
+        if isinstance(effect, RestoreFragments):
+            self._restore(effect)
+            return
+        self._real.act(effect, self._shell.now)
+        if isinstance(effect, BeginCheckpoint):
+            for name, _ in effect.islands:
+                self._shell.reached("before mark")
+                self._shell.islands[name].save(effect.checkpoint, self._real.folder(effect.checkpoint).url)
+                self._shell.reached("after mark")
+        posted, self._posted = self._posted, []
+        for make in posted:
+            self._shell.tell(make)
+
+    def _restore(self, order: RestoreFragments) -> None:
+        """As the workshop does: all are kept by the time that the first is told, or sooner."""
+        keeper, folder = self._shell.keeper, self._real.folder(order.checkpoint)
+        assert keeper is not None
+        states, told = outer_states(folder, manifest_of(folder)), []
+        for fragment, version, step in order.fragments:
+            self._shell.reached("before restore")
+            made = keeper.restore(fragment, version, step, order.epoch, states[fragment])
+            self._shell.reached("after keep")
+            self._shell.published[fragment], self.steps[fragment] = made.payload, step
+            told.append((fragment, version, order.checkpoint, made.facts.digest, made.facts.base_digest))
+        for facts in told:
+            self._shell.tell(FragmentRestored, *facts)
+
+    def _outer(self) -> Future[list[tuple[FragmentState, int]]]:
+        keeper, taken = self._shell.keeper, Future[list[tuple[FragmentState, int]]]()
+        assert keeper is not None
+        taken.set_result([(keeper.outer.state(p), step) for p, step in sorted(self.steps.items())])
+        return taken
+
+    def _post(self, make: Callable[[float], Any]) -> int:
+        self._posted.append(make)
+        return len(self._posted)
+
+    def _failed(self, error: BaseException) -> None:
+        raise error
