@@ -70,7 +70,7 @@ def _objectives(verdict: Plain) -> str:
         )
         for one in verdict["objectives"]
     )
-    return table(("objective", "", "is", "limit", "at", "why"), rows, "The plan has no objectives.", words=(5,))
+    return table(("objective", "outcome", "is", "limit", "at", "why"), rows, "The plan has no objectives.", words=(5,))
 
 
 def _faults(verdict: Plain) -> str:
@@ -85,7 +85,7 @@ def _faults(verdict: Plain) -> str:
         )
         for fault in verdict["faults"]
     )
-    head = ("island", "fault", "for", "planned", "job time", "")
+    head = ("island", "fault", "for", "planned", "job time", "outcome")
     return table(head, rows, "Nothing was struck.", words=(5,))
 
 

@@ -51,12 +51,16 @@ def cards(*each: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str, *, words: Sequence[int] = ()) -> str:
-    """``words`` are the columns that hold sentences, which wrap and stand on the left."""
+    """``words`` are the columns that hold sentences, which wrap and stand on the left.
+
+    On a phone a table is wider than the page and scrolls by itself: so that keys can do that too, it takes the focus.
+    """
     kinds = dict.fromkeys(words, ' class="words"')
     body = "".join(
         "<tr>" + "".join(f"<td{kinds.get(n, '')}>{cell}</td>" for n, cell in enumerate(row)) + "</tr>" for row in rows
     )
     if not body:
         return f'<p class="nothing">{escape(empty)}</p>'
-    named = "".join(f"<th{kinds.get(n, '')}>{escape(name)}</th>" for n, name in enumerate(head))
-    return f'<div class="scroll"><table><thead><tr>{named}</tr></thead><tbody>{body}</tbody></table></div>'
+    named = "".join(f'<th{kinds.get(n, "")} scope="col">{escape(name)}</th>' for n, name in enumerate(head))
+    reached = f'tabindex="0" role="region" aria-label="Table of {escape(", ".join(head))}"'
+    return f'<div class="scroll" {reached}><table><thead><tr>{named}</tr></thead><tbody>{body}</tbody></table></div>'

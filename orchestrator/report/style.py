@@ -66,7 +66,7 @@ th{font-weight:600;color:var(--soft);text-align:right;padding:5px 8px;border-bot
 white-space:nowrap}
 td{text-align:right;padding:5px 8px;border-bottom:1px solid var(--faint);white-space:nowrap}
 th:first-child,td:first-child{text-align:left;padding-left:0}
-td.words,th.words{text-align:left}td.words{white-space:normal}
+td.words,th.words{text-align:left}td.words{white-space:normal;min-width:15em}
 tr:last-child td{border-bottom:0}
 b.bad{color:var(--bad)}pre{margin:0;font-size:13px}
 .nothing{color:var(--soft);padding:24px 0}

@@ -31,13 +31,27 @@ def own_faults(page: Page) -> list[str]:
 
 
 def axe_faults(page: Page) -> list[str]:
-    """RULE (IMPACT): what axe says of it: the element. What it cannot tell is a fault, too, unless we measure it."""
-    said = Axe().run(page, options=OPTIONS).response
-    violated = [_told(rule, node) for rule in said["violations"] for node in rule["nodes"]]
-    undecided = [
+    """What axe finds, and what it cannot tell, unless we measure that."""
+    said = _asked(page)
+    open_questions = [
         _told(rule, node) for rule in said["incomplete"] for node in rule["nodes"] if not _ours(page, rule, node)
     ]
-    return violated + undecided
+    return _violations(said) + open_questions
+
+
+def axe_violations(page: Page) -> list[str]:
+    """What axe is sure of, for pages that our own audit does not know."""
+    return _violations(_asked(page))
+
+
+def _asked(page: Page) -> dict[str, Any]:
+    said: dict[str, Any] = Axe().run(page, options=OPTIONS).response
+    return said
+
+
+def _violations(said: dict[str, Any]) -> list[str]:
+    """RULE (IMPACT): what axe says of it: the element."""
+    return [_told(rule, node) for rule in said["violations"] for node in rule["nodes"]]
 
 
 def _ours(page: Page, rule: dict[str, Any], node: dict[str, Any]) -> bool:
