@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LAB
 
 STATE = Path("/var/lib/atoll")
 SECRET, HOME, RUNS = STATE / "cluster" / "token", STATE / "home", STATE / "runs"
-HEAD_STORAGE = STATE / "head" / "storage"
+HEAD_STORAGE, BOOT = STATE / "head" / "storage", Path("/proc/sys/kernel/random/boot_id")
 HEAD = "head:6379"
 SERVICE_PORT = 8470
 PATIENCE_S = 120.0
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(not any(process.name() == "raylet" for process in psutil.process_iter()))
     if options.what == "head":
         make_secret()
+        forget_another_boot()
     else:
         wait_for_head()
     os.environ.update(environment_of(options.what))
@@ -95,6 +97,18 @@ def make_secret() -> None:
         draft.touch(mode=0o600)
         draft.write_text(secrets.token_hex(32))
         draft.replace(SECRET)
+
+
+def forget_another_boot() -> None:
+    """What the head kept is of this start of the machine, or gone.
+
+    The nodes that an earlier one knew most likely died with it, unheard: Ray would believe them alive for the whole
+    partition tolerance, and make no synchroniser before that. Without them, the service starts the jobs again at once.
+    """
+    noted, boot = HEAD_STORAGE.with_name("boot"), BOOT.read_text()
+    if not noted.exists() or noted.read_text() != boot:
+        shutil.rmtree(HEAD_STORAGE, ignore_errors=True)
+        noted.write_text(boot)
 
 
 def wait_for_head() -> None:

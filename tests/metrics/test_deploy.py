@@ -30,7 +30,7 @@ STARTED = """
 import json, os, pathlib, runpy, sys
 node = runpy.run_path(sys.argv[1])
 its = node["main"].__globals__
-its["SECRET"] = pathlib.Path(sys.argv[2], "token")
+its["SECRET"], its["HEAD_STORAGE"] = (pathlib.Path(sys.argv[2], name) for name in ("token", "storage"))
 its["RAY"] = (sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
 its["main"](["head"])
 """
@@ -175,11 +175,35 @@ def test_synchronisers_islands_and_service_see_the_same_runs() -> None:
     assert str(NODE.RUNS) == "/var/lib/atoll/runs"
 
 
+def head_as_started(folder: Path) -> dict[str, str]:
+    """What Ray is given, in its environment, of a head that keeps its things in this folder."""
+    command = [sys.executable, "-c", STARTED, str(DEPLOY / "node.py"), str(folder)]
+    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    given: dict[str, str] = json.loads(said)
+    return given
+
+
+def test_what_a_head_knew_is_kept_when_it_dies_and_forgotten_when_its_machine_did(tmp_path: Path) -> None:
+    """Nodes that died unheard would be believed alive for as long as a cut is borne."""
+    head_as_started(tmp_path)
+    known = tmp_path / "storage" / "of nodes and actors"
+    known.parent.mkdir()
+    known.touch()
+    head_as_started(tmp_path)
+    assert known.exists()
+    (tmp_path / "boot").write_text("another start of the machine")
+    head_as_started(tmp_path)
+    assert not known.exists()
+    known.parent.mkdir()
+    known.touch()
+    head_as_started(tmp_path)
+    assert known.exists()
+
+
 def test_a_head_that_was_killed_finds_what_it_knew_on_a_volume_that_nobody_else_writes(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", STARTED, str(DEPLOY / "node.py"), str(tmp_path)]
-    given = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout)
-    assert given["RAY_gcs_storage"] == "rocksdb"
-    kept = Path(given["RAY_gcs_storage_path"])
+    given = head_as_started(tmp_path)
+    assert (given["RAY_gcs_storage"], given["RAY_gcs_storage_path"]) == ("rocksdb", str(tmp_path / "storage"))
+    kept = Path(NODE.environment_of("head")["RAY_gcs_storage_path"])
     (mount,) = [mount for mount in mounts(OURS["head"]) if kept.is_relative_to(mount[1])]
     assert kept.parent == Path(mount[1]), "Ray makes one folder, and not those above it"
     assert (mount[0] in COMPOSE["volumes"], mount[2:]) == (True, [])
