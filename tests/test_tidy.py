@@ -90,6 +90,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.config",
             "orchestrator.journal",
             "orchestrator.merge",
+            "orchestrator.checkpoints",
+            "orchestrator.runtime.checkpoints",
             "orchestrator.runtime.files",
             "orchestrator.runtime.patience",
             "orchestrator.tape",
@@ -241,6 +243,7 @@ EXEMPT_FROM_PURITY = frozenset(
         "orchestrator.simulation.swarm.__main__",
         "orchestrator.simulation.swarm.mortal_world",
         "orchestrator.simulation.swarm.mortality",
+        "orchestrator.simulation.swarm.saving_world",
     }
 )
 """The one place of a pure package that writes files, one that pickles, those that name a simulated disk's, and a command."""

@@ -69,14 +69,16 @@ class Synchroniser:
     def handle(self, event: events.Event) -> tuple[Effect, ...]:
         """Decide what follows from ``event``. Safe with late, repeated and reordered events."""
         effects = self._dispatch(event)
-        effects += rollback.settle(self.state, event.at)
-        effects += checkpoints.settle(self.state, event.at)
+        effects += self._settled(event.at)
         while more := job_life.settle(self.state, event):
-            effects += more
+            effects += [*more, *self._settled(event.at)]
         return tuple(effects)
 
     def view(self, at: Instant) -> JobView:
         return self.state.view(at)
+
+    def _settled(self, now: Instant) -> list[Effect]:
+        return [*rollback.settle(self.state, now), *checkpoints.settle(self.state, now)]
 
     def _dispatch(self, event: events.Event) -> list[Effect]:
         state = self.state

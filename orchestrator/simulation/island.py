@@ -8,11 +8,11 @@ clock and no chance: the world tells it when a step ends and how long it took.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from orchestrator.accounting.series import median
-from orchestrator.core.messages import Adopted, Drained, Flushed, Letter, Offer, Progress
+from orchestrator.core.messages import ALL_OFFERS, Adopted, Drained, Flushed, Letter, Offer, Progress
 from orchestrator.core.schedule import due
 from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, Version
 
@@ -60,6 +60,7 @@ class SimulatedIsland:
         self.tokens_per_step = tokens_per_step
         self._adoption = adoption
         self._mailbox: dict[FragmentId, tuple[Version, int, int]] = {}
+        self._asked: list[Callable[[], None]] = []
         self._stepping_seconds: Duration = 0.0
         self._latest_seconds: deque[Duration] = deque(maxlen=median_over)
         self._gap_max: Duration = 0.0
@@ -83,6 +84,10 @@ class SimulatedIsland:
         """Put a published version into the mailbox; the newest wins."""
         if version > self._mailbox.get(fragment, (Version(-1), 0, 0))[0]:
             self._mailbox[fragment] = (version, step, merged_offer)
+
+    def at_boundary(self, what: Callable[[], None]) -> None:
+        """``what`` happens at the next boundary, before anything is adopted there."""
+        self._asked.append(what)
 
     def end_step(self, seconds: Duration, gap: Duration) -> list[Letter]:
         """A step ended: adopt what came, offer what is due. Progress is told before anything that depends on it."""
@@ -146,11 +151,15 @@ class SimulatedIsland:
         return due(previous, self.step, self._policy.fragment_count, self._policy.sync_interval_steps)
 
     def _adopt(self) -> Iterator[Letter]:
+        asked, self._asked = self._asked, []
+        for what in asked:
+            what()
         for fragment, (version, step, merged_offer) in sorted(self._mailbox.items()):
             work = self.work[fragment]
             if version <= work.version:
                 continue
-            merged = work.sent.get(merged_offer, (0, 0)) if self._adoption == "rebase" else (work.steps, work.tokens)
+            keeps = self._adoption == "rebase" and merged_offer != ALL_OFFERS
+            merged = work.sent.get(merged_offer, (0, 0)) if keeps else (work.steps, work.tokens)
             work.version, work.steps, work.tokens = version, work.steps - merged[0], work.tokens - merged[1]
             work.sent = {}
             self.step = max(self.step, step)

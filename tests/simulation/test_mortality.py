@@ -7,6 +7,8 @@ here they are looked for in 40, which is three times what the slowest needs:
     skips fsync              the journal believes what it appended to be durable
     accepts an old epoch     an island heeds a synchroniser that was replaced
     counts a late offer      admission takes what came after its round has merged
+    restores what is there   a rollback puts the present Θ in the checkpoint's place
+    cuts too early           what is merging is not in a checkpoint
     …                        and five of recovery
 """
 
@@ -14,16 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
-from orchestrator.core import fragment_life, recovery
+from orchestrator.core import checkpoints, fragment_life, recovery, saving
 from orchestrator.core.effects import Effect, ReleasePayload
 from orchestrator.core.letters import Letters
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Epoch, RefusalReason
+from orchestrator.core.vocabulary import Epoch, RefusalReason, RoundPhase
+from orchestrator.journal.keeper import Keeper
 from orchestrator.journal.storage import Journal
 from orchestrator.simulation.swarm import trial
+from orchestrator.simulation.swarm.configurations import SAVING, draw
 from orchestrator.simulation.swarm.mortality import draw_mortality
 from orchestrator.tape.storage import TapeWriter
 
@@ -43,6 +48,19 @@ def test_the_seeds_lose_power_refuse_to_write_and_keep_merges_now_and_then() -> 
     drawn = [draw_mortality(seed, DEATHS, 8.0).features for seed in range(CHUNK)]
     for feature in ("loss of power", "refusing disk", "async"):
         assert 1 < sum(any(name.startswith(feature) for name in features) for features in drawn) < CHUNK - 1
+
+
+RARE = {saving.JobResumed, saving.RollbackFailed, saving.IslandNotSaved}
+"""A world begins from nothing, no checkpoint in it is damaged, and few islands that are asked for a state have just ended:
+``tests/core`` and ``tests/checkpoints`` have these."""
+
+
+def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
+    kinds = {
+        kind for union in (saving.SavingEvent, saving.SavingEffect, saving.SavingCommand) for kind in get_args(union)
+    }
+    saved = (trial.run(seed, DEATHS).seen for seed in range(CHUNK) if SAVING in draw(seed).features)
+    assert frozenset().union(*saved) >= {kind.__name__ for kind in kinds - RARE}
 
 
 def test_a_seed_with_deaths_is_found_again_by_its_command() -> None:
@@ -121,6 +139,28 @@ def _counts_lost_work(monkeypatch: Patch) -> None:
     monkeypatch.setattr(recovery, "lose_payloads", generous)
 
 
+def _restores_what_is_there(monkeypatch: Patch) -> None:
+    restore = Keeper.restore
+
+    def present(keeper: Keeper, fragment: int, *rest: object) -> object:
+        return restore(keeper, fragment, *rest[:-1], keeper.outer.state(fragment))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Keeper, "restore", present)
+
+
+def _cuts_too_early(monkeypatch: Patch) -> None:
+    begin = checkpoints.begin
+
+    def hasty(state: JobState, now: float) -> list[Effect]:
+        rounds = list(state.rounds)
+        state.rounds[:] = [replace(current, phase=RoundPhase.COLLECTING) for current in rounds]
+        effects = begin(state, now)
+        state.rounds[:] = rounds
+        return effects
+
+    monkeypatch.setattr(checkpoints, "begin", hasty)
+
+
 @pytest.mark.parametrize(
     ("bug", "sentence", "within"),
     [
@@ -128,6 +168,8 @@ def _counts_lost_work(monkeypatch: Patch) -> None:
         (_accepts_an_old_epoch, "no message of an older epoch is acted on", 40),
         (_counts_a_late_offer, "no base is staler than staleness_max", 40),
         (_leaves_the_tape_to_the_system, "a synchroniser goes on from its files", 40),
+        (_restores_what_is_there, "what is restored is what the checkpoint has", 40),
+        (_cuts_too_early, "a cut has the merges under way", 40),
         (_keeps_rounds, "", 40),
         (_releases_nothing, "", 40),
         (_keeps_its_epoch, "", 40),

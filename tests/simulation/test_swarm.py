@@ -48,6 +48,7 @@ from orchestrator.simulation.swarm.configurations import (
     FEATURES,
     HEALTH,
     MEMBERSHIP,
+    SAVING,
     SEVERAL_DONORS,
     SPOILT_LINKS,
     STANDBYS,
@@ -82,10 +83,10 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in set(range(SEEDS)) - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, STANDBYS, SEVERAL_DONORS}
+    assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, STANDBYS, SEVERAL_DONORS, SAVING}
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__)} - {e.FaultInjected.__name__}
     unions = (saving.SavingEvent, saving.SavingEffect, saving.SavingCommand)
-    kinds -= {kind.__name__ for union in unions for kind in get_args(union)}  # no world here has a disk
+    kinds -= {kind.__name__ for union in unions for kind in get_args(union)}  # these need a disk: test_mortality
     reasons = {str(reason) for reason in (*RefusalReason, *ReleaseReason, *CloseReason) if reason not in NEVER_HAPPENS}
     came = survivors.values()
     mortal = trial.run(3, deaths=6).seen

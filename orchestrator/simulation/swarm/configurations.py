@@ -18,6 +18,7 @@ from random import Random
 
 from orchestrator.core.vocabulary import Duration, HealthPolicy, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
+from orchestrator.simulation.swarm.operators import Saving, draw_saving
 from orchestrator.simulation.swarm.standbys import with_standbys
 from orchestrator.simulation.swarm.weather import Weather
 
@@ -39,6 +40,7 @@ SPOILT_LINKS = (FaultKind.SLOW, FaultKind.CORRUPT, FaultKind.DELAY, FaultKind.DR
 HEALTH = (FaultKind.DIVERGE.value, FaultKind.EXPLODE.value, "failed merges")
 STANDBYS = "standbys"
 SEVERAL_DONORS = "several donors"
+SAVING = "checkpoints"
 """Features that came later still, likewise."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH} - {FaultKind.READD}
 FEATURES = (
@@ -70,7 +72,10 @@ FEATURES = (
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """``patience`` is how long a fragment may stand still although a quorum trains and no fault strikes."""
+    """``patience`` is how long a fragment may stand still although a quorum trains and no fault strikes.
+
+    ``saving`` is for a world with a disk.
+    """
 
     seed: int
     features: frozenset[str]
@@ -78,6 +83,7 @@ class Configuration:
     plan: WorldPlan
     weather: Weather
     patience: Duration
+    saving: Saving | None = None
 
 
 def draw(seed: int) -> Configuration:
@@ -96,11 +102,13 @@ class _Draw:
         self.health = Random(f"atoll swarm {seed} health")
         self.standbys = Random(f"atoll swarm {seed} standbys")
         self.donors = Random(f"atoll swarm {seed} donors")
+        self.saving = Random(f"atoll swarm {seed} saving")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
         features |= {STANDBYS} if self.standbys.random() < 0.5 else set()
         features |= {SEVERAL_DONORS} if self.donors.random() < 0.5 else set()
+        features |= {SAVING} if self.saving.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -122,7 +130,8 @@ class _Draw:
             policy = replace(policy, donors_max=self.donors.randint(2, 4))
         if self.on(STANDBYS):
             policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
-        return Configuration(self.seed, self.features, policy, plan, self._weather(), patience)
+        saving = draw_saving(self.saving, self.calm_at) if self.on(SAVING) else None
+        return Configuration(self.seed, self.features, policy, plan, self._weather(), patience, saving)
 
     def on(self, feature: str) -> bool:
         return feature in self.features

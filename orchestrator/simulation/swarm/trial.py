@@ -11,6 +11,7 @@ simulators (one seed, faults injected, checkers outside the system).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from math import fsum, isclose
 
@@ -22,6 +23,7 @@ from orchestrator.simulation.swarm.checkers.violation import require
 from orchestrator.simulation.swarm.configurations import draw
 from orchestrator.simulation.swarm.mortal_world import MortalWorld
 from orchestrator.simulation.swarm.mortality import draw_mortality
+from orchestrator.simulation.swarm.saving_world import SavingWorld
 from orchestrator.simulation.swarm.weather import RoughWorld
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import STORY_LENGTH, tell
@@ -84,7 +86,8 @@ def run(seed: int, deaths: int = 0) -> Survived:
     """
     drawn = draw(seed)
     if deaths:  # who takes a place while the synchroniser is away: tests/core and tests/ray have that
-        drawn = replace(drawn, policy=replace(drawn.policy, standbys=()))
+        checkpoints = drawn.saving.policy if drawn.saving else drawn.policy.checkpoints
+        drawn = replace(drawn, policy=replace(drawn.policy, standbys=(), checkpoints=checkpoints))
     mortality = draw_mortality(seed, deaths, drawn.plan.calm_at)
 
     def checkers_of() -> Checkers:
@@ -93,8 +96,9 @@ def run(seed: int, deaths: int = 0) -> Survived:
     checkers, world = checkers_of(), None
     try:
         if deaths:
-            world = MortalWorld(drawn.policy, drawn.plan, seed, drawn.weather, mortality, checkers_of)
-            world.run(until=UNTIL_S)
+            world = SavingWorld(drawn.policy, drawn.plan, seed, drawn.weather, mortality, checkers_of, drawn.saving)
+            with closing(world):
+                world.run(until=UNTIL_S)
             checkers = world.checkers
         else:
             world = RoughWorld(drawn.policy, drawn.plan, seed, drawn.weather, folds=(checkers,))

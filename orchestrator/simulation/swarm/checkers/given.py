@@ -24,10 +24,15 @@ class Line:
 
 @dataclass(slots=True)
 class Round:
-    """The fragment stands at ``version``; ``inputs`` are being merged, ``open`` waits."""
+    """The fragment stands at ``version``; ``inputs`` are being merged, ``open`` waits.
+
+    ``restoring``: the next version is a checkpoint's. ``merged`` is what each island has in each version.
+    """
 
     fragment: FragmentId
     version: Version = Version(0)
     step: int = 0
     open: dict[IslandId, Contribution] = field(default_factory=dict)
     inputs: tuple[Contribution, ...] = ()
+    restoring: bool = False
+    merged: dict[Version, dict[IslandId, int]] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from orchestrator.accounting.series import median
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.saving import FragmentRestored
 from orchestrator.core.vocabulary import Contribution, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason
 from orchestrator.simulation.swarm.checkers.lives import Lives
 from orchestrator.simulation.swarm.checkers.rounds import Rounds
@@ -32,6 +33,8 @@ class Health:
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         due = False
+        if isinstance(event, FragmentRestored) and effects:
+            self._latest[event.fragment].clear()  # usual is what it is from there on
         if isinstance(event, e.ContributionUnusable):
             due = self._is_bad(event.contribution, event.reason)
         elif isinstance(event, e.ContributionArrived):
@@ -47,7 +50,7 @@ class Health:
         assert event.displacement is not None
         far = event.displacement / max(1.0, c.step_count / self._policy.sync_interval_steps)
         latest, ratio_max = self._latest[c.fragment], self._policy.health.displacement_ratio_max
-        judged = ratio_max is not None and self._rounds.all[c.fragment].version >= FIRST_VERSIONS
+        judged = ratio_max is not None and bool(latest) and self._rounds.all[c.fragment].version >= FIRST_VERSIONS
         exploding = judged and ratio_max is not None and far > ratio_max * _usual(latest)
         for effect in effects:
             if isinstance(effect, f.AdmitContribution):

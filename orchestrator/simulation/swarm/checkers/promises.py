@@ -12,12 +12,14 @@ Refuses to know: files.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.saving import FROM_JOURNAL, BeginCheckpoint, FragmentRestored
 from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
 from orchestrator.merge.outer_optimizer import OuterOptimizer
 from orchestrator.merge.outer_state import FragmentState, OuterState
@@ -78,6 +80,8 @@ class Theta:
         self._promises = promises
         self._states = list(promises.first)
         self._orders: dict[FragmentId, f.MergeFragment] = {}
+        self._history = [[state] for state in self._states]
+        self._cuts: dict[int, tuple[Version, ...]] = {}
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, e.MergeCompleted) and effects:
@@ -86,9 +90,26 @@ class Theta:
             after = self._states[event.fragment] = self._promises.after(before, order)
             same = (event.version, event.digest) == (after.version, after.digest)
             require(same, "Θ is that of an uninterrupted run fed the same contributions", (event, after.digest))
+            self._history[event.fragment].append(after)
+        elif isinstance(event, FragmentRestored) and effects:
+            self._restored(event)
         for effect in effects:
             if isinstance(effect, f.MergeFragment):
                 self._orders[effect.fragment] = effect
+            elif isinstance(effect, BeginCheckpoint):
+                self._cuts[effect.checkpoint] = effect.versions
+
+    def _restored(self, event: FragmentRestored) -> None:
+        """What the fragment was at the cut, as its next version."""
+        before, lost = self._states[event.fragment], event.checkpoint == FROM_JOURNAL
+        cut = Version(before.version - 1) if lost else self._cuts[event.checkpoint][event.fragment]
+        then = self._history[event.fragment][cut]
+        chains = event.base_digest in (before.digest, "") and event.version == before.version + 1
+        require(chains, "digests chain, and versions rise by one, also on the way back", (event, before.digest))
+        require(event.digest == then.digest, "what is restored is what the checkpoint has", (event, then.digest))
+        after = replace(then, version=event.version)
+        self._states[event.fragment] = after
+        self._history[event.fragment].append(after)
 
     def compare(self, outer: OuterState) -> None:
         """Θ and μ as the synchroniser has them."""

@@ -14,6 +14,7 @@ from math import fsum, isclose
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.saving import RestoreFragments
 from orchestrator.core.vocabulary import (
     CloseReason,
     Contribution,
@@ -41,7 +42,10 @@ _SEEN_IN_THE_BYTES = {
 
 
 class Rounds:
-    """``merged_at[p]`` is when fragment p last merged, ``merged_tokens`` what each island has in each fragment."""
+    """``merged_at[p]`` is when fragment p last merged, ``merged_tokens`` what each island has in each fragment.
+
+    ``going_back``: no round closes, for the job goes back to a checkpoint.
+    """
 
     def __init__(self, policy: JobPolicy, epoch: Epoch, lives: Lives, timers: Timers) -> None:
         self.all = [Round(FragmentId(p)) for p in range(policy.fragment_count)]
@@ -53,6 +57,7 @@ class Rounds:
         self._lines: dict[tuple[IslandId, int, FragmentId], Line] = {}
         self._admitted: set[PayloadId] = set()
         self._over = self._complete = False
+        self.going_back = False
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):
@@ -134,7 +139,7 @@ class Rounds:
             case RefusalReason.ALREADY_MERGED:
                 return c.base_version < line.merged_into
             case RefusalReason.LATE:
-                return bool(current.inputs) or (behind == 1 and self._policy.staleness_max < 1)
+                return bool(current.inputs) or current.restoring or (behind == 1 and self._policy.staleness_max < 1)
             case RefusalReason.STALE_BASE:
                 return behind > max(1, self._policy.staleness_max)
         return refusal.reason in _SEEN_IN_THE_BYTES
@@ -173,6 +178,7 @@ class Rounds:
                 right = any(isinstance(x, f.AdmitContribution) for x in effects)
             case ReleaseReason.ABANDONED:
                 right = self._lives.ending or self._lives.finished or isinstance(event, e.MergeFailed)
+                right = right or any(isinstance(x, RestoreFragments) for x in effects)
                 for current in self.all:
                     current.open = {i: c for i, c in current.open.items() if c.payload != effect.payload}
                     if self._lives.finished and effect.payload in {c.payload for c in current.inputs}:
@@ -185,7 +191,9 @@ class Rounds:
         current = self.all[effect.fragment]
         inputs = tuple(current.open[island] for island in sorted(current.open))
         require(effect.epoch == self._epoch, "a merge carries the synchroniser's epoch", effect)
-        require(not self._over, "nothing is merged after the job's end", effect)
+        require(
+            not self._over and not self.going_back, "nothing is merged after the job's end, or on a way back", effect
+        )
         next_one = effect.version == current.version + 1 and not current.inputs
         require(next_one, "versions rise by one, one merge at a time", (effect, current.version))
         require(len(inputs) >= self._policy.quorum, "no merge is below quorum", effect)
@@ -220,6 +228,9 @@ class Rounds:
             self.merged_tokens[c.island][c.fragment] += c.token_count
         current.step = max(current.step, *(c.step for c in current.inputs))
         current.version, current.inputs = event.version, ()
+        current.merged[event.version] = {
+            island: counts[event.fragment] for island, counts in self.merged_tokens.items()
+        }
         self.merged_at[event.fragment] = event.at
         heard = {x.island for p in effects if isinstance(p, f.PublishFragment) for x in p.recipients}
         training = {island for island, life in self._lives.all.items() if life.stage is Stage.TRAINING}
@@ -252,7 +263,8 @@ class Rounds:
 
     def _waits_for_somebody(self, current: Round) -> None:
         """While the job runs. When it ends, every flush moves the rounds on."""
-        if len(current.open) < self._policy.quorum or current.inputs or self._lives.ending or self._lives.finished:
+        over = self._lives.ending or self._lives.finished or self.going_back
+        if over or len(current.open) < self._policy.quorum or current.inputs:
             return
         present = self._on_time(current)
         if not present:
@@ -270,8 +282,11 @@ class Rounds:
             due_step += 1
         return {island for island, c in current.open.items() if c.step >= due_step}
 
+    def line(self, island: IslandId, incarnation: Incarnation, fragment: FragmentId) -> Line:
+        return self._lines.setdefault((island, incarnation, fragment), Line())
+
     def _line(self, c: Contribution) -> Line:
-        return self._lines.setdefault((c.island, c.incarnation, c.fragment), Line())
+        return self.line(c.island, c.incarnation, c.fragment)
 
 
 def _weighted(effect: f.MergeFragment, inputs: Iterable[Contribution]) -> bool:

@@ -12,6 +12,7 @@ from orchestrator.core.vocabulary import Duration, FragmentId, IslandId, JobPoli
 from orchestrator.simulation.swarm.checkers.violation import require
 
 FLUSH = "flush:job"
+SAVING = ("checkpoint:due", "checkpoint:deadline")
 ROUNDING = 1e-9
 """``at + wait - at`` is not ``wait`` to the last bit."""
 
@@ -35,10 +36,11 @@ class Timers:
         islands = [plan.island for plan in (*policy.islands, *policy.standbys)]
         graces = [grace(FragmentId(p)) for p in range(policy.fragment_count)]
         self.rang: str | None = None
-        self._names = {FLUSH, *graces, *map(backoff, islands), *map(suspect, islands)}
+        self._names = {FLUSH, *SAVING, *graces, *map(backoff, islands), *map(suspect, islands)}
         self._longest = {
             "flush": policy.flush_timeout_s,
             "suspect": policy.suspect_timeout_s,
+            "checkpoint": max(policy.checkpoints.every_s, policy.checkpoints.timeout_s),
             "backoff": 1.25 * policy.backoff_max_s,
         }
         self._grace_cap_steps = policy.grace_cap_steps or 0.0

@@ -1,0 +1,39 @@
+"""When a drawn job takes checkpoints and goes back to them: the swarm's, by a chance of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from orchestrator.core import events as e
+from orchestrator.core.saving import CheckpointRequested, RollbackRequested
+from orchestrator.core.vocabulary import CheckpointPolicy, CommandId, Instant
+
+_OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """``checkpoints`` and ``rollbacks`` are when an operator asks for one; a rollback is to the newest."""
+
+    policy: CheckpointPolicy
+    checkpoints: tuple[Instant, ...]
+    rollbacks: tuple[Instant, ...]
+
+    def commands(self) -> list[tuple[Instant, e.Command]]:
+        saves = [(at, CheckpointRequested(at, CommandId(f"save-{at!r}"), _OPERATOR)) for at in self.checkpoints]
+        backs = [(at, RollbackRequested(at, CommandId(f"back-{at!r}"), _OPERATOR, 0)) for at in self.rollbacks]
+        return sorted([*saves, *backs], key=lambda command: command[0])
+
+
+def draw_saving(random: Random, until: Instant) -> Saving:
+    """All of it is asked for before ``until``; what comes by itself goes on."""
+    policy = CheckpointPolicy(
+        every_merges=random.choice((0, 2, 2, 7)),
+        every_s=random.choice((0.0, random.uniform(0.5, 3.0))),
+        keep=random.randint(1, 3),
+        timeout_s=random.uniform(0.3, 3.0),
+    )
+    saves = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 4)))
+    backs = sorted(random.uniform(until / 4, until) for _ in range(random.randint(0, 4)))
+    return Saving(policy, tuple(saves), tuple(backs))

@@ -1,0 +1,237 @@
+"""A mortal world whose job takes checkpoints and goes back to them: the live code writes and removes them, in virtual time.
+
+Files of checkpoints lie in memory, where no power is lost: ``checkpoints.folder`` syncs each before it counts. Islands
+write their parts a while after their cut; the synchroniser's one thread does one thing after another, and what it had not
+done when its process died is never done. Responsible for: that what is sealed is whole, and is its cut.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import PART, Part, encode_part, part_digest
+from orchestrator.checkpoints.reading import manifest_of, outer_states, verified
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.messages import NotSaved, Saved
+from orchestrator.core.saving import (
+    BeginCheckpoint,
+    CheckpointTaken,
+    DropCheckpoint,
+    RestoreFragments,
+    SealCheckpoint,
+)
+from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
+from orchestrator.errors import DataError
+from orchestrator.merge.outer_state import FragmentState
+from orchestrator.runtime.checkpoints import Checkpoints
+from orchestrator.simulation.host import Host
+from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.swarm.checkers import Checkers
+from orchestrator.simulation.swarm.checkers.violation import require
+from orchestrator.simulation.swarm.keeping import insist, job_spec
+from orchestrator.simulation.swarm.mortal_world import FOLDER, MortalWorld
+from orchestrator.simulation.swarm.mortality import Mortality
+from orchestrator.simulation.swarm.operators import Saving
+from orchestrator.simulation.swarm.weather import Weather
+
+WRITING_S = (0.001, 0.3)
+Versions = dict[FragmentId, Version]
+
+
+class SavingWorld(MortalWorld):
+    """``close`` it, for what it keeps in memory is nobody's."""
+
+    def __init__(
+        self,
+        policy: JobPolicy,
+        plan: WorldPlan,
+        seed: int,
+        weather: Weather,
+        mortality: Mortality,
+        checkers: Callable[[], Checkers],
+        saving: Saving | None,
+    ) -> None:
+        super().__init__(policy, plan, seed, weather, mortality, checkers)
+        self._memory = Folder(f"memory://atoll-swarm-{seed}")
+        self._spec = job_spec(mortality.merges_max, [plan.island for plan in policy.islands], self._memory.url)
+        self._saver: tuple[int, Checkpoints] | None = None
+        self._marked: set[tuple[int, int]] = set()
+        for at, command in saving.commands() if saving is not None else ():
+            self.later(at, partial(self._command, command))
+
+    def close(self) -> None:
+        self._memory.remove_all()
+
+    def _command(self, command: e.Command) -> None:
+        self.tell(replace(command, at=self.now))
+
+    def _act(self, effect: f.Effect) -> None:
+        match effect:
+            case BeginCheckpoint():
+                saver = self._checkpoints()
+                saver.act(effect, self.now)
+                for life in effect.islands:
+                    if not self.chance(self.plan.publication_loss):
+                        self._mark(self.hosts[life], effect.checkpoint, saver.folder(effect.checkpoint))
+            case SealCheckpoint() | DropCheckpoint():
+                self._checkpoints().act(effect, self.now)
+            case RestoreFragments():
+                self._restore(effect)
+            case _:
+                super()._act(effect)
+
+    # ── the synchroniser's ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _checkpoints(self) -> Checkpoints:
+        """Of this life."""
+        if self._saver is None or self._saver[0] != self.generation:
+            worker = Worker(self)
+            saver = Checkpoints(
+                "job",
+                self._spec,
+                FOLDER,
+                None,
+                self.core.state,
+                self.goodput.ledger,
+                worker.outer,
+                lambda: insist("the tape cannot be written", self._files.tape.sync),
+                self._post,
+                _failed,
+                worker,
+            )
+            self._saver = self.generation, saver
+        return self._saver[1]
+
+    def _post(self, make: Callable[[float], e.Event]) -> int:
+        def told() -> None:
+            event = make(self.now)
+            if isinstance(event, CheckpointTaken):
+                event = replace(event, seconds=0.0)  # by a clock that is not this world's
+            self.tell(event)
+
+        event = make(self.now)
+        if isinstance(event, CheckpointTaken):
+            self._check_sealed(event.checkpoint)
+        self.while_alive(0.0, told)
+        return 0
+
+    def _restore(self, order: RestoreFragments) -> None:
+        folder = self._checkpoints().folder(order.checkpoint)
+        try:
+            states = outer_states(folder, manifest_of(folder))
+        except (DataError, OSError) as error:
+            require(False, "a kept checkpoint can be gone back to", (order, error))
+            return
+        self.workshop.restore(order, states)
+
+    def _check_sealed(self, number: int) -> None:
+        manifest = verified(self._checkpoints().folder(number))
+        for p, (fragment, merged) in enumerate(zip(manifest.fragments, manifest.merged_tokens, strict=True)):
+            made = self.workshop.made.get((FragmentId(p), Version(fragment.version)))
+            held = made is not None and (made[0].digest, made[1]) == (fragment.digest, fragment.step)
+            require(held, "a sealed checkpoint has versions that Θ had", (number, p, fragment))
+            ahead = [part.island for part in manifest.parts if part.versions[p] > fragment.version]
+            require(not ahead, "no island is ahead of its checkpoint's Θ", (number, p, ahead))
+            kept = sum(part.token_counts[p] for part in manifest.parts if part.versions[p] == fragment.version)
+            known = self.checkers.rounds.all[p].merged.get(Version(fragment.version), {})
+            require(merged == sum(known.values()), "a checkpoint has what was merged", (number, p, merged, known))
+            right = merged + kept <= manifest.tokens_trained
+            require(right, "a checkpoint has no token twice", (number, p, merged, kept, manifest.tokens_trained))
+        true = sum(host.process.tokens_total for host in self.hosts.values())
+        require(manifest.tokens_trained <= true, "no more is in a checkpoint than was trained", (number, true))
+
+    # ── the islands' ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _mark(self, host: Host, number: int, folder: Folder) -> None:
+        """The marker is there at once, before all that is published later; its island cuts at its next boundary."""
+
+        def asked() -> None:
+            if (id(host), number) in self._marked:
+                return
+            self._marked.add((id(host), number))
+            if host.process.stepping:
+                host.process.at_boundary(cut)
+            else:
+                self._answer(host, NotSaved(number, "it does not train"))
+
+        def cut() -> None:
+            process = host.process
+            part = Part(
+                island=process.island,
+                incarnation=process.incarnation,
+                step=process.step,
+                asked_step=process.step,
+                steps_total=process.steps_total,
+                tokens_total=process.tokens_total,
+                cursor=process.steps_total,
+                versions=process.versions,
+                step_counts=tuple(work.steps for work in process.work),
+                token_counts=tuple(work.tokens for work in process.work),
+            )
+            self.later(self.draw(WRITING_S), partial(self._write, host, number, folder, part))
+
+        self.reach(host, self.addressed(host, asked))
+
+    def _write(self, host: Host, number: int, folder: Folder, part: Part) -> None:
+        if host.alive:
+            folder.write(f"{part.island}/{PART}", encode_part(part))
+            self._answer(host, Saved(number, part_digest(part), part.tokens_total, 0.0))
+
+    def _answer(self, host: Host, letter: Saved | NotSaved) -> None:
+        host.post([letter])
+        self.links.carry(host)
+
+
+class Worker(Executor):
+    """The synchroniser's thread that writes checkpoints: it takes its time, and dies with the process."""
+
+    def __init__(self, world: SavingWorld) -> None:
+        self._world, self._workshop = world, world.workshop
+        self._queue: deque[Callable[[], Any]] = deque()
+        self._awaited: set[tuple[FragmentId, Version]] = set()
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        self._queue.append(partial(work, *arguments, **named))
+        if len(self._queue) == 1:
+            self._go_on()
+        return Future()
+
+    def outer(self) -> Future[list[tuple[FragmentState, int]]]:
+        """Θ when the merges ordered so far are done."""
+        under_way, stands = dict(self._workshop.under_way), self._workshop.outer
+        self._awaited |= set(under_way.items())
+        cut = {p: under_way.get(p, stands[p][0]) for p in map(FragmentId, range(len(stands)))}
+        return Outer(self._workshop.made, cut)
+
+    def _go_on(self) -> None:
+        self._world.while_alive(self._world.draw(WRITING_S), self._work)
+
+    def _work(self) -> None:
+        self._awaited &= set(self._workshop.under_way.items())
+        if not self._awaited:
+            self._queue[0]()
+            self._queue.popleft()
+        if self._queue:
+            self._go_on()
+
+
+class Outer(Future[list[tuple[FragmentState, int]]]):
+    """Of what was made; a merge that failed left its fragment as it was."""
+
+    def __init__(self, made: dict[tuple[FragmentId, Version], tuple[FragmentState, int]], cut: Versions) -> None:
+        super().__init__()
+        self._made, self._cut = made, cut
+
+    def result(self, timeout: float | None = None) -> list[tuple[FragmentState, int]]:
+        return [self._made.get((p, v)) or self._made[p, Version(v - 1)] for p, v in sorted(self._cut.items())]
+
+
+def _failed(error: BaseException) -> None:
+    raise error
