@@ -52,7 +52,8 @@ def refusal_of(
     if c.base_version > current.version:
         return RefusalReason.UNKNOWN_VERSION, f"base {c.base_version}, but the fragment stands at {current.version}"
     if c.base_version < island.merged_into.get(c.fragment, 0):
-        return RefusalReason.ALREADY_MERGED, f"its work went into version {island.merged_into[c.fragment]}"
+        version = island.merged_into[c.fragment]
+        return RefusalReason.ALREADY_MERGED, f"version {version} has its work, or took its place in a rollback"
     if current.phase is RoundPhase.MERGING:
         return RefusalReason.LATE, f"version {current.version + 1} is being merged without it"
     behind = current.version - c.base_version

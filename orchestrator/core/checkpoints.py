@@ -146,6 +146,8 @@ def island_answered(state: JobState, island: Island, event: IslandSaved | Island
 def taken(state: JobState, event: CheckpointTaken) -> list[Effect]:
     """It counts from here on, and the oldest beyond those to be kept do not."""
     before = state.checkpoints
+    if any(kept.number == event.checkpoint for kept in before.kept):
+        return []  # told again
     if before.open is None or before.open.number != event.checkpoint:
         return [DropCheckpoint(event.checkpoint, "it was given up before it was whole")]
     every = (*before.kept, Kept(event.checkpoint, before.open.versions))
@@ -156,6 +158,8 @@ def taken(state: JobState, event: CheckpointTaken) -> list[Effect]:
 
 def failed(state: JobState, event: CheckpointFailed) -> list[Effect]:
     before = state.checkpoints
+    if any(kept.number == event.checkpoint for kept in before.kept):
+        return []  # told again
     if before.open is None or before.open.number != event.checkpoint:
         return []
     return give_up(state, event.reason)

@@ -115,6 +115,7 @@ def test_every_so_many_merges_one_begins_and_the_oldest_go() -> None:
             saves(story, "a", begun[0].checkpoint)
             taken = story.happen(saving.CheckpointTaken, begun[0].checkpoint, 1000, 0.5)
             dropped += [effect.checkpoint for effect in all_of(saving.DropCheckpoint, taken)]
+            assert not story.happen(saving.CheckpointTaken, begun[0].checkpoint, 1000, 0.5)  # told again
     assert dropped == [1, 2]
     assert [(kept.number, kept.versions) for kept in story.core.state.checkpoints.kept] == [(3, (6, 0)), (4, (8, 0))]
 

@@ -17,6 +17,8 @@ from math import fsum, isclose
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.saving import FragmentRestored
+from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import InternalError
 from orchestrator.simulation.swarm.checkers import Checkers
 from orchestrator.simulation.swarm.checkers.violation import require
@@ -161,10 +163,19 @@ def _check_end(world: World, checkers: Checkers) -> None:
 
 
 def _check_drained(world: World, checkers: Checkers) -> None:
-    """Whoever keeps its work at an adoption has, once it is drained, all of it in versions, in every fragment."""
+    """Whoever keeps its work at an adoption has, once it is drained, all of it in versions, in every fragment.
+
+    Not what a rollback undid meanwhile.
+    """
+    undone: set[tuple[IslandId, Incarnation]] = set()
+    lives: set[tuple[IslandId, Incarnation]] = set()
     for record in world.sink.records:
-        if isinstance(record.event, e.IslandDrained) and any(isinstance(x, f.StopIsland) for x in record.effects):
-            life = record.event.island, record.event.incarnation
+        if isinstance(record.event, FragmentRestored):
+            undone |= lives
+        elif isinstance(record.event, e.IslandCaughtUp):
+            lives.add((record.event.island, record.event.incarnation))
+        drained = isinstance(record.event, e.IslandDrained) and any(isinstance(x, f.StopIsland) for x in record.effects)
+        if drained and (life := (record.event.island, record.event.incarnation)) not in undone:
             trained, merged = world.hosts[life].process.tokens_total, checkers.rounds.merged_up_to(*life)
             require(set(merged) == {trained}, "a drained island lost nothing", (life, trained, merged))
 
