@@ -36,6 +36,7 @@ from orchestrator.runtime.ray_start import LOOPBACK, Place, free_port, log_of, s
 from orchestrator.runtime.settings import CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
 
 START_TIMEOUT_S = 60.0
+ATTEMPTS = 4
 RAYLET = "raylet"
 HERE: Mapping[str, Place] = MappingProxyType({})
 
@@ -61,10 +62,13 @@ def up(
         cluster = _prepare(home, groups, places.get(CONTROL_GROUP, Place()), partition_tolerance_s)
     fresh = not processes.marked(cluster.id)
     try:
-        try:
-            _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
-        except InfrastructureError:  # Ray gives a node half a minute, in which a busy machine may not start all at once
-            _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
+                break
+            except InfrastructureError:  # Ray gives a node half a minute, in which a busy machine may not start it
+                if not left:
+                    raise
     except BaseException:
         if fresh:
             down(home)

@@ -1,13 +1,15 @@
 """A process that takes an island's state from it, as a peer does that comes back: ``python -m tests.bench.peer HOME ACTOR``.
 
-For each line of its input, a number of seconds, it asks for the whole state again and again for so long, and answers with a
-line of JSON: how long each took. The first answer, before any question, is that of one state, with which all is connected.
+Each line of its input is two numbers, seconds: for the first of them it asks for the whole state, not sooner than the second
+after it asked last, and answers with a line of JSON: how long each took. The first answer, before any question, is that of
+one state, with which all is connected.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from time import perf_counter
 
@@ -20,9 +22,11 @@ def main(home: Path, actor: str) -> None:
     cluster.join(home)
     _answer([_take(actor)])
     for line in sys.stdin:
-        until, took = perf_counter() + float(line), []
-        while perf_counter() < until:
+        seconds, every_s = map(float, line.split())
+        until, took = perf_counter() + seconds, []
+        while (began := perf_counter()) < until:
             took.append(_take(actor))
+            time.sleep(max(0.0, every_s - (perf_counter() - began)))
         _answer(took)
     cluster.leave()
 
