@@ -15,7 +15,7 @@ import pytest
 from orchestrator.core.events import MergeCompleted
 from orchestrator.tape.storage import read_tape
 from tests.programs import missing, required
-from tests.ray.jobs import Job, synthetic
+from tests.ray.jobs import GAP_MAX_S, Job, synthetic
 from tests.ray.test_recovery import assert_sound
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -23,8 +23,6 @@ Start = Callable[[dict[str, Any]], Job]
 ENDLESS = 100_000
 BOTH = ("us-east", "asia")
 PAUSED_S = 3.0
-GAP_MAX_S = 1.0
-"""Less than the pause: who waited for it would show more."""
 
 
 @pytest.fixture
