@@ -188,7 +188,7 @@ def test_a_service_that_is_not_of_this_home_is_not_killed(service: Installation)
 
 def test_a_loss_gap_needs_a_reference_and_is_measured_against_it(service: Installation) -> None:
     asked = plan_file(service, objectives=["loss_gap < 5 %"])
-    quiet = submitted(service, steps=160)
+    quiet = submitted(service, steps=300)
     assert "--reference" in service.atoll("chaos", "run", quiet, asked, code=2)
     wait_until(lambda: service.client().job(quiet).report_ready)
     same = submitted(service, steps=300)
