@@ -20,9 +20,10 @@ from api.metrics.exposition import Metrics
 from api.schemas import Job
 from api.storage.store import Store
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError
-from tests.api.clockwork import GROUPS, Clockwork, connect
+from tests.api.clockwork import Clockwork, connect
 from tests.api.installation import ROOT, Installation, wait_until
 from tests.api.test_restart import kill_service
+from tests.api.world import GROUPS
 
 LARGE = [{"node_group": "asia", "cpus": 3}]
 SMALL = [{"node_group": "europe", "cpus": 0.5}]

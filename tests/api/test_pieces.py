@@ -18,8 +18,8 @@ from api.terminal.watch import line, render
 from orchestrator.config import parse_job
 from orchestrator.plain import finite
 from orchestrator.sections import IslandsSection
-from tests.api.clockwork import GROUPS, World
 from tests.api.installation import Installation
+from tests.api.world import GROUPS, World
 
 
 def test_a_fleet_check_names_what_no_group_can_ever_give() -> None:

@@ -63,10 +63,6 @@ class Hands:
         path.write_text(yaml.safe_dump(document))
         return str(path)
 
-    def tape_bytes(self, job: str) -> int:
-        path = self.runs / job / "tape.jsonl"
-        return path.stat().st_size if path.exists() else 0
-
     def island(self, job: str, name: str) -> dict[str, Any]:
         return next(island for island in self.json("islands", job) if island["island"] == name)
 

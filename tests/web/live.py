@@ -19,7 +19,8 @@ from orchestrator.core.vocabulary import Dose, JobPhase
 from orchestrator.errors import NotFound
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
-from tests.api.clockwork import GROUPS, World, leave_results
+from tests.api.clockwork import leave_results
+from tests.api.world import GROUPS, World
 
 BEAT_S = 0.1
 
