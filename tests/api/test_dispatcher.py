@@ -15,6 +15,7 @@ import pytest
 
 from api.client import Client
 from api.jobs.control import NodeGroupRecord
+from api.jobs.looks import FRESH_S
 from api.jobs.service import Service
 from api.metrics.exposition import Metrics
 from api.schemas import Job
@@ -309,9 +310,11 @@ def test_a_silent_job_keeps_its_room_and_one_that_cannot_be_started_frees_the_li
     waiting = [service.submit(spec, "me", f"{n}").job for n in range(2)]
     silent, full = tmp_path / "clockwork" / "jobs-are-silent", tmp_path / "clockwork" / "no-more-jobs"
     silent.touch()
+    time.sleep(2 * FRESH_S)  # else what it said of itself before is still good
     service.queue.dispatch()
     assert [store.job(job).state for job in waiting] == ["queued", "queued"]
     silent.unlink()
+    time.sleep(2 * FRESH_S)  # and now its silence
 
     full.touch()
     service.submit_command(running, "cancel", None, False, "me", None)

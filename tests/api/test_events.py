@@ -173,12 +173,12 @@ def test_a_job_that_wrote_nothing_yet_has_no_records_and_no_tape(
     try:
         with pytest.raises(InfrastructureError):
             client.submit(service.spec())
+        assert list(client.events("latest", follow=False)) == []
+        refused = http.get("/v1/jobs/latest/tape")
+        assert refused.status_code == 404
+        assert "no tape" in refused.json()["detail"]
     finally:
         switch.unlink()
-    assert list(client.events("latest", follow=False)) == []
-    refused = http.get("/v1/jobs/latest/tape")
-    assert refused.status_code == 404
-    assert "no tape" in refused.json()["detail"]
 
 
 def test_a_job_that_could_not_be_started_has_no_records_and_ends_at_once(service: Installation, client: Client) -> None:

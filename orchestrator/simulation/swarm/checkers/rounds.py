@@ -44,7 +44,7 @@ _SEEN_IN_THE_BYTES = {
 class Rounds:
     """``merged_at[p]`` is when fragment p last merged, ``merged_tokens`` what each island has in each fragment.
 
-    ``going_back``: no round closes, for the job goes back to a checkpoint.
+    ``going_back``: no round closes, for the job goes back to a checkpoint. ``epoch`` is the newest that was told.
     """
 
     def __init__(self, policy: JobPolicy, epoch: Epoch, lives: Lives, timers: Timers) -> None:
@@ -52,7 +52,7 @@ class Rounds:
         self.held: set[PayloadId] = set()
         self.merged_at = [0.0] * policy.fragment_count
         self.merged_tokens = {plan.island: [0] * policy.fragment_count for plan in policy.islands}
-        self._policy, self._epoch = policy, epoch
+        self.epoch, self._policy = epoch, policy
         self._lives, self._timers = lives, timers
         self._lines: dict[tuple[IslandId, int, FragmentId], Line] = {}
         self._admitted: set[PayloadId] = set()
@@ -66,7 +66,7 @@ class Rounds:
             self._completed(event, effects)
         elif isinstance(event, e.MergeFailed):
             self._failed(event, effects)
-        elif isinstance(event, e.SynchroniserRestarted) and event.epoch > self._epoch:
+        elif isinstance(event, e.SynchroniserRestarted) and event.epoch > self.epoch:
             self._died(event)
         for effect in effects:
             match effect:
@@ -94,7 +94,7 @@ class Rounds:
 
     def _died(self, event: e.SynchroniserRestarted) -> None:
         """What was admitted and not merged was never given: the same offers may come again, under the new epoch."""
-        self._epoch = event.epoch
+        self.epoch = event.epoch
         for current in self.all:
             for c in (*current.open.values(), *current.inputs):
                 self._line(c).admitted_offer = c.offer - 1
@@ -190,7 +190,7 @@ class Rounds:
     def _merge(self, effect: f.MergeFragment) -> None:
         current = self.all[effect.fragment]
         inputs = tuple(current.open[island] for island in sorted(current.open))
-        require(effect.epoch == self._epoch, "a merge carries the synchroniser's epoch", effect)
+        require(effect.epoch == self.epoch, "a merge carries the synchroniser's epoch", effect)
         require(
             not self._over and not self.going_back, "nothing is merged after the job's end, or on a way back", effect
         )

@@ -48,7 +48,8 @@ class Saving:
         elif isinstance(event, RollbackFailed) or self._lives.finished:
             stuck = any(current.restoring for current in self._rounds.all)
             self._left = set() if stuck or self._lives.finished else self._left
-        if isinstance(event, (RollbackFailed, e.SynchroniserRestarted)):
+        anew = isinstance(event, e.SynchroniserRestarted) and event.epoch > self._rounds.epoch
+        if anew or isinstance(event, RollbackFailed):
             for current in self._rounds.all:
                 current.restoring = False
         if self._lives.ending and self._left == every and not any(r.restoring for r in self._rounds.all):
