@@ -20,7 +20,8 @@ from typing import Any
 
 import yaml
 
-from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore, RunState
+from api.chaos.schemas import RunState
+from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
 from api.installation.second_life import SecondLife
 from api.jobs.service import Service
 from api.schemas import CommandState, Job, JobState

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 from api.chaos.conducting import Conducting
-from api.chaos.store import ChaosRunRow, ChaosStore, RunState
+from api.chaos.schemas import RunState
+from api.chaos.store import ChaosRunRow, ChaosStore
 from api.installation.second_life import SecondLife
 from api.jobs.service import Service
 from api.storage.store import Store

@@ -14,8 +14,8 @@ from typing import Any
 
 from api.chaos.conducting import key_of, planned
 from api.chaos.conductor import Conductor
-from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault
-from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore, RunState
+from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState
+from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
 from api.installation.second_life import SecondLife
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.service import Service

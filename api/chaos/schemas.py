@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.chaos.store import RunState
 from api.schemas import Answer, CommandState
 
 TEXT_CHARACTERS_MAX = 1 << 16
+
+
+class RunState(StrEnum):
+    """Where the run of a plan is.
+
+    waiting ──▶ running ──▶ passed | failed      the job has ended, and was judged
+       └───────────┴──────▶ aborted              a condition to abort held; judged at the job's end, as a fail
+       └───────────┴──────▶ stopped              somebody ended it; there is no verdict
+    """
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PASSED = "passed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+    STOPPED = "stopped"
+
+    @property
+    def strikes(self) -> bool:
+        return self in (RunState.WAITING, RunState.RUNNING)
 
 
 AskedReference = Annotated[

@@ -7,35 +7,15 @@ what stands here is all that may have struck. One run at a time holds a job, by 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import JSON, Engine, ForeignKey, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, mapped_column, sessionmaker
 
+from api.chaos.schemas import RunState
 from api.storage.store import AlreadyKnown, Base
 from orchestrator.errors import Conflict
-
-
-class RunState(StrEnum):
-    """Where the run of a plan is.
-
-    waiting ──▶ running ──▶ passed | failed      the job has ended, and was judged
-       └───────────┴──────▶ aborted              a condition to abort held; judged at the job's end, as a fail
-       └───────────┴──────▶ stopped              somebody ended it; there is no verdict
-    """
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PASSED = "passed"
-    FAILED = "failed"
-    ABORTED = "aborted"
-    STOPPED = "stopped"
-
-    @property
-    def strikes(self) -> bool:
-        return self in (RunState.WAITING, RunState.RUNNING)
 
 
 class ChaosRunRow(Base):

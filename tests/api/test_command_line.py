@@ -135,11 +135,12 @@ def test_replay_tells_an_identical_tape_from_a_changed_one(warm: Installation) -
     assert "Traceback" not in torn.stderr
 
 
-def test_the_command_line_starts_light() -> None:
-    code = "import sys, api.cli; print(*sorted(sys.modules))"
+@pytest.mark.parametrize(("module", "more"), [("api.cli", {"httpx", "pydantic"}), ("api.client", set())])
+def test_the_command_line_starts_light(module: str, more: set[str]) -> None:
+    code = f"import sys, {module}; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    heavy = {"ray", "jax", "numpy", "fastapi", "sqlalchemy", "httpx", "pydantic", "uvicorn"}
-    assert not heavy & set(loaded.split())
+    heavy = {"ray", "jax", "numpy", "matplotlib", "pandas", "fastapi", "sqlalchemy", "alembic", "uvicorn"}
+    assert not (heavy | more) & set(loaded.split())
 
 
 def test_compare_hands_every_baseline_on() -> None:

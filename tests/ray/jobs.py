@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import events
+from orchestrator.core.saving import FragmentRestored
 from orchestrator.errors import AtollError, NotFound
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -21,6 +24,7 @@ from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.groups import DEFAULT_GROUPS
 from orchestrator.runtime.names import synchroniser_name
 from orchestrator.runtime.settings import CLUSTER_MARKER
+from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 
 STEP_S = 0.05
@@ -137,6 +141,23 @@ def pid_of(actor_class: str, home: Path) -> int | None:
             if named and process.environ().get(CLUSTER_MARKER) == marker:
                 return process.pid
     return None
+
+
+def assert_sound(job: Job) -> None:
+    """Replayed; of each fragment versions rise by one, each made of the one before; no token lost or counted twice."""
+    tape = read_tape(job.run_dir / "tape.jsonl")
+    goodput = Goodput(tape.header.policy)
+    assert replay(tape, (goodput,)).exact
+    goodput.check()
+    stands: dict[int, tuple[int, str]] = {}
+    for record in tape.records:
+        event = record.event
+        if isinstance(event, (events.MergeCompleted, FragmentRestored)) and record.effects:
+            version, digest = stands.get(event.fragment, (0, event.base_digest))
+            assert (event.version, event.base_digest) == (version + 1, digest), event
+            stands[event.fragment] = (event.version, event.digest)
+    tokens = goodput.summary()["tokens"]
+    assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
 
 
 def gone(pid: int) -> bool:

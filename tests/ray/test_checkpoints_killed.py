@@ -16,16 +16,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.ledger import ROLLED_BACK
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import verified
 from orchestrator.checkpoints.resumption import find
 from orchestrator.core import events, saving
 from orchestrator.core.vocabulary import RoundPhase
-from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import GROUPS, Job, synthetic
+from tests.ray.jobs import GROUPS, Job, assert_sound, synthetic
 from tests.ray.test_checkpoints import carried_on, checkpoints_of, recorded, resumed, taken
 from tests.ray.test_recovery import kill
 
@@ -45,23 +43,6 @@ def plug(path: Path) -> None:
 def effects_of(job: Job, kind: type) -> list[Any]:
     records = read_tape(job.run_dir / "tape.jsonl").records
     return [effect for record in records for effect in record.effects if isinstance(effect, kind)]
-
-
-def assert_sound(job: Job) -> None:
-    """Replayed; of each fragment versions rise by one, each made of the one before; no token lost or counted twice."""
-    tape = read_tape(job.run_dir / "tape.jsonl")
-    goodput = Goodput(tape.header.policy)
-    assert replay(tape, (goodput,)).exact
-    goodput.check()
-    stands: dict[int, tuple[int, str]] = {}
-    for record in tape.records:
-        event = record.event
-        if isinstance(event, (events.MergeCompleted, saving.FragmentRestored)) and record.effects:
-            version, digest = stands.get(event.fragment, (event.version - 1, event.base_digest))
-            assert (event.version, event.base_digest) == (version + 1, digest), event
-            stands[event.fragment] = (event.version, event.digest)
-    tokens = goodput.summary()["tokens"]
-    assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
 
 
 def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_all(start: Start) -> None:

@@ -9,7 +9,6 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.names import island_name
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import GROUPS, Job, pid_of, synthetic
+from tests.ray.jobs import GROUPS, Job, assert_sound, pid_of, synthetic
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 Start = Callable[[dict[str, Any]], Job]
@@ -60,21 +59,6 @@ def assert_none_waited(job: Job, since: float) -> None:
     """Whoever waited for a synchroniser would have taken no step for as long as one was away."""
     for group in GROUPS:
         assert job.gap_max_s(group, since) < min(absences_s(job))
-
-
-def assert_sound(job: Job) -> None:
-    """Replayed, versions that rise by one, merges each on the digest of the one before, tokens conserved."""
-    tape = read_tape(job.run_dir / "tape.jsonl")
-    assert replay(tape).exact
-    merges: dict[int, list[events.MergeCompleted]] = {}
-    for record in tape.records:
-        if isinstance(record.event, events.MergeCompleted) and record.effects:
-            merges.setdefault(record.event.fragment, []).append(record.event)
-    for made in merges.values():
-        assert [m.version for m in made] == list(range(1, len(made) + 1))
-        assert all(before.digest == after.base_digest for before, after in pairwise(made))
-    tokens = job.last["goodput"]["tokens"]
-    assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
 
 
 def test_a_synchroniser_killed_at_random_moments_comes_back_each_time_and_no_island_is_disturbed(

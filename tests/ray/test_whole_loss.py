@@ -20,8 +20,7 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.tape.storage import read_tape
 from tests.api.installation import ROOT, wait_until
-from tests.ray.jobs import Job, synthetic
-from tests.ray.test_recovery import assert_sound
+from tests.ray.jobs import Job, assert_sound, synthetic
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 GROUP = "us-east"
