@@ -51,7 +51,7 @@ def test_a_killed_service_comes_back_with_its_jobs_and_commands(warm: Installati
 
 
 def test_a_watch_outlives_a_restart_of_the_service(warm: Installation) -> None:
-    warm.atoll("submit", warm.spec_file(steps=500))
+    warm.atoll("submit", warm.spec_file(steps=300))
     watching = subprocess.Popen(warm.command("watch", "latest"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert watching.stdout is not None
     watching.stdout.readline()

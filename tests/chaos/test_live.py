@@ -45,7 +45,7 @@ def records(installation, job, kind):
 
 def test_a_plan_that_passes_strikes_when_the_seed_says_and_ends_with_0(service: Installation) -> None:
     faults = (KILL_ASIA, {"kind": "stop", "target": {"random": 1}, "at": 1.5, "duration": 0.5})
-    job = submitted(service, steps=500)
+    job = submitted(service, steps=240)
     said = json.loads(service.atoll("chaos", "run", job, plan_file(service, *faults, seed=2), "--json"))
     assert said["passed"], said
     islands = service.client().islands(job)
@@ -60,7 +60,7 @@ def test_a_plan_that_passes_strikes_when_the_seed_says_and_ends_with_0(service: 
 
 
 def test_a_plan_that_fails_or_is_aborted_says_so_strikes_nobody_any_more_and_ends_with_1(service: Installation) -> None:
-    job = submitted(service, steps=500)
+    job = submitted(service, steps=240)
     asked = plan_file(
         service, KILL_ASIA, abort=["islands_training <= 4"], objectives=["bystander_gap_max_s < 1", "merges > 1e9"]
     )
@@ -165,7 +165,7 @@ def test_a_fault_that_makes_no_sense_is_refused(
 
 
 def test_a_plan_kills_the_service_and_starts_it_again_as_it_was(service: Installation) -> None:
-    job = submitted(service, steps=500)
+    job = submitted(service, steps=240)
     before = service.home.address()
     assert before is not None
     command = psutil.Process(before.pid).cmdline()
@@ -188,16 +188,16 @@ def test_a_service_that_is_not_of_this_home_is_not_killed(service: Installation)
 
 def test_a_loss_gap_needs_a_reference_and_is_measured_against_it(service: Installation) -> None:
     asked = plan_file(service, objectives=["loss_gap < 5 %"])
-    quiet = submitted(service, steps=300)
+    quiet = submitted(service, steps=200)
     assert "--reference" in service.atoll("chaos", "run", quiet, asked, code=2)
     wait_until(lambda: service.client().job(quiet).report_ready)
-    same = submitted(service, steps=300)
+    same = submitted(service, steps=200)
     said = json.loads(service.atoll("chaos", "run", same, asked, "--reference", quiet, "--json"))
     assert (said["objectives"][-1]["objective"], said["objectives"][-1]["passed"]) == ("loss_gap < 5 %", True)
     lower = service.folder / "lower.json"
     report = service.client().report(quiet)
     lower.write_text(json.dumps(report | {"loss_final": report["loss_final"] / 2}))
-    again = submitted(service, steps=300)
+    again = submitted(service, steps=200)
     assert "loss_gap is 1" in service.atoll("chaos", "run", again, asked, "--reference", str(lower), code=1)
     lower.write_text("{}")
     assert "no report of a job" in service.atoll("chaos", "run", again, asked, "--reference", str(lower), code=2)
