@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import events
-from orchestrator.core.saving import FragmentRestored
+from orchestrator.core.saving import FragmentRestored, JobResumed
 from orchestrator.errors import AtollError, NotFound
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -149,13 +149,15 @@ def assert_sound(job: Job) -> None:
     goodput = Goodput(tape.header.policy)
     assert replay(tape, (goodput,)).exact
     goodput.check()
-    stands: dict[int, tuple[int, str]] = {}
+    versions, digests = [0] * tape.header.policy.fragment_count, {}
     for record in tape.records:
         event = record.event
-        if isinstance(event, (events.MergeCompleted, FragmentRestored)) and record.effects:
-            version, digest = stands.get(event.fragment, (0, event.base_digest))
-            assert (event.version, event.base_digest) == (version + 1, digest), event
-            stands[event.fragment] = (event.version, event.digest)
+        if isinstance(event, JobResumed):
+            versions = list(event.versions)
+        elif isinstance(event, (events.MergeCompleted, FragmentRestored)) and record.effects:
+            made_of = digests.get(event.fragment, event.base_digest)
+            assert (event.version, event.base_digest) == (versions[event.fragment] + 1, made_of), event
+            versions[event.fragment], digests[event.fragment] = event.version, event.digest
     tokens = goodput.summary()["tokens"]
     assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
 
