@@ -6,7 +6,7 @@
 - arithmetic: everything else, at the lowest priority: it takes what the other two leave
 - installation: what a user runs whole, each with a cluster of its own in processes of its own; as soon as one of the three
   has ended
-- chaos: plans of chaos and Prometheus; after that
+- chaos: plans of chaos, Prometheus, a loss of every process; after that
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ STREAMS = {
     "ray/test_demo.py": "installation",
     "ray/test_readme.py": "installation",
     "ray/test_service.py": "installation",
+    "ray/test_whole_loss.py": "chaos",
     "ray": "cluster",
     "wan": "cluster",
     "web": "cluster",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import get_args
 
 import pytest
@@ -37,11 +38,16 @@ SEEDS, CHUNK = 100, 25
 Patch = pytest.MonkeyPatch
 
 
+@cache
+def survived(seed: int) -> trial.Survived:
+    return trial.run(seed, DEATHS)
+
+
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_nothing_is_lost_or_doubled_however_often_the_synchroniser_dies(first: int) -> None:
-    survived = [trial.run(seed, DEATHS) for seed in range(first, first + CHUNK)]
-    assert {"SynchroniserRestarted", "lost", "MergeFragment"} <= frozenset().union(*(s.seen for s in survived))
-    assert {"completed", "failed"} <= {s.outcome for s in survived}
+    came = [survived(seed) for seed in range(first, first + CHUNK)]
+    assert {"SynchroniserRestarted", "lost", "MergeFragment"} <= frozenset().union(*(s.seen for s in came))
+    assert {"completed", "failed"} <= {s.outcome for s in came}
 
 
 def test_the_seeds_lose_power_refuse_to_write_and_keep_merges_now_and_then() -> None:
@@ -59,12 +65,12 @@ def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
     kinds = {
         kind for union in (saving.SavingEvent, saving.SavingEffect, saving.SavingCommand) for kind in get_args(union)
     }
-    saved = (trial.run(seed, DEATHS).seen for seed in range(CHUNK) if SAVING in draw(seed).features)
+    saved = (survived(seed).seen for seed in range(CHUNK) if SAVING in draw(seed).features)
     assert frozenset().union(*saved) >= {kind.__name__ for kind in kinds - RARE}
 
 
 def test_a_seed_with_deaths_is_found_again_by_its_command() -> None:
-    first, again = trial.run(5, DEATHS), trial.run(5, DEATHS)
+    first, again = survived(5), trial.run(5, DEATHS)
     assert first.digest == again.digest != trial.run(5).digest
 
 
