@@ -25,6 +25,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -62,13 +63,11 @@ def up(
         cluster = _prepare(home, groups, places.get(CONTROL_GROUP, Place()), partition_tolerance_s)
     fresh = not processes.marked(cluster.id)
     try:
-        for left in reversed(range(ATTEMPTS)):
-            try:
+        for _ in range(ATTEMPTS - 1):
+            with suppress(InfrastructureError):  # Ray gives a node half a minute, too little on a busy machine
                 _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
-                break
-            except InfrastructureError:  # Ray gives a node half a minute, in which a busy machine may not start it
-                if not left:
-                    raise
+                return cluster
+        _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
     except BaseException:
         if fresh:
             down(home)

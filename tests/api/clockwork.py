@@ -24,9 +24,7 @@ from safetensors.numpy import save_file
 from api.jobs.control import CommandKind, FaultKind, NodeGroupRecord, StatusRecord
 from orchestrator.accounting import report
 from orchestrator.config import JobSpec
-from orchestrator.core.vocabulary import (
-    Dose,
-)
+from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.logbook import island_logbook, service_logbook
 from orchestrator.tape.schema import Digest, Footer, Header, decode_header, encode_footer, encode_header, encode_record

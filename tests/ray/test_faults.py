@@ -19,8 +19,7 @@ from orchestrator.core import events
 from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.names import controller_name, synchroniser_name
-from tests.ray.jobs import GAP_MAX_S, GROUPS, Job, gone, pid_of, synthetic
-from tests.ray.test_recovery import assert_sound
+from tests.ray.jobs import GAP_MAX_S, GROUPS, Job, assert_sound, gone, pid_of, synthetic
 
 pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]

@@ -15,8 +15,7 @@ import pytest
 from orchestrator.core.events import MergeCompleted
 from orchestrator.tape.storage import read_tape
 from tests.programs import missing, required
-from tests.ray.jobs import GAP_MAX_S, Job, synthetic
-from tests.ray.test_recovery import assert_sound
+from tests.ray.jobs import GAP_MAX_S, Job, assert_sound, synthetic
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 Start = Callable[[dict[str, Any]], Job]
