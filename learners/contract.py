@@ -56,8 +56,8 @@ class Trainer(Protocol):
         """Compile what a step needs, without training."""
         ...
 
-    def step(self, logical_step: int) -> StepResult:
-        """Take one inner step; the learning rate follows the schedule at ``logical_step``. Returns when it is done."""
+    def step(self, schedule_step: int) -> StepResult:
+        """Take one inner step with the learning rate of the schedule at ``schedule_step``. Returns when it is done."""
         ...
 
     def snapshot(self, names: Iterable[str]) -> Snapshot:

@@ -1,8 +1,8 @@
-"""The inner optimizer: AdamW with clipping, and the learning rate as a pure function of the logical step.
+"""The inner optimizer: AdamW with clipping, and the learning rate as a pure function of where the schedule is.
 
-The learning rate is not part of the optimizer's own state: an island's logical clock may jump (it is raised to that of a
-fragment it receives) while Adam's count of moments must not. So the schedule is computed outside and enters each step
-as an argument.
+The learning rate is not part of the optimizer's own state: the schedule goes by what the whole job has trained
+(``reckoning``), Adam's count of moments by what this island has. So the schedule is computed outside and enters each
+step as an argument.
 
 This module knows nothing of fragments, islands or devices. Source: AdamW, arXiv:1711.05101; clipping by global norm,
 linear warm-up and cosine decay are customary.
@@ -16,6 +16,8 @@ from typing import Any
 
 import jax
 import optax
+
+from learners.reckoning import tokens_per_step
 
 
 def build(section: Mapping[str, Any]) -> optax.GradientTransformation:
@@ -32,7 +34,7 @@ def build(section: Mapping[str, Any]) -> optax.GradientTransformation:
 
 
 def learning_rate(section: Mapping[str, Any], horizon_steps: int, step: int) -> float:
-    """The learning rate of the inner step that starts at logical step ``step`` (0 for the first).
+    """The learning rate of the inner step that starts at step ``step`` of the schedule (0 for the first).
 
     Linear from lr / warm-up to lr over ``warmup_steps``, then a cosine down to lr · lr_final_ratio at ``horizon_steps``,
     constant after.
@@ -50,9 +52,7 @@ def horizon_steps(spec: Mapping[str, Any]) -> int:
     budget = spec["budget"]
     if budget.get("steps"):
         return int(budget["steps"])
-    island_count = sum(section["count"] for section in spec["islands"])
-    tokens_per_step = spec["training"]["batch_size"] * spec["data"]["sequence_length"]
-    return max(1, budget["tokens"] // (island_count * tokens_per_step))
+    return max(1, int(budget["tokens"]) // tokens_per_step(spec))
 
 
 def _decays(parameters: Mapping[str, jax.Array]) -> dict[str, bool]:

@@ -34,6 +34,7 @@ from learners.gathering import Donor, Fragments
 from learners.loop import IslandLoop, LoopPlan
 from learners.niceness import give_way, give_way_since, threads
 from learners.outbox import Outbox
+from learners.reckoning import tokens_per_step
 from learners.vigil import Vigil
 from orchestrator import logbook
 from orchestrator.checkpoints.folder import Folder
@@ -160,11 +161,18 @@ class Island:
         self._built().drain()
 
     def deliver(
-        self, epoch: Epoch, fragment: FragmentId, version: Version, step: int, merged_offer: int, payload: bytes
+        self,
+        epoch: Epoch,
+        fragment: FragmentId,
+        version: Version,
+        step: int,
+        merged_offer: int,
+        tokens_trained: int,
+        payload: bytes,
     ) -> None:
         """Put a published fragment into the mailbox."""
         self._correspondence.heed(epoch)
-        self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer)
+        self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer, tokens_trained)
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
         """Cut at the next boundary, and write this island's part while it trains on. ``Saved`` or ``NotSaved`` follows."""
@@ -213,6 +221,7 @@ class Island:
                 interval_steps=knobs["interval_steps"],
                 adoption=knobs["adoption"],
                 mix_alpha=knobs["mix_alpha"],
+                tokens_per_step=tokens_per_step(spec),
             )
             self._codec = knobs["wire"]
             self._loop = IslandLoop(trainer, plan, self._outbox)

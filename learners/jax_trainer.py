@@ -132,10 +132,10 @@ class JaxTrainer:
             jax.block_until_ready(compiled(parameters, state, self._on_devices(tokens), np.float32(0)))
             batch.result()
 
-    def step(self, logical_step: int) -> StepResult:
+    def step(self, schedule_step: int) -> StepResult:
         self._allocate()
         batch = self._on_devices(self._batch())
-        lr = np.float32(inner_optimizer.learning_rate(self._inner, self._horizon_steps, logical_step))
+        lr = np.float32(inner_optimizer.learning_rate(self._inner, self._horizon_steps, schedule_step))
         self._parameters, self._state, loss = self._step(self._parameters, self._state, batch, lr)
         self._cursor += 1
         self._batch()  # the devices are at work: draw the next one meanwhile

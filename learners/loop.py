@@ -17,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -30,6 +30,7 @@ from learners.holder import Holder
 from learners.mailbox import Mail
 from learners.odometer import Odometer
 from learners.outbox import Outbox
+from learners.reckoning import Reckoning
 from orchestrator.core import schedule
 from orchestrator.core.messages import ALL_OFFERS, Adopted, Broken, Drained, Flushed, Offer
 from orchestrator.core.vocabulary import FragmentId, Version
@@ -41,20 +42,26 @@ DRAINING_POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """``fragments[p]`` names the tensors of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own."""
+    """``fragments[p]`` names the tensors of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
+
+    ``tokens_per_step`` are those of an inner step of all islands together.
+    """
 
     fragments: tuple[tuple[str, ...], ...]
     interval_steps: int
     adoption: Rule = "replace"
     mix_alpha: float = 0.5
     report_every_s: float = 0.5
+    tokens_per_step: int = field(kw_only=True)
 
 
 class IslandLoop(Holder):
     """One incarnation's training. ``load`` or ``load_peer`` once, then ``start``; all else at any time, any thread."""
 
     def __init__(self, trainer: Trainer, plan: LoopPlan, outbox: Outbox) -> None:
-        super().__init__(trainer, plan.fragments, keeps_bases=plan.adoption == "rebase")
+        super().__init__(
+            trainer, plan.fragments, Reckoning(plan.tokens_per_step), keeps_bases=plan.adoption == "rebase"
+        )
         self._plan, self._outbox = plan, outbox
         self._lock = threading.Lock()
         self._stopping, self._flushing, self._draining, self._gave_all = (threading.Event() for _ in range(4))
@@ -100,9 +107,17 @@ class IslandLoop(Holder):
         if self._thread is not None:
             self._thread.join()
 
-    def deliver(self, fragment: FragmentId, version: Version, step: int, arrays: Arrays, merged_offer: int = 0) -> None:
-        """Put a published value into the mailbox; it is adopted at the next boundary unless it is no news."""
-        self._mailbox.put(Mail(fragment, version, step, arrays, merged_offer))
+    def deliver(
+        self,
+        fragment: FragmentId,
+        version: Version,
+        step: int,
+        arrays: Arrays,
+        merged_offer: int = 0,
+        tokens_trained: int = 0,
+    ) -> None:
+        """Put a published value into the mailbox (see ``Mail``); it is adopted at the next boundary unless it is no news."""
+        self._mailbox.put(Mail(fragment, version, step, arrays, merged_offer, tokens_trained))
 
     def take(self, fragment: FragmentId, offer: int) -> Arrays | None:
         """The offer's arrays, once they are on the host; ``None`` if a newer offer replaced it, or it was merged."""
@@ -192,9 +207,10 @@ class IslandLoop(Holder):
     def train(self) -> None:
         """One inner step, measured and counted."""
         began = monotonic()
-        result = self._trainer.step(self._step)
+        result = self._trainer.step(self._reckoning.step)
         ended = monotonic()
         self._step += 1
+        self._reckoning.count()
         for fragment in self._fragments:
             fragment.step_count += 1
             fragment.token_count += result.token_count
@@ -245,6 +261,7 @@ class IslandLoop(Holder):
             if (standing := self._standing.get(mail.fragment)) and standing[0].offer <= mail.merged_offer:
                 del self._standing[mail.fragment]
         self._step = max(self._step, mail.step)
+        self._reckoning.hear(mail.tokens_trained, self._step - mail.step)
         self._report()
         total = self._odometer.tokens_total
         self._outbox.put(Adopted(mail.fragment, mail.version, self._step, total, after.token_count))

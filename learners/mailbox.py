@@ -17,7 +17,8 @@ from orchestrator.core.vocabulary import FragmentId, Version
 class Mail:
     """A fragment's value at ``version``; who adopts it raises the logical step to ``step``.
 
-    ``merged_offer`` is the island's latest offer of the fragment whose work is in it, 0 for none.
+    ``merged_offer`` is the island's latest offer of the fragment whose work is in it, 0 for none; ``tokens_trained`` what
+    the job had trained when it was published.
     """
 
     fragment: FragmentId
@@ -25,6 +26,7 @@ class Mail:
     step: int
     arrays: Arrays
     merged_offer: int = 0
+    tokens_trained: int = 0
 
 
 class Mailbox:

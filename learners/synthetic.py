@@ -74,7 +74,7 @@ class SyntheticTrainer:
     def warm_up(self) -> None:
         time.sleep(self._start_s)
 
-    def step(self, logical_step: int) -> StepResult:
+    def step(self, schedule_step: int) -> StepResult:
         batch = lanes.origin(self._legs, self._shard_index, self._shard_count, self._cursor)
         generator = np.random.default_rng([self._seed, *batch])
         names = sorted(self._shapes)

@@ -43,7 +43,7 @@ class DataSection(Section):
 
 
 class InnerOptimizerSection(Section):
-    """AdamW with linear warm-up and cosine decay over ``horizon_steps`` of an island's logical clock."""
+    """AdamW with linear warm-up, in steps of every island, and cosine decay over the job's token budget."""
 
     lr: Positive = 2e-3
     lr_final_ratio: Ratio = 0.1

@@ -92,13 +92,15 @@ class Recipient:
 class PublishFragment:
     """Put exactly version ``version`` of the fragment into these islands' mailboxes.
 
-    A shell that holds a newer version already leaves this one out: its own publication follows.
+    A shell that holds a newer version already leaves this one out: its own publication follows. ``tokens_trained`` by the
+    job so far is where its learning-rate schedule is; 0, which changes nothing, on older tapes.
     """
 
     fragment: FragmentId
     version: Version
     step: int
     recipients: tuple[Recipient, ...]
+    tokens_trained: int = 0
 
 
 @dataclass(frozen=True, slots=True)

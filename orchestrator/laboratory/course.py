@@ -42,16 +42,18 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """After ``steps`` inner steps it took version ``version``; its logical step was then at least ``logical_step``.
+    """After ``steps`` inner steps it took version ``version``.
 
-    ``keeps`` says whether own work survived, and ``since`` what it is counted from: an offer of its own, or, when
-    ``None``, the value it stood on before.
+    It heard that the job had trained ``tokens_trained``, by when its clock showed ``steps_since`` less. ``keeps`` says
+    whether own work survived, and ``since`` what it is counted from: an offer of its own, or, when ``None``, the value it
+    stood on before.
     """
 
     steps: int
     fragment: FragmentId
     version: Version
-    logical_step: int
+    tokens_trained: int
+    steps_since: int
     keeps: bool = False
     since: PayloadId | None = None
 
@@ -114,7 +116,7 @@ class Course:
 
     ``tokens_trained`` and ``steps_trained`` count everything that islands said they trained, as the tape counts it and
     lost work too; ``inferred_count`` adoptions that no letter told of, found by what a receiver got from their island;
-    ``logical_step_max`` is where their clocks had come to; ``ended``: the budget was reached, and they gave what they had.
+    ``ended``: the budget was reached, and they gave what they had.
     """
 
     policy: JobPolicy
@@ -124,7 +126,6 @@ class Course:
     tokens_trained: int
     steps_trained: int
     inferred_count: int
-    logical_step_max: int
     ended: bool
 
     @property

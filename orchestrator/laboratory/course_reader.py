@@ -47,7 +47,6 @@ def read(tape: Tape, rule: Rule) -> Reading:
         tokens_trained=heard.tokens_trained,
         steps_trained=sum(diary.steps_trained for diary in heard.diaries.values()),
         inferred_count=sum(story.inferred_count for story in stories.values()),
-        logical_step_max=heard.logical_step_max,
         ended=heard.ended,
     )
     problems = [*_untold(heard, stories), *_problems(course, list(stories.values()), rule)]
@@ -126,7 +125,6 @@ class _Heard:
         self.author: dict[PayloadId, LifeId] = {}
         self.acts: list[Act] = []
         self.ended = False
-        self.logical_step_max = 0
         self._merging: dict[tuple[FragmentId, Version], effects.MergeFragment] = {}
         self._totals: dict[LifeId, int] = {}
         for record in tape.records:
@@ -160,7 +158,6 @@ class _Heard:
             case events.ProgressReported():
                 life = (event.island, event.incarnation)
                 self._diary(life).reports.setdefault(event.tokens_total, event)
-                self.logical_step_max = max(self.logical_step_max, event.step)
                 self._trained(life, event.tokens_total)
             case events.IslandCaughtUp():
                 diary = self._diary((event.island, event.incarnation))
@@ -177,7 +174,7 @@ class _Heard:
             case effects.PublishFragment():
                 for to in effect.recipients:
                     published = self._diary((to.island, to.incarnation)).published
-                    published[effect.fragment, effect.version] = to.merged_offer
+                    published[effect.fragment, effect.version] = (effect, to.merged_offer)
             case effects.MergeFragment():
                 self._merging[effect.fragment, effect.version] = effect
             case effects.FlushIsland():

@@ -3,11 +3,9 @@
     from the specification    model, data, batch, inner and outer optimizer, averaging, wire, adoption, seed
     from the tape             who trained and contributed when, weights, deaths and catch-ups; and the budget, in steps
 
-The budget is also the length of the learning-rate schedule, in logical steps: the tape's, if its job reached it or the
-specification has the same. A job that was broken off, or was simulated for a time and not for tokens, has the tokens it
-trained for a budget, and a schedule that ends when it does: logical clocks run on while islands are away, so in more
-steps than those tokens are of each island. A job with a budget in tokens that loses an eighth of its time has spent its
-schedule when an eighth of the tokens is left; by the tape of such a job, live or not, so it is trained.
+The budget is also the length of the learning-rate schedule: the tape's, if its job reached it or the specification has the
+same. A job that was broken off, or was simulated for a time and not for tokens, has the tokens it trained for a budget, so
+that its schedule ends when it does.
 
 The tape decides, so quorum, grace and their like may differ; whoever asks is told. What must be the same: the number of
 islands, P, H, and how islands adopt. Nothing is trained here.
@@ -34,14 +32,9 @@ FEWER_TOKENS_RATIO = 0.995
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """``spec`` with the tape's budget, the ``course`` to train, and what a reader of the result should know.
-
-    ``schedule`` is the specification that the tape's islands train with: its budget is the length of their learning-rate
-    schedule, which is longer where the tape has no budget.
-    """
+    """``spec`` with the tape's budget, the ``course`` to train, and what a reader of the result should know."""
 
     spec: JobSpec
-    schedule: JobSpec
     course: Course
     notes: tuple[str, ...]
 
@@ -65,13 +58,8 @@ def match(tape: Tape, spec: JobSpec) -> Match:
     budget = course.horizon_steps(course.policy.token_budget)
     planned = course.ended or budget == spec.horizon_steps
     steps = budget if planned else course.horizon_steps(course.tokens_trained)
-    schedule_steps = budget if planned else max(steps, course.logical_step_max)
-    notes = tuple(_notes(tape, course, spec, steps, schedule_steps))
-    return Match(_with_budget(spec, steps), _with_budget(spec, schedule_steps), course, notes)
-
-
-def _with_budget(spec: JobSpec, steps: int) -> JobSpec:
-    return spec.model_copy(update={"budget": BudgetSection(steps=steps)})
+    notes = tuple(_notes(tape, course, spec, steps))
+    return Match(spec.model_copy(update={"budget": BudgetSection(steps=steps)}), course, notes)
 
 
 def _misfit(spec: JobSpec, problems: list[Problem]) -> InvalidJobSpec:
@@ -93,7 +81,7 @@ def _problems(policy: JobPolicy, spec: JobSpec) -> Iterator[Problem]:
         yield Problem("trainer", f"is {spec.trainer}, which trains no model.", "Leave it out.")
 
 
-def _notes(tape: Tape, course: Course, spec: JobSpec, steps: int, schedule_steps: int) -> Iterator[str]:
+def _notes(tape: Tape, course: Course, spec: JobSpec, steps: int) -> Iterator[str]:
     policy, sync = course.policy, spec.synchroniser
     if tape.torn:
         yield f"The tape is torn: {tape.torn}."
@@ -116,11 +104,6 @@ def _notes(tape: Tape, course: Course, spec: JobSpec, steps: int, schedule_steps
         yield "The tape ends before its job: what its islands had not contributed by then is not in the model."
     if steps != spec.horizon_steps:
         yield f"The budget is the tape's {steps:,} steps of each island, not the job's {spec.horizon_steps:,}."
-    if schedule_steps != steps:
-        yield (
-            f"By then logical clocks show {schedule_steps:,} steps, because they run on while islands are away: the "
-            "learning-rate schedule of the tape's islands is that long, so that it ends with the job."
-        )
     full = course.tokens_trained / course.tokens_per_step
     if full < FEWER_TOKENS_RATIO * course.steps_trained:
         yield (

@@ -93,6 +93,7 @@ class MultiplexedJob:
             adoption=spec.synchroniser.adoption,
             mix_alpha=spec.synchroniser.mix_alpha,
             report_every_s=0.0,
+            tokens_per_step=spec.island_count * spec.tokens_per_step,
         )
         self._islands: dict[IslandId, _Island] = {}
         for index, (island, trainer) in enumerate(zip(policy.islands, self._apparatus.trainers, strict=True)):
@@ -221,7 +222,8 @@ class MultiplexedJob:
 
         def deliver(recipient: effects.Recipient) -> None:
             loop = self._islands[recipient.island].loop
-            loop.deliver(effect.fragment, effect.version, effect.step, arrays, recipient.merged_offer)
+            terms = (recipient.merged_offer, effect.tokens_trained)
+            loop.deliver(effect.fragment, effect.version, effect.step, arrays, *terms)
 
         for recipient in effect.recipients:
             self._later(self._transfer, Turn.DELIVERY, lambda recipient=recipient: deliver(recipient))  # type: ignore[misc]

@@ -59,8 +59,7 @@ class TapeRuns:
             tape = undisturbed.tape_of(tape, self._match.course, spec.synchroniser.adoption, spec.horizon_steps)
         # what is trained by a tape depends on all of it; data-parallel only on the budget, which is the specification's
         decides = "" if method == "data-parallel" else digest_of(tape)
-        trained = self._match.schedule if method == "tape" else spec
-        key = key_of(method, decides, trained.model_dump_json())
+        key = key_of(method, decides, spec.model_dump_json())
         kept = self._finished.get(key)
         if kept is not None and not again:
             return kept
@@ -90,7 +89,7 @@ def _followed(steps: Generator[int, None, Run], show: Any) -> Run:
 
 
 def _by_tape(method: Method, key: str, tape: Tape, match: Match) -> Generator[int, None, Run]:
-    training = TapeTraining(match.schedule, match.course, _warm_trainer)
+    training = TapeTraining(match.spec, match.course, _warm_trainer)
     for step, _ in enumerate(training.run(), start=1):
         yield step * match.spec.tokens_per_step
     trained, inputs = training.trained, [len(act.inputs) for act in match.course.merges]
@@ -149,8 +148,7 @@ def digest_of(tape: Tape) -> str:
 
 def _of_seed(match: Match, seed: int) -> Match:
     """The same training from another start, on the same data in another order."""
-    spec, schedule = (spec.model_copy(update={"seed": seed}) for spec in (match.spec, match.schedule))
-    return replace(match, spec=spec, schedule=schedule)
+    return replace(match, spec=match.spec.model_copy(update={"seed": seed}))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -235,7 +235,8 @@ class Interpreter:
             return  # a newer one is there, and so is, or soon will be, its own publication
         for to in effect.recipients:
             if (link := self._link(to.island, to.incarnation)) is not None:
-                link.publish(effect.fragment, effect.version, effect.step, to.merged_offer, published.payload)
+                terms = (effect.version, effect.step, to.merged_offer, effect.tokens_trained)
+                link.publish(effect.fragment, (*terms, published.payload))
 
     def _save(self, effect: saving.SavingEffect) -> None:
         """What is saved here is cut before any island hears of it."""

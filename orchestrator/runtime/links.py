@@ -51,8 +51,8 @@ PARAMETER_BYTES = 4
 
 Post = Callable[[Callable[[Instant], events.Event]], int]
 """Stamps and queues an event; answers with the number that its record will have on the tape."""
-Outgoing = tuple[Version, int, int, Any]
-"""Version, step, merged offer, and the bytes or a reference to them."""
+Outgoing = tuple[Version, int, int, int, Any]
+"""Version, step, merged offer, tokens trained, and the bytes or a reference to them."""
 Failed = Callable[[BaseException], None]
 Anchor = Callable[[FragmentId], Arrays]
 
@@ -96,10 +96,10 @@ class Link:
             name = f"{island}.{incarnation}.{work.__name__}"
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
 
-    def publish(self, fragment: FragmentId, version: Version, step: int, merged_offer: int, payload: Any) -> None:
-        """Send this version on when the batch before it has arrived. ``payload`` is its bytes, or a reference to them."""
+    def publish(self, fragment: FragmentId, outgoing: Outgoing) -> None:
+        """Send this version on when the batch before it has arrived."""
         with self._outgoing_changed:
-            self._outgoing[fragment] = (version, step, merged_offer, payload)
+            self._outgoing[fragment] = outgoing
             self._outgoing_changed.notify()
 
     def hear_out(self) -> None:

@@ -2,8 +2,8 @@
 
 One after the other, the one left alone second, so that each has the machine to itself. Held-out losses are compared where
 both had merged the same tokens: the worn job's last one against the other's curve there, between two of its points; and
-both last ones. The first favours the worn job, whose learning rate has come all the way down there; the second the other,
-which has merged more by then, since the budget counts what was lost as well. So both have to hold. The budget is what two
+both last ones. The first favours the worn job, whose learning rate has come all the way down there, as the budget counts
+what was lost as well; the second the other, which has merged more by then. So both have to hold. The budget is what two
 idle cores train in ``--minutes``; kills go on until the job ends, which on a slower machine is later. Losses of two jobs
 that nothing happened to differ, too, by who merged with whom when (README has pairs 3 % apart), so one pair of jobs shows
 no less than that.

@@ -19,6 +19,7 @@ from learners.checkpointing import write
 from learners.loop import IslandLoop, LoopPlan
 from learners.niceness import give_way
 from learners.outbox import Outbox
+from learners.reckoning import tokens_per_step
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.config import parse_job
 from orchestrator.core.vocabulary import Incarnation, IslandId
@@ -39,8 +40,8 @@ class Clocked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
 
-    def step(self, logical_step: int) -> Any:
-        result = self._trainer.step(logical_step)
+    def step(self, schedule_step: int) -> Any:
+        result = self._trainer.step(schedule_step)
         with self._stepped:
             self.ends.append(perf_counter())
             self._stepped.notify_all()
@@ -56,7 +57,7 @@ def main(_asked: Options) -> list[Goal]:
     trainer = Clocked(jax_trainer.create(spec, 0, 1))
     trainer.warm_up()
     names = sorted(trainer.tensor_shapes())
-    loop = IslandLoop(trainer, LoopPlan((tuple(names),), 10**6), Outbox())
+    loop = IslandLoop(trainer, LoopPlan((tuple(names),), 10**6, tokens_per_step=tokens_per_step(spec)), Outbox())
     loop.load(trainer.initial_parameters(), (0,), 0, 0)
     loop.start()
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=Path.cwd()) as folder:

@@ -127,6 +127,16 @@ def test_a_merge_releases_its_payloads_and_publishes_to_all_that_train() -> None
     assert story.merges(0, 1) == ()  # an answer told twice
 
 
+def test_a_publication_tells_what_the_job_has_trained_whoever_trained_it_and_whether_or_not_it_was_merged() -> None:
+    story = Story("ab")
+    story.starts("a", "b")
+    story.trains("b", tokens=600)
+    story.dies("b")
+    story.trains("a", tokens=300)
+    story.offers_fragment("a", tokens=400)
+    assert the(PublishFragment, story.merges(0, 1)).tokens_trained == 100 + 100 + 600 + 300
+
+
 def test_a_version_that_is_published_again_while_the_next_is_merged_keeps_its_step() -> None:
     story = Story("abc")
     story.starts("a", "b")

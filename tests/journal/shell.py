@@ -17,6 +17,7 @@ from learners import checkpointing, synthetic
 from learners.correspondence import Correspondence
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
+from learners.reckoning import tokens_per_step
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
@@ -84,7 +85,8 @@ class ScriptedIsland:
         document = job.model_dump(mode="json")
         self.trainer = synthetic.create(document, index, len(ISLANDS))
         sizes = dict.fromkeys(self.trainer.tensor_shapes(), 1)
-        plan = LoopPlan(fragment_map.build(sizes, FRAGMENTS), INTERVAL, document["synchroniser"]["adoption"])
+        fragments, adoption = fragment_map.build(sizes, FRAGMENTS), document["synchroniser"]["adoption"]
+        plan = LoopPlan(fragments, INTERVAL, adoption, tokens_per_step=tokens_per_step(document))
         self.outbox = Outbox()
         self.loop = SteppedLoop(self.trainer, plan, self.outbox)
         self.correspondence = Correspondence(self.outbox, self.loop.standing_offers)
@@ -246,7 +248,8 @@ class Shell:
                 island = self.islands[to.island]
                 island.correspondence.heed(self.files.epoch)
                 payload = wire.decode(self.published[effect.fragment])
-                island.loop.deliver(effect.fragment, effect.version, effect.step, payload, to.merged_offer)
+                terms = (effect.version, effect.step, payload, to.merged_offer, effect.tokens_trained)
+                island.loop.deliver(effect.fragment, *terms)
         self.reached("after publish")
 
     def _seed(self) -> None:

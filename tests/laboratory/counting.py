@@ -31,7 +31,7 @@ class CountingTrainer(ArrayTrainer):
     def initial_parameters(self) -> Arrays:
         return {name: np.zeros(self._count, np.float32) for name in NAMES}
 
-    def step(self, logical_step: int) -> StepResult:
+    def step(self, schedule_step: int) -> StepResult:
         for name in NAMES:
             self.parameters[name] = self.parameters[name] + one_hot(self._shard, self._count)
         self._cursor += 1

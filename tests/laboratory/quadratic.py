@@ -43,7 +43,7 @@ class QuadraticTrainer(ArrayTrainer):
     def initial_parameters(self) -> Arrays:
         return initial()
 
-    def step(self, logical_step: int) -> StepResult:
+    def step(self, schedule_step: int) -> StepResult:
         for name, value in self.parameters.items():
             self.parameters[name] = value - LR * gradient(name, value, self._shard, self._cursor)
         self._cursor += 1

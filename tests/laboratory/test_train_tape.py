@@ -30,7 +30,7 @@ from tests.hash_seeds import said_under
 from tests.laboratory.array_trainer import TOKENS
 from tests.laboratory.counting import NAMES, CountingTrainer, one_hot
 from tests.laboratory.quadratic import QuadraticTrainer
-from tests.laboratory.train_by_tape import FRAGMENTS, ISLANDS, job, train, world
+from tests.laboratory.train_by_tape import FRAGMENTS, INTERVAL, ISLANDS, job, train, world
 
 ADOPTIONS = ("replace", "rebase", "mix")
 PLAIN = {"averaging": "mean", "outer_optimizer": {"kind": "sgd", "lr": 1.0}}
@@ -62,11 +62,11 @@ def test_a_recorded_job_trained_by_its_tape_gives_the_same_bits(
 
 
 class ClockedTrainer(QuadraticTrainer):
-    """Its parameters depend on the logical step of every inner step, as with a schedule."""
+    """Its parameters depend on where the schedule is at every inner step."""
 
-    def step(self, logical_step: int) -> StepResult:
-        result = super().step(logical_step)
-        self.load({name: value * np.float32(1 - 1e-4 * logical_step) for name, value in self.parameters.items()})
+    def step(self, schedule_step: int) -> StepResult:
+        result = super().step(schedule_step)
+        self.load({name: value * np.float32(1 - 1e-4 * schedule_step) for name, value in self.parameters.items()})
         return result
 
 
@@ -257,15 +257,29 @@ def test_a_tape_that_breaks_off_is_trained_as_far_as_it_goes() -> None:
     assert 0 < train(half, match.spec).merge_count < train(whole, match.spec).merge_count
 
 
-def test_the_schedule_is_the_jobs_where_it_has_a_budget_and_ends_with_the_tape_where_not() -> None:
+def test_the_budget_is_the_jobs_where_it_was_reached_and_what_the_tape_trained_where_not() -> None:
     whole = world(2, "rebase", calm_at=5.0).run().tape
     ended = matching.match(whole, job(150, adoption="rebase"))
-    assert ended.schedule.horizon_steps == ended.spec.horizon_steps == 200
+    assert ended.spec.horizon_steps == 200
     half = replace(whole, records=whole.records[: len(whole.records) // 2])
     broken_off = matching.match(half, job(150, adoption="rebase"))
-    last = max(event.step for event in _events(half, e.ProgressReported))
     assert broken_off.spec.horizon_steps == broken_off.course.tokens_trained // (ISLANDS * TOKENS)
-    assert broken_off.schedule.horizon_steps == last > broken_off.spec.horizon_steps
+
+
+def test_the_schedule_of_a_job_that_loses_islands_ends_with_its_budget_though_clocks_run_on() -> None:
+    tape = world(2, "rebase", fault_count=12, calm_at=9.0).run().tape
+    spec = job(adoption="rebase")
+    taken: list[int] = []
+
+    class Scheduled(QuadraticTrainer):
+        def step(self, schedule_step: int) -> StepResult:
+            taken.append(schedule_step)
+            return super().step(schedule_step)
+
+    train(tape, spec, Scheduled)
+    clock = max(event.step for event in _events(tape, e.ProgressReported))
+    assert clock > 1.1 * spec.horizon_steps
+    assert spec.horizon_steps - INTERVAL < max(taken) < spec.horizon_steps + INTERVAL
 
 
 # ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.core.messages import Offer
 
-TOKENS = 4 * 32
+ISLANDS, TOKENS = 2, 4 * 32
 
 
 class SteppedTrainer(synthetic.SyntheticTrainer):
@@ -21,13 +21,15 @@ class SteppedTrainer(synthetic.SyntheticTrainer):
         super().__init__(spec, shard_index)
         self.permits, self.at_gate = threading.Semaphore(0), threading.Semaphore(0)
         self.fails = False
+        self.schedule: list[int] = []
 
-    def step(self, logical_step):
+    def step(self, schedule_step):
+        self.schedule.append(schedule_step)
         self.at_gate.release()
         self.permits.acquire()
         if self.fails:
             raise FloatingPointError("the loss is not a number")
-        return super().step(logical_step)
+        return super().step(schedule_step)
 
 
 class Island:
@@ -38,7 +40,9 @@ class Island:
         self.trainer = SteppedTrainer(spec)
         names = sorted(self.trainer.tensor_shapes())
         self.fragments = tuple(tuple(names[index::fragments]) for index in range(fragments))
-        plan = LoopPlan(self.fragments, interval, adoption, mix_alpha=0.25, report_every_s=0.0)
+        plan = LoopPlan(
+            self.fragments, interval, adoption, mix_alpha=0.25, report_every_s=0.0, tokens_per_step=ISLANDS * TOKENS
+        )
         self.outbox = Outbox()
         self.loop = IslandLoop(self.trainer, plan, self.outbox)
 

@@ -12,7 +12,7 @@ from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer, Progress
 from orchestrator.errors import InternalError
-from tests.learners.stepped import TOKENS, alone, offers
+from tests.learners.stepped import ISLANDS, TOKENS, alone, offers
 
 
 def test_fragments_are_offered_when_due_with_what_was_trained_since_adoption(new_island):
@@ -109,6 +109,18 @@ def test_a_fragment_from_further_on_raises_the_logical_clock_and_what_it_passes_
     letters = island.steps(1)
     assert [(o.fragment, o.step, o.step_count) for o in offers(letters)] == [(1, 7, 2), (2, 7, 2)]
     assert [(o.fragment, o.step) for o in offers(island.steps(2))] == [(3, 9)]
+
+
+def test_the_schedule_follows_what_the_job_has_trained_and_not_the_clock(new_island):
+    island = new_island(interval=12, fragments=4).start()
+    island.steps(3)
+    island.loop.deliver(
+        0, 1, 9, island.published(0, 0.5), 0, ISLANDS * TOKENS * 2
+    )  # the furthest is at 9, the job at 2
+    island.steps(2)
+    island.loop.deliver(1, 1, 8, island.published(1, 0.5), 0, ISLANDS * TOKENS * 6)  # two steps ago
+    island.steps(2)
+    assert island.trainer.schedule == [0, 1, 2, 3, 2, 3, 9, 10]
 
 
 def test_mail_that_waits_before_the_first_step_is_adopted_before_it(new_island):
@@ -223,7 +235,8 @@ def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_j
     names = sorted(trainer.tensor_shapes())
     fragments = (tuple(names[0::2]), tuple(names[1::2]))
     outbox = Outbox()
-    loop = IslandLoop(trainer, LoopPlan(fragments, 4, "rebase", report_every_s=0.0), outbox)
+    plan = LoopPlan(fragments, 4, "rebase", report_every_s=0.0, tokens_per_step=ISLANDS * TOKENS)
+    loop = IslandLoop(trainer, plan, outbox)
     loop.load(trainer.initial_parameters(), (0, 0), 0, 0)
     loop.start()
     give_up_at, letters = monotonic() + 60, []

@@ -34,10 +34,10 @@ class Gated:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.trainer, name)
 
-    def step(self, logical_step: int) -> Any:
+    def step(self, schedule_step: int) -> Any:
         self.at_gate.release()
         self.permits.acquire()
-        return self.trainer.step(logical_step)
+        return self.trainer.step(schedule_step)
 
 
 class Island:
@@ -47,9 +47,8 @@ class Island:
         self.trainer, self.outbox = Gated(trainer), Outbox()
         names = sorted(trainer.tensor_shapes())
         self.fragments = (tuple(names[::2]), tuple(names[1::2]))
-        self.loop = IslandLoop(
-            self.trainer, LoopPlan(self.fragments, INTERVAL, adoption, report_every_s=1e9), self.outbox
-        )
+        plan = LoopPlan(self.fragments, INTERVAL, adoption, report_every_s=1e9, tokens_per_step=128)
+        self.loop = IslandLoop(self.trainer, plan, self.outbox)
 
     def start(self) -> None:
         self.loop.start()

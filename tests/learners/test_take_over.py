@@ -19,7 +19,8 @@ CREATE = {"synthetic": synthetic.create, "jax": jax_trainer.create}
 
 def loop_of(trainer: Any, adoption: str = "rebase") -> tuple[IslandLoop, Outbox]:
     names, outbox = sorted(trainer.tensor_shapes()), Outbox()
-    return IslandLoop(trainer, LoopPlan((tuple(names[::2]), tuple(names[1::2])), 4, adoption), outbox), outbox
+    plan = LoopPlan((tuple(names[::2]), tuple(names[1::2])), 4, adoption, tokens_per_step=128)
+    return IslandLoop(trainer, plan, outbox), outbox
 
 
 @pytest.mark.parametrize("kind", sorted(CREATE))

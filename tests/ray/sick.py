@@ -30,8 +30,8 @@ class SickTrainer(SyntheticTrainer):
         super().seek(cursor)
         self._began_at = cursor
 
-    def step(self, logical_step: int) -> StepResult:
-        result = super().step(logical_step)
+    def step(self, schedule_step: int) -> StepResult:
+        result = super().step(schedule_step)
         read = self.cursor()
         if self._began_at < DIVERGES_AT == read:
             name = min(self._parameters)

@@ -37,12 +37,12 @@ class WaitingTrainer(SyntheticTrainer):
         self._heard = False
         self._given_up: set[str] = set()
 
-    def step(self, logical_step: int) -> StepResult:
+    def step(self, schedule_step: int) -> StepResult:
         if not self._heard:
             self._heard = True
             threading.Thread(target=self._be_heard, name="be-heard", daemon=True).start()
         self._wait_for_all()
-        return super().step(logical_step)
+        return super().step(schedule_step)
 
     def _be_heard(self) -> None:
         self._folder.mkdir(exist_ok=True)

@@ -29,9 +29,9 @@ class DiaryTrainer(SyntheticTrainer):
         path.parent.mkdir(exist_ok=True)
         self._diary = path.open("a", buffering=1)
 
-    def step(self, logical_step: int) -> StepResult:
+    def step(self, schedule_step: int) -> StepResult:
         cursor = self.cursor()
-        result = super().step(logical_step)
+        result = super().step(schedule_step)
         self._diary.write(f"{time.monotonic()} {cursor}\n")
         return result
 
