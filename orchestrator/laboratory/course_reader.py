@@ -18,7 +18,7 @@ from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, PayloadId, Version
 from orchestrator.errors import Problem
 from orchestrator.laboratory.course import Act, Course, Evaluated, Life, LifeId, Merged
-from orchestrator.laboratory.life_story import Diary, Receiver, Story, tell
+from orchestrator.laboratory.life_story import Diary, Published, Receiver, Story, tell
 from orchestrator.tape.schema import Tape
 
 
@@ -174,7 +174,8 @@ class _Heard:
             case effects.PublishFragment():
                 for to in effect.recipients:
                     published = self._diary((to.island, to.incarnation)).published
-                    published[effect.fragment, effect.version] = (effect, to.merged_offer)
+                    sent = Published(effect.step, to.merged_offer, effect.tokens_trained)
+                    published[effect.fragment, effect.version] = sent
             case effects.MergeFragment():
                 self._merging[effect.fragment, effect.version] = effect
             case effects.FlushIsland():

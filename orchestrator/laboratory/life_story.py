@@ -15,24 +15,33 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from learners.adoption import Rule
-from orchestrator.core.effects import BeginCatchUp, PublishFragment
+from orchestrator.core.effects import BeginCatchUp
 from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, ProgressReported
 from orchestrator.core.vocabulary import Contribution, FragmentId, PayloadId, Version
 from orchestrator.laboratory.course import Adopted, Exported, LifeId, Moment, Offered
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """As ``effects.PublishFragment`` and its ``Recipient`` have it; a version of which nothing is told brings no news."""
+
+    step: int = 0
+    merged_offer: int = 0
+    tokens_trained: int = 0
 
 
 @dataclass(slots=True)
 class Diary:
     """What a tape tells of an incarnation, in the order of the telling; each thing once.
 
-    ``begun`` is how it came to its state, ``asked`` how it was last asked to; ``published[p, v]`` how it was sent
-    version v, and its latest offer of p whose work is in that; ``reports`` by tokens trained.
+    ``begun`` is how it came to its state, ``asked`` how it was last asked to; ``published[p, v]`` how version v
+    was sent to it; ``reports`` by tokens trained.
     """
 
     reports: dict[int, ProgressReported] = field(default_factory=dict)
     contributions: dict[PayloadId, Contribution] = field(default_factory=dict)
     adoptions: dict[tuple[FragmentId, Version], FragmentAdopted] = field(default_factory=dict)
-    published: dict[tuple[FragmentId, Version], tuple[PublishFragment, int]] = field(default_factory=dict)
+    published: dict[tuple[FragmentId, Version], Published] = field(default_factory=dict)
     asked: BeginCatchUp | None = None
     begun: tuple[IslandCaughtUp, BeginCatchUp] | None = None
 
@@ -138,9 +147,8 @@ def _adopt(
     """Put the fragment on its new version, and say what survived."""
     before = work[event.fragment]
     had = before.tokens(event.tokens_total)
-    sent = PublishFragment(event.fragment, event.version, event.step, ())  # of which the tape tells nothing
-    sent, merged_offer = diary.published.get((event.fragment, event.version), (sent, 0))
-    payload, covered = before.sent.get(merged_offer, (None, 0))
+    published = diary.published.get((event.fragment, event.version), Published())
+    payload, covered = before.sent.get(published.merged_offer, (None, 0))
     uncontributed = had - covered
     kept = uncontributed if event.kept_tokens == _UNTOLD and rule == "rebase" else max(0, event.kept_tokens)
     if rule == "rebase":
@@ -156,8 +164,8 @@ def _adopt(
     story.kept |= kept > 0
     work[event.fragment] = _Work(event.version, event.tokens_total, kept)
     since = payload if keeps and rule == "rebase" else None
-    behind = max(0, event.step - sent.step)
-    return Adopted(steps, event.fragment, event.version, sent.tokens_trained, behind, keeps, since)
+    steps_since = max(0, event.step - published.step)
+    return Adopted(steps, event.fragment, event.version, published.tokens_trained, steps_since, keeps, since)
 
 
 _UNTOLD = -1
