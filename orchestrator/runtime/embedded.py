@@ -148,9 +148,11 @@ def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, subprocess.Popen[
             codes[name] = process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             codes[name] = None
-    for name, code in codes.items():
-        if code != 0:
-            _raise_start_failure(cluster, name, code)
+    failed = [name for name, code in codes.items() if code != 0]
+    for name in failed:  # `ray start` leaves the raylet that it waited for in vain: it runs, but may belong to no cluster
+        processes.kill_all(cluster.id, name)
+    for name in failed:
+        _raise_start_failure(cluster, name, codes[name])
 
 
 def _wait_for_port(cluster: ClusterFile, head: subprocess.Popen[bytes], deadline: float) -> None:

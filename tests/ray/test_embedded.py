@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
-from orchestrator.runtime.groups import DEFAULT_GROUPS, read_groups
+from orchestrator.runtime.groups import DEFAULT_GROUPS, NodeGroup, read_groups
+from orchestrator.runtime.ray_start import log_of
+from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, NODE_MARKER
 
 
 @pytest.mark.ray
@@ -30,6 +37,39 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
     assert not Path(cluster.temp_dir).exists()
     assert ClusterFile.find(tmp_path) is None
     assert embedded.down(tmp_path) == 0
+
+
+def test_a_node_whose_start_failed_is_started_anew_though_its_raylet_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `ray start` does on a machine that is too busy: it gives up after half a minute, and leaves its raylet alive."""
+    raylet = shutil.copy("/bin/sleep", tmp_path / "raylet")
+    started: list[str] = []
+
+    def start(cluster: ClusterFile, name: str, code: int) -> subprocess.Popen[bytes]:
+        started.append(name)
+        log_of(cluster, name).touch()
+        marks = {CLUSTER_MARKER: cluster.id, NODE_MARKER: name}
+        return subprocess.Popen(["/bin/sh", "-c", f"{raylet} 600 & exit {code}"], env={**os.environ, **marks})
+
+    def start_node(cluster: ClusterFile, name: str, *_: Any) -> subprocess.Popen[bytes]:
+        return start(cluster, name, code=0 if name in started else 1)
+
+    with ExitStack() as listening:
+
+        def start_head(cluster: ClusterFile, *_: Any, **__: Any) -> subprocess.Popen[bytes]:
+            host, _, port = cluster.address.rpartition(":")
+            listening.enter_context(socket.create_server((host, int(port))))
+            return start(cluster, CONTROL_GROUP, code=0)
+
+        monkeypatch.setattr(embedded, "start_head", start_head)
+        monkeypatch.setattr(embedded, "start_node", start_node)
+        cluster = embedded.up(tmp_path, (NodeGroup(name="only", region="here", cpus=1),))
+        try:
+            assert started == [CONTROL_GROUP, "only", "only"]
+            assert len(processes.marked(cluster.id, "only")) == 1
+        finally:
+            embedded.down(tmp_path)
 
 
 def test_a_groups_file_is_refused_with_all_its_problems_at_once(tmp_path: Path) -> None:
