@@ -149,7 +149,7 @@ def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, subprocess.Popen[
         except subprocess.TimeoutExpired:
             codes[name] = None
     failed = [name for name, code in codes.items() if code != 0]
-    for name in failed:  # `ray start` leaves the raylet that it waited for in vain: it runs, but may belong to no cluster
+    for name in failed:  # `ray start` leaves the raylet that it waited for in vain: alive, perhaps in no cluster
         processes.kill_all(cluster.id, name)
     for name in failed:
         _raise_start_failure(cluster, name, codes[name])
