@@ -22,6 +22,9 @@ from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_L
 LOOPBACK = "127.0.0.1"
 NODE_ADDRESS = "127.0.0.2" if sys.platform == "linux" else LOOPBACK
 """Loopback too; Ray takes 127.0.0.1 for a mistake and uses the machine's outer address instead."""
+RAY = "import sys; sys.modules['ray.serve.scripts'] = None; from ray.scripts.scripts import main; main()"
+"""The program ``ray`` without Ray Serve's commands, which it does without where they cannot be had: their import is the
+half of its time."""
 OBJECT_STORE_BYTES_MAX = 2 << 30
 """Per node. It is reserved address space; memory is used only for what is in it."""
 
@@ -78,7 +81,7 @@ def _start(cluster: ClusterFile, name: str, place: Place, arguments: list[str]) 
     with log_of(cluster, name).open("wb") as log:
         return subprocess.Popen(
             [
-                *(*place.enter, sys.executable, "-m", "ray.scripts.scripts", "start", *arguments),
+                *(*place.enter, sys.executable, "-c", RAY, "start", *arguments),
                 *("--node-ip-address", place.address, "--temp-dir", str(folder), "--node-name", name),
                 *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
                 *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
