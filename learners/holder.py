@@ -17,7 +17,6 @@ from learners.contract import Arrays, Trainer
 from learners.exports import require_numbers
 from learners.gathering import Gathered
 from learners.mailbox import Mailbox
-from learners.reckoning import Reckoning
 from orchestrator.core.vocabulary import Version
 from orchestrator.errors import InternalError
 
@@ -25,11 +24,8 @@ from orchestrator.errors import InternalError
 class Holder:
     """``fragments[p]`` names the tensors of fragment p; with ``keeps_bases`` what a peer gave is remembered as the base."""
 
-    def __init__(
-        self, trainer: Trainer, fragments: Sequence[Sequence[str]], reckoning: Reckoning, *, keeps_bases: bool
-    ) -> None:
+    def __init__(self, trainer: Trainer, fragments: Sequence[Sequence[str]], *, keeps_bases: bool) -> None:
         self._trainer, self._names, self._keeps_bases = trainer, fragments, keeps_bases
-        self._reckoning = reckoning
         self._mailbox = Mailbox()
         self._loading = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -71,7 +67,6 @@ class Holder:
                     self._fragments[mail.fragment] = FragmentWork(mail.version, base=mail.arrays)
                     self._step = max(self._step, mail.step)
             self._asked_step = self._step
-            self._reckoning.begin(self._step)
             self._trainer.take_shard(shard_index)
             self._trainer.seek(cursor)
             return tuple(fragment.version for fragment in self._fragments), self._step
@@ -99,4 +94,3 @@ class Holder:
         self._trainer.seek(cursor)
         self._fragments = [FragmentWork(Version(v), base) for v, base in zip(versions, bases, strict=True)]
         self._step = self._asked_step = step
-        self._reckoning.begin(step)

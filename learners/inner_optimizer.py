@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import optax
 
-from learners.reckoning import tokens_per_step
+from learners.reckoning import tokens_per_schedule_step
 
 
 def build(section: Mapping[str, Any]) -> optax.GradientTransformation:
@@ -52,7 +52,7 @@ def horizon_steps(spec: Mapping[str, Any]) -> int:
     budget = spec["budget"]
     if budget.get("steps"):
         return int(budget["steps"])
-    return max(1, int(budget["tokens"]) // tokens_per_step(spec))
+    return max(1, int(budget["tokens"]) // tokens_per_schedule_step(spec))
 
 
 def _decays(parameters: Mapping[str, jax.Array]) -> dict[str, bool]:

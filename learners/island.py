@@ -34,13 +34,13 @@ from learners.gathering import Donor, Fragments
 from learners.loop import IslandLoop, LoopPlan
 from learners.niceness import give_way, give_way_since, threads
 from learners.outbox import Outbox
-from learners.reckoning import tokens_per_step
+from learners.reckoning import tokens_per_schedule_step
 from learners.vigil import Vigil
 from orchestrator import logbook
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import Broken, Letter, NotSaved, Ready, Saved
-from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, Version
+from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, Incarnation, IslandId, Version
 from orchestrator.errors import InfrastructureError
 from orchestrator.merge import fragment_map, wire
 
@@ -148,9 +148,9 @@ class Island:
 
         self._catching_up.take(self._island, load)
 
-    def start(self, epoch: Epoch) -> None:
+    def start(self, epoch: Epoch, fix: Fix) -> None:
         self._correspondence.heed(epoch)
-        threading.Thread(target=self._start, name="start", daemon=True).start()
+        threading.Thread(target=self._start, args=(fix,), name="start", daemon=True).start()
 
     def flush(self, epoch: Epoch) -> None:
         self._correspondence.heed(epoch)
@@ -167,12 +167,12 @@ class Island:
         version: Version,
         step: int,
         merged_offer: int,
-        tokens_trained: int,
+        fix: Fix,
         payload: bytes,
     ) -> None:
         """Put a published fragment into the mailbox."""
         self._correspondence.heed(epoch)
-        self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer, tokens_trained)
+        self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer, fix)
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
         """Cut at the next boundary, and write this island's part while it trains on. ``Saved`` or ``NotSaved`` follows."""
@@ -221,7 +221,7 @@ class Island:
                 interval_steps=knobs["interval_steps"],
                 adoption=knobs["adoption"],
                 mix_alpha=knobs["mix_alpha"],
-                tokens_per_step=tokens_per_step(spec),
+                tokens_per_schedule_step=tokens_per_schedule_step(spec),
             )
             self._codec = knobs["wire"]
             self._loop = IslandLoop(trainer, plan, self._outbox)
@@ -266,11 +266,11 @@ class Island:
         log.info("saved for checkpoint %d, at step %d", checkpoint, cut.step)
         self._outbox.put(Saved(checkpoint, part_digest(part), cut.tokens_total, cut.held_seconds))
 
-    def _start(self) -> None:
+    def _start(self, fix: Fix) -> None:
         """From a thread that gives way, where this island computes on the host's cores: the loop's own does as well."""
         if self._computes:
             give_way()
-        self._built().start()
+        self._built().start(fix)
 
     def _built(self) -> IslandLoop:
         if self._loop is None:

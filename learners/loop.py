@@ -30,10 +30,10 @@ from learners.holder import Holder
 from learners.mailbox import Mail
 from learners.odometer import Odometer
 from learners.outbox import Outbox
-from learners.reckoning import Reckoning
+from learners.reckoning import schedule_step
 from orchestrator.core import schedule
 from orchestrator.core.messages import ALL_OFFERS, Adopted, Broken, Drained, Flushed, Offer
-from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Version
 from orchestrator.errors import InternalError
 
 DRAINING_POLL_S = 0.1
@@ -44,7 +44,7 @@ DRAINING_POLL_S = 0.1
 class LoopPlan:
     """``fragments[p]`` names the tensors of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
 
-    ``tokens_per_step`` are those of an inner step of all islands together.
+    ``tokens_per_schedule_step`` are those of an inner step of all islands together.
     """
 
     fragments: tuple[tuple[str, ...], ...]
@@ -52,16 +52,14 @@ class LoopPlan:
     adoption: Rule = "replace"
     mix_alpha: float = 0.5
     report_every_s: float = 0.5
-    tokens_per_step: int = field(kw_only=True)
+    tokens_per_schedule_step: int = field(kw_only=True)
 
 
 class IslandLoop(Holder):
     """One incarnation's training. ``load`` or ``load_peer`` once, then ``start``; all else at any time, any thread."""
 
     def __init__(self, trainer: Trainer, plan: LoopPlan, outbox: Outbox) -> None:
-        super().__init__(
-            trainer, plan.fragments, Reckoning(plan.tokens_per_step), keeps_bases=plan.adoption == "rebase"
-        )
+        super().__init__(trainer, plan.fragments, keeps_bases=plan.adoption == "rebase")
         self._plan, self._outbox = plan, outbox
         self._lock = threading.Lock()
         self._stopping, self._flushing, self._draining, self._gave_all = (threading.Event() for _ in range(4))
@@ -69,25 +67,27 @@ class IslandLoop(Holder):
         self._exports: Exports[Fragments, tuple[Snapshot, tuple[Version, ...], int]] = Exports()
         self._cuts: Exports[None, Cut] = Exports()
         self._offers_made = 0
+        self._fix = NO_FIX
         self._odometer = Odometer(monotonic())
 
     # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
+    def start(self, fix: Fix = NO_FIX) -> None:
         """Train until flushed, drained or stopped. Asked again, it calls a drain off, or changes nothing."""
         self._draining.clear()
-        self._begin()
+        self._begin(fix)
 
     def drain(self) -> None:
         """Finish the step and step no more; offer all work, again what a version lacks, then say ``Drained``."""
         self._draining.set()
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, fix: Fix = NO_FIX) -> None:
         with self._lock:
             if self._thread is None:
                 if not self._fragments:
                     raise InternalError(detail="an island was started before it held a state.")
+                self._fix = fix
                 self._exports.open()
                 self._cuts.open()
                 self._thread = threading.Thread(target=self._run, name="island-loop", daemon=True)
@@ -114,10 +114,10 @@ class IslandLoop(Holder):
         step: int,
         arrays: Arrays,
         merged_offer: int = 0,
-        tokens_trained: int = 0,
+        fix: Fix = NO_FIX,
     ) -> None:
         """Put a published value into the mailbox (see ``Mail``); it is adopted at the next boundary unless it is no news."""
-        self._mailbox.put(Mail(fragment, version, step, arrays, merged_offer, tokens_trained))
+        self._mailbox.put(Mail(fragment, version, step, arrays, merged_offer, fix))
 
     def take(self, fragment: FragmentId, offer: int) -> Arrays | None:
         """The offer's arrays, once they are on the host; ``None`` if a newer offer replaced it, or it was merged."""
@@ -207,10 +207,9 @@ class IslandLoop(Holder):
     def train(self) -> None:
         """One inner step, measured and counted."""
         began = monotonic()
-        result = self._trainer.step(self._reckoning.step)
+        result = self._trainer.step(schedule_step(self._fix, self._step, self._plan.tokens_per_schedule_step))
         ended = monotonic()
         self._step += 1
-        self._reckoning.count()
         for fragment in self._fragments:
             fragment.step_count += 1
             fragment.token_count += result.token_count
@@ -261,10 +260,10 @@ class IslandLoop(Holder):
             if (standing := self._standing.get(mail.fragment)) and standing[0].offer <= mail.merged_offer:
                 del self._standing[mail.fragment]
         self._step = max(self._step, mail.step)
-        self._reckoning.hear(mail.tokens_trained, self._step - mail.step)
+        self._fix = max(self._fix, mail.fix)
         self._report()
         total = self._odometer.tokens_total
-        self._outbox.put(Adopted(mail.fragment, mail.version, self._step, total, after.token_count))
+        self._outbox.put(Adopted(mail.fragment, mail.version, self._step, total, after.token_count, self._fix))
 
     def _state(self, fragments: Fragments) -> tuple[Snapshot, tuple[Version, ...], int]:
         tensors = None if fragments is None else [name for p in fragments for name in self._names[p]]

@@ -10,15 +10,15 @@ import threading
 from dataclasses import dataclass
 
 from learners.contract import Arrays
-from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Version
 
 
 @dataclass(frozen=True, slots=True)
 class Mail:
     """A fragment's value at ``version``; who adopts it raises the logical step to ``step``.
 
-    ``merged_offer`` is the island's latest offer of the fragment whose work is in it, 0 for none; ``tokens_trained`` what
-    the job had trained when it was published.
+    ``merged_offer`` is the island's latest offer of the fragment whose work is in it, 0 for none; ``fix`` where the job was
+    when it was published.
     """
 
     fragment: FragmentId
@@ -26,7 +26,7 @@ class Mail:
     step: int
     arrays: Arrays
     merged_offer: int = 0
-    tokens_trained: int = 0
+    fix: Fix = NO_FIX
 
 
 class Mailbox:

@@ -60,6 +60,11 @@ class JobSpec(Section):
         return self.training.batch_size * self.data.sequence_length
 
     @property
+    def tokens_per_schedule_step(self) -> int:
+        """Tokens of one inner step of every island that the job begins with."""
+        return self.island_count * self.tokens_per_step
+
+    @property
     def island_count(self) -> int:
         return sum(section.count for section in self.islands)
 
@@ -67,12 +72,12 @@ class JobSpec(Section):
     def token_budget(self) -> int:
         if self.budget.tokens is not None:
             return self.budget.tokens
-        return (self.budget.steps or 0) * self.island_count * self.tokens_per_step
+        return (self.budget.steps or 0) * self.tokens_per_schedule_step
 
     @property
     def horizon_steps(self) -> int:
         """How many inner steps each island takes if all are equally fast: the learning-rate schedule's length."""
-        return max(1, self.token_budget // (self.island_count * self.tokens_per_step))
+        return max(1, self.token_budget // self.tokens_per_schedule_step)
 
     def island_sections(self, *, spares: bool = False) -> dict[IslandId, IslandsSection]:
         """Every island by name, in the order of the specification; with those that are not wanted at first, if asked."""

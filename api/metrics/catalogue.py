@@ -108,7 +108,7 @@ _FAMILIES = (
         "gauge",
         "atoll_island_schedule_step",
         ISLAND,
-        "Step of the job's schedule that an island which trains is at. Far below the others': its work comes late.",
+        "Logical step, by which fragments are due, of an island that trains. Far below the others': its work comes late.",
     ),
     Family("gauge", "atoll_island_step_seconds", ISLAND, "Time of an inner step of late."),
     Family("gauge", "atoll_island_gap_max_seconds", ISLAND, "Longest time between two steps so far: was it held up?"),

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from orchestrator.core.saving import SavingEffect
 from orchestrator.core.vocabulary import (
+    NO_FIX,
     CloseReason,
     CommandId,
     Contribution,
     Epoch,
+    Fix,
     FragmentId,
     Incarnation,
     Instant,
@@ -92,15 +94,15 @@ class Recipient:
 class PublishFragment:
     """Put exactly version ``version`` of the fragment into these islands' mailboxes.
 
-    A shell that holds a newer version already leaves this one out: its own publication follows. ``tokens_trained`` by the
-    job so far is where its learning-rate schedule is; 0, which changes nothing, on older tapes.
+    A shell that holds a newer version already leaves this one out: its own publication follows. ``fix`` says where the
+    learning-rate schedule is.
     """
 
     fragment: FragmentId
     version: Version
     step: int
     recipients: tuple[Recipient, ...]
-    tokens_trained: int = 0
+    fix: Fix = NO_FIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,11 @@ class StandBy:
 
 @dataclass(frozen=True, slots=True)
 class StartTraining:
+    """Step, from where ``fix`` says that the learning-rate schedule is; to an island that steps it says nothing."""
+
     island: IslandId
     incarnation: Incarnation
+    fix: Fix = NO_FIX
 
 
 @dataclass(frozen=True, slots=True)

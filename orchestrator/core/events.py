@@ -28,8 +28,10 @@ from orchestrator.core.outer_steps import MergeFailed as MergeFailed
 from orchestrator.core.restart import SynchroniserRestarted as SynchroniserRestarted
 from orchestrator.core.saving import SavingEvent
 from orchestrator.core.vocabulary import (
+    NO_FIX,
     CommandId,
     Duration,
+    Fix,
     FragmentId,
     Incarnation,
     Instant,
@@ -201,6 +203,7 @@ class FragmentAdopted:
 
     ``kept_tokens`` are those trained on this fragment that survive the adoption (0 when the published value replaces
     the island's own); the rest of its tokens since the last adoption that are not in a contribution are overwritten.
+    ``fix`` is the latest that it has heard; older tapes lack it.
     """
 
     at: Instant
@@ -211,6 +214,7 @@ class FragmentAdopted:
     step: int
     tokens_total: int
     kept_tokens: int
+    fix: Fix = NO_FIX
 
 
 @dataclass(frozen=True, slots=True)

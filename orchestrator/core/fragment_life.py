@@ -271,7 +271,7 @@ def _publication(state: JobState, current: FragmentRound, islands: tuple[Island,
     policy, passed = state.policy, state.pace.steps_since(current.reached_at, now)
     step = current.step + (0 if policy.grace_cap_steps is None else min(passed, policy.overlap_steps))
     recipients = tuple(Recipient(i.id, i.incarnation, i.merged_offer.get(current.fragment, 0)) for i in islands)
-    return PublishFragment(current.fragment, current.version, step, recipients, state.tokens_trained)
+    return PublishFragment(current.fragment, current.version, step, recipients, state.fix)
 
 
 def _evaluate_if_due(state: JobState) -> list[Effect]:

@@ -99,7 +99,7 @@ def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Ef
         state.islands[island.id] = membership.standing_by(island, event)
         return [StandBy(island.id, island.incarnation), *newer]
     state.islands[island.id] = membership.caught_up(island, event)
-    return [StartTraining(island.id, island.incarnation), *newer]
+    return [StartTraining(island.id, island.incarnation, state.fix), *newer]
 
 
 def catch_up_failed(state: JobState, island: Island, event: CatchUpFailed) -> list[Effect]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.vocabulary import FragmentId, IslandId, Version
+from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, IslandId, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Adopted:
     step: int
     tokens_total: int
     kept_tokens: int
+    fix: Fix = NO_FIX
 
 
 @dataclass(frozen=True, slots=True)

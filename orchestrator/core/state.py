@@ -16,6 +16,7 @@ from orchestrator.core.view import FragmentView, IslandView, JobView
 from orchestrator.core.vocabulary import (
     CommandId,
     Epoch,
+    Fix,
     FragmentId,
     Instant,
     IslandId,
@@ -79,6 +80,12 @@ class JobState:
     def tokens_trained(self) -> int:
         before = sum(island.tokens_before for island in self.islands.values())
         return (self.tokens_before or 0) + before + sum(report.tokens_total for report in self.reports.values())
+
+    @property
+    def fix(self) -> Fix:
+        """Both as last heard, so that neither is older than the other."""
+        clocks = (*map(self.step_of, self.islands.values()), *(current.step for current in self.rounds))
+        return Fix(self.tokens_trained, max(clocks))
 
     def step_of(self, island: Island) -> int:
         """The island's logical step, as last heard."""

@@ -141,6 +141,18 @@ class Contribution:
     tokens_total: int
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Fix:
+    """Where a job was: its islands had trained ``tokens``, lost work too, when the furthest clock showed ``step``."""
+
+    tokens: int = 0
+    step: int = 0
+
+
+NO_FIX = Fix()
+"""Nothing was heard, as on older tapes: the learning-rate schedule goes by the clock."""
+
+
 def payload_id(island: IslandId, incarnation: Incarnation, fragment: FragmentId, offer: int) -> PayloadId:
     """The idempotent name of a contribution: the same offer sent twice has the same name."""
     return PayloadId(f"{island}.{incarnation}.{fragment}.{offer}")

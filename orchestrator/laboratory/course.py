@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.vocabulary import (
+    Fix,
     FragmentId,
     Incarnation,
     IslandId,
@@ -42,18 +43,17 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """After ``steps`` inner steps it took version ``version``.
+    """After ``steps`` inner steps it took version ``version``; its logical step was then at least ``logical_step``.
 
-    It heard that the job had trained ``tokens_trained``, by when its clock showed ``steps_since`` less. ``keeps`` says
-    whether own work survived, and ``since`` what it is counted from: an offer of its own, or, when ``None``, the value it
-    stood on before.
+    ``fix``, in tokens of the tape, is the latest it had heard. ``keeps`` says whether own work survived, and ``since`` what
+    it is counted from: an offer of its own, or, when ``None``, the value it stood on before.
     """
 
     steps: int
     fragment: FragmentId
     version: Version
-    tokens_trained: int
-    steps_since: int
+    logical_step: int
+    fix: Fix
     keeps: bool = False
     since: PayloadId | None = None
 
@@ -74,7 +74,7 @@ class Life:
     """One incarnation. ``donor`` ``None``: it began from Θ at ``versions``, with a fresh inner optimizer.
 
     ``shard`` is its island's place in the job; ``cursor`` the batches of the shard drawn before it; ``logical_step`` its
-    clock at the start.
+    clock, and ``fix`` the job's, at the start.
     """
 
     id: LifeId
@@ -83,6 +83,7 @@ class Life:
     cursor: int
     versions: tuple[Version, ...]
     logical_step: int
+    fix: Fix
     moments: tuple[Moment, ...]
 
     @property

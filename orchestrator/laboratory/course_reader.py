@@ -18,7 +18,7 @@ from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, PayloadId, Version
 from orchestrator.errors import Problem
 from orchestrator.laboratory.course import Act, Course, Evaluated, Life, LifeId, Merged
-from orchestrator.laboratory.life_story import Diary, Published, Receiver, Story, tell
+from orchestrator.laboratory.life_story import Diary, Receiver, Story, tell
 from orchestrator.tape.schema import Tape
 
 
@@ -56,7 +56,7 @@ def read(tape: Tape, rule: Rule) -> Reading:
 def _life(life: LifeId, diary: Diary, story: Story, shard: int) -> Life:
     assert diary.begun is not None
     began, asked = diary.begun
-    return Life(life, shard, asked.donor, asked.cursor, began.versions, began.step, story.moments)
+    return Life(life, shard, asked.donor, asked.cursor, began.versions, began.step, diary.fix, story.moments)
 
 
 def _stories(heard: _Heard, rule: Rule, tokens_per_step: int) -> Iterator[tuple[LifeId, Story]]:
@@ -171,11 +171,13 @@ class _Heard:
         match effect:
             case effects.BeginCatchUp():
                 self._diary((effect.island, effect.incarnation)).asked = effect
+            case effects.StartTraining():
+                diary = self._diary((effect.island, effect.incarnation))
+                diary.started = diary.started or effect
             case effects.PublishFragment():
                 for to in effect.recipients:
                     published = self._diary((to.island, to.incarnation)).published
-                    sent = Published(effect.step, to.merged_offer, effect.tokens_trained)
-                    published[effect.fragment, effect.version] = sent
+                    published[effect.fragment, effect.version] = to.merged_offer
             case effects.MergeFragment():
                 self._merging[effect.fragment, effect.version] = effect
             case effects.FlushIsland():

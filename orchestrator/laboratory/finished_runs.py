@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Run = TypeVar("Run")
+SCHEDULE = "by tokens"
+"""What the learning rate goes by: runs kept from before have other names."""
 
 
 class FinishedRuns(Generic[Run]):
@@ -42,7 +44,7 @@ class FinishedRuns(Generic[Run]):
 
 def key_of(*facts: object) -> str:
     """A short name for everything that decides a run's result."""
-    return hashlib.sha256(" ".join(map(str, facts)).encode()).hexdigest()[:16]
+    return hashlib.sha256(" ".join(map(str, (SCHEDULE, *facts))).encode()).hexdigest()[:16]
 
 
 def progress(console: Console) -> Progress:

@@ -15,35 +15,31 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from learners.adoption import Rule
-from orchestrator.core.effects import BeginCatchUp
+from orchestrator.core.effects import BeginCatchUp, StartTraining
 from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, ProgressReported
-from orchestrator.core.vocabulary import Contribution, FragmentId, PayloadId, Version
+from orchestrator.core.vocabulary import NO_FIX, Contribution, Fix, FragmentId, PayloadId, Version
 from orchestrator.laboratory.course import Adopted, Exported, LifeId, Moment, Offered
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """As ``effects.PublishFragment`` and its ``Recipient`` have it; a version of which nothing is told brings no news."""
-
-    step: int = 0
-    merged_offer: int = 0
-    tokens_trained: int = 0
 
 
 @dataclass(slots=True)
 class Diary:
     """What a tape tells of an incarnation, in the order of the telling; each thing once.
 
-    ``begun`` is how it came to its state, ``asked`` how it was last asked to; ``published[p, v]`` how version v
-    was sent to it; ``reports`` by tokens trained.
+    ``begun`` is how it came to its state, ``asked`` how it was last asked to; ``published[p, v]`` its latest offer of p
+    whose work is in v; ``reports`` by tokens trained; ``started`` is how it was first let train.
     """
 
     reports: dict[int, ProgressReported] = field(default_factory=dict)
     contributions: dict[PayloadId, Contribution] = field(default_factory=dict)
     adoptions: dict[tuple[FragmentId, Version], FragmentAdopted] = field(default_factory=dict)
-    published: dict[tuple[FragmentId, Version], Published] = field(default_factory=dict)
+    published: dict[tuple[FragmentId, Version], int] = field(default_factory=dict)
     asked: BeginCatchUp | None = None
     begun: tuple[IslandCaughtUp, BeginCatchUp] | None = None
+    started: StartTraining | None = None
+
+    @property
+    def fix(self) -> Fix:
+        return self.started.fix if self.started is not None else NO_FIX
 
     @property
     def steps_trained(self) -> int:
@@ -147,8 +143,7 @@ def _adopt(
     """Put the fragment on its new version, and say what survived."""
     before = work[event.fragment]
     had = before.tokens(event.tokens_total)
-    published = diary.published.get((event.fragment, event.version), Published())
-    payload, covered = before.sent.get(published.merged_offer, (None, 0))
+    payload, covered = before.sent.get(diary.published.get((event.fragment, event.version), 0), (None, 0))
     uncontributed = had - covered
     kept = uncontributed if event.kept_tokens == _UNTOLD and rule == "rebase" else max(0, event.kept_tokens)
     if rule == "rebase":
@@ -164,8 +159,7 @@ def _adopt(
     story.kept |= kept > 0
     work[event.fragment] = _Work(event.version, event.tokens_total, kept)
     since = payload if keeps and rule == "rebase" else None
-    steps_since = max(0, event.step - published.step)
-    return Adopted(steps, event.fragment, event.version, published.tokens_trained, steps_since, keeps, since)
+    return Adopted(steps, event.fragment, event.version, event.step, event.fix, keeps, since)
 
 
 _UNTOLD = -1

@@ -93,7 +93,7 @@ class MultiplexedJob:
             adoption=spec.synchroniser.adoption,
             mix_alpha=spec.synchroniser.mix_alpha,
             report_every_s=0.0,
-            tokens_per_step=spec.island_count * spec.tokens_per_step,
+            tokens_per_schedule_step=spec.tokens_per_schedule_step,
         )
         self._islands: dict[IslandId, _Island] = {}
         for index, (island, trainer) in enumerate(zip(policy.islands, self._apparatus.trainers, strict=True)):
@@ -222,7 +222,7 @@ class MultiplexedJob:
 
         def deliver(recipient: effects.Recipient) -> None:
             loop = self._islands[recipient.island].loop
-            terms = (recipient.merged_offer, effect.tokens_trained)
+            terms = (recipient.merged_offer, effect.fix)
             loop.deliver(effect.fragment, effect.version, effect.step, arrays, *terms)
 
         for recipient in effect.recipients:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from learners.adoption import combine
 from learners.contract import Arrays
-from learners.reckoning import Reckoning
+from learners.reckoning import schedule_step
 from orchestrator.config import JobSpec
-from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
+from orchestrator.core.vocabulary import Fix, FragmentId, PayloadId, Version
 from orchestrator.errors import DataError
 from orchestrator.laboratory.apparatus import Apparatus, MakeTrainer
 from orchestrator.laboratory.course import Adopted, Course, Evaluated, Exported, Life, LifeId, Merged, Offered
@@ -50,7 +50,7 @@ class TapeTraining:
     def __init__(self, spec: JobSpec, course: Course, make_trainer: MakeTrainer) -> None:
         self._course, self._sync = course, spec.synchroniser
         self._tokens_ratio = spec.tokens_per_step / course.tokens_per_step
-        self._tokens_per_step = spec.island_count * spec.tokens_per_step
+        self._tokens_per_schedule_step = spec.tokens_per_schedule_step
         self._apparatus = Apparatus(spec, make_trainer)
         self._outer = self._apparatus.outer
         self._fresh = self._apparatus.trainers[0].export_state().arrays()
@@ -131,14 +131,13 @@ class TapeTraining:
             donor = yield from self._begun(life.donor)
             while life_id not in self._exported:
                 yield from self._next(donor)
-        self._replicas[life_id] = replica = _Replica(life, Reckoning(self._tokens_per_step))
+        self._replicas[life_id] = replica = _Replica(life, life.logical_step, self._here(life.fix))
         self._load(replica)
         return replica
 
     def _load(self, replica: _Replica) -> None:
         """Give the island the state it began from, as ``learners.loop`` does."""
         life, trainer = replica.life, self._apparatus.trainers[replica.life.shard]
-        replica.reckoning.begin(life.logical_step)
         if life.donor is None:
             trainer.import_state(self._fresh)
             for fragment, version in enumerate(life.versions):
@@ -154,9 +153,9 @@ class TapeTraining:
         life, moment = replica.life, replica.life.moments[replica.done]
         trainer = self._apparatus.trainers[life.shard]
         while replica.step_count < moment.steps:
-            trainer.step(replica.reckoning.step)
+            trainer.step(schedule_step(replica.fix, replica.logical_step, self._tokens_per_schedule_step))
             replica.step_count += 1
-            replica.reckoning.count()
+            replica.logical_step += 1
             yield
         match moment:
             case Offered(_, fragment, payload):
@@ -182,7 +181,12 @@ class TapeTraining:
         else:
             self._stand_on(replica, fragment, published)
         replica.sent.pop(fragment, None)
-        replica.reckoning.hear(round(moment.tokens_trained * self._tokens_ratio), moment.steps_since)
+        replica.logical_step = max(replica.logical_step, moment.logical_step)
+        replica.fix = max(replica.fix, self._here(moment.fix))
+
+    def _here(self, fix: Fix) -> Fix:
+        """The tape's, in tokens here."""
+        return Fix(round(fix.tokens * self._tokens_ratio), fix.step)
 
     def _stand_on(self, replica: _Replica, fragment: FragmentId, published: Arrays) -> None:
         self._apparatus.trainers[replica.life.shard].load(published)
@@ -196,10 +200,11 @@ class TapeTraining:
 
 @dataclass(slots=True)
 class _Replica:
-    """Where a life has come to: moments ``done``, inner steps, schedule; what it stands on and has offered, by fragment."""
+    """Where a life has come to: moments ``done``, inner steps, clock; what it stands on and has offered, by fragment."""
 
     life: Life
-    reckoning: Reckoning
+    logical_step: int
+    fix: Fix
     done: int = 0
     step_count: int = 0
     base: dict[FragmentId, Arrays] = field(default_factory=dict)

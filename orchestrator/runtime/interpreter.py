@@ -92,8 +92,8 @@ class Interpreter:
             case f.BeginCatchUp():
                 if (begun := self._catch_ups.begin(effect)) is not None:
                     self._asking.submit(self._guarded, self._catch_ups.wait, effect, *begun)
-            case f.StartTraining(island, incarnation):
-                self._tell(island, incarnation, "start")
+            case f.StartTraining(island, incarnation, fix):
+                self._tell(island, incarnation, "start", fix)
             case f.FlushIsland(island, incarnation):
                 self._tell(island, incarnation, "flush")
             case f.DrainIsland(island, incarnation):
@@ -235,7 +235,7 @@ class Interpreter:
             return  # a newer one is there, and so is, or soon will be, its own publication
         for to in effect.recipients:
             if (link := self._link(to.island, to.incarnation)) is not None:
-                terms = (effect.version, effect.step, to.merged_offer, effect.tokens_trained)
+                terms = (effect.version, effect.step, to.merged_offer, effect.fix)
                 link.publish(effect.fragment, (*terms, published.payload))
 
     def _save(self, effect: saving.SavingEffect) -> None:
@@ -247,17 +247,17 @@ class Interpreter:
                 if (link := self._link(*life)) is not None:
                     link.mark(effect.checkpoint, folder)
 
-    def _tell(self, island: IslandId, incarnation: Incarnation, what: str) -> None:
+    def _tell(self, island: IslandId, incarnation: Incarnation, what: str, *facts: Any) -> None:
         if (link := self._link(island, incarnation)) is not None:
-            self._asking.submit(self._guarded, self._insist, island, incarnation, link, what)
+            self._asking.submit(self._guarded, self._insist, island, incarnation, link, what, *facts)
 
-    def _insist(self, island: IslandId, incarnation: Incarnation, link: Link, what: str) -> None:
+    def _insist(self, island: IslandId, incarnation: Incarnation, link: Link, what: str, *facts: Any) -> None:
         """Calls that may be made twice are made again when they get lost."""
         for _ in range(TELL_ATTEMPTS):
             if not link.passage.open() or self._links.get((island, incarnation)) is not link:
                 return
             try:
-                ray.get(getattr(link.actor, what).remote(self._epoch), timeout=ANSWER_TIMEOUT_S)
+                ray.get(getattr(link.actor, what).remote(self._epoch, *facts), timeout=ANSWER_TIMEOUT_S)
                 return
             except ActorDiedError:
                 return  # the link says so, too

@@ -27,7 +27,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.core import events, messages
 from orchestrator.core.hearing import contribution_of, event_of
-from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, Instant, IslandId, Version
+from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, Incarnation, Instant, IslandId, Version
 from orchestrator.errors import Fenced, first_line
 from orchestrator.merge.examination import examine
 from orchestrator.merge.wire import WireError
@@ -51,8 +51,8 @@ PARAMETER_BYTES = 4
 
 Post = Callable[[Callable[[Instant], events.Event]], int]
 """Stamps and queues an event; answers with the number that its record will have on the tape."""
-Outgoing = tuple[Version, int, int, int, Any]
-"""Version, step, merged offer, tokens trained, and the bytes or a reference to them."""
+Outgoing = tuple[Version, int, int, Fix, Any]
+"""Version, step, merged offer, fix, and the bytes or a reference to them."""
 Failed = Callable[[BaseException], None]
 Anchor = Callable[[FragmentId], Arrays]
 

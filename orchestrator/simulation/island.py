@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from orchestrator.accounting.series import median
 from orchestrator.core.messages import ALL_OFFERS, Adopted, Drained, Flushed, Letter, Offer, Progress
 from orchestrator.core.schedule import due
-from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, Version
+from orchestrator.core.vocabulary import NO_FIX, Duration, Fix, FragmentId, Incarnation, IslandId, JobPolicy, Version
 
 
 @dataclass(slots=True)
@@ -59,7 +59,8 @@ class SimulatedIsland:
         self._policy = policy
         self.tokens_per_step = tokens_per_step
         self._adoption = adoption
-        self._mailbox: dict[FragmentId, tuple[Version, int, int]] = {}
+        self._mailbox: dict[FragmentId, tuple[Version, int, int, Fix]] = {}
+        self._fix = NO_FIX
         self._asked: list[Callable[[], None]] = []
         self._stepping_seconds: Duration = 0.0
         self._latest_seconds: deque[Duration] = deque(maxlen=median_over)
@@ -80,10 +81,10 @@ class SimulatedIsland:
         for _ in self._adopt():
             pass
 
-    def deliver(self, fragment: FragmentId, version: Version, step: int, merged_offer: int) -> None:
+    def deliver(self, fragment: FragmentId, version: Version, step: int, merged_offer: int, fix: Fix = NO_FIX) -> None:
         """Put a published version into the mailbox; the newest wins."""
-        if version > self._mailbox.get(fragment, (Version(-1), 0, 0))[0]:
-            self._mailbox[fragment] = (version, step, merged_offer)
+        if version > self._mailbox.get(fragment, (Version(-1), 0, 0, fix))[0]:
+            self._mailbox[fragment] = (version, step, merged_offer, fix)
 
     def at_boundary(self, what: Callable[[], None]) -> None:
         """``what`` happens at the next boundary, before anything is adopted there."""
@@ -154,7 +155,7 @@ class SimulatedIsland:
         asked, self._asked = self._asked, []
         for what in asked:
             what()
-        for fragment, (version, step, merged_offer) in sorted(self._mailbox.items()):
+        for fragment, (version, step, merged_offer, fix) in sorted(self._mailbox.items()):
             work = self.work[fragment]
             if version <= work.version:
                 continue
@@ -163,7 +164,8 @@ class SimulatedIsland:
             work.version, work.steps, work.tokens = version, work.steps - merged[0], work.tokens - merged[1]
             work.sent = {}
             self.step = max(self.step, step)
-            yield Adopted(fragment, version, self.step, self.tokens_total, work.tokens)
+            self._fix = max(self._fix, fix)
+            yield Adopted(fragment, version, self.step, self.tokens_total, work.tokens, self._fix)
         self._mailbox.clear()
 
     def _offer(self, fragment: FragmentId) -> Offer:

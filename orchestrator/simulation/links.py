@@ -60,7 +60,7 @@ class Links:
         world = self._world
 
         def deliver() -> None:
-            host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer)
+            host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer, effect.fix)
             world.delivered(host, effect)
 
         takes = world.draw(world.plan.delivery_s) + world.stepping.carriage(host.process.island)

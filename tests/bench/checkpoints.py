@@ -19,7 +19,7 @@ from learners.checkpointing import write
 from learners.loop import IslandLoop, LoopPlan
 from learners.niceness import give_way
 from learners.outbox import Outbox
-from learners.reckoning import tokens_per_step
+from learners.reckoning import tokens_per_schedule_step
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.config import parse_job
 from orchestrator.core.vocabulary import Incarnation, IslandId
@@ -57,7 +57,8 @@ def main(_asked: Options) -> list[Goal]:
     trainer = Clocked(jax_trainer.create(spec, 0, 1))
     trainer.warm_up()
     names = sorted(trainer.tensor_shapes())
-    loop = IslandLoop(trainer, LoopPlan((tuple(names),), 10**6, tokens_per_step=tokens_per_step(spec)), Outbox())
+    plan = LoopPlan((tuple(names),), 10**6, tokens_per_schedule_step=tokens_per_schedule_step(spec))
+    loop = IslandLoop(trainer, plan, Outbox())
     loop.load(trainer.initial_parameters(), (0,), 0, 0)
     loop.start()
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=Path.cwd()) as folder:

@@ -52,9 +52,12 @@ def test_a_plan_that_passes_strikes_when_the_seed_says_and_ends_with_0(service: 
     fleet = [IslandPlan(IslandId(i.island), NodeGroupId(i.node_group), i.region, 1) for i in islands]
     planned = [(f.at, f.kind, f.island) for f in schedule(parse(document(*faults, seed=2)), fleet)]
     assert [(f["planned_at"], f["kind"], f["island"]) for f in said["faults"]] == planned
-    assert [(f["kind"], f["island"]) for f in records(service, job, "FaultInjected")] == [p[1:] for p in planned]
+    assert all(f["spared"].startswith("missed") for f in said["faults"] if f["spared"])  # a machine too busy to look
+    struck = [(f["kind"], f["island"]) for f in said["faults"] if not f["spared"]]
+    assert struck
+    assert [(f["kind"], f["island"]) for f in records(service, job, "FaultInjected")] == struck
     report = service.client().report(job)
-    assert [fault["kind"] for fault in report["faults"]] == ["kill", "stop"]
+    assert [fault["kind"] for fault in report["faults"]] == [kind for kind, _ in struck]
     page = (service.runs / job / "chaos-trial.html").read_text()
     assert 'class="badge">passed' in page
 

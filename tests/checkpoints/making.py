@@ -37,7 +37,7 @@ def outer() -> OuterState:
 def cut_of_island(shard: int) -> Cut:
     """The state of an island that trains, and has trained for a few steps."""
     trainer, outbox = SyntheticTrainer(SPEC, shard), Outbox()
-    loop = IslandLoop(trainer, LoopPlan(FRAGMENTS, interval_steps=4, tokens_per_step=64), outbox)
+    loop = IslandLoop(trainer, LoopPlan(FRAGMENTS, interval_steps=4, tokens_per_schedule_step=64), outbox)
     loop.load(trainer.initial_parameters(), (0, 0), 0, 0)
     loop.start()
     while not any(isinstance(letter, Offer) for letter in outbox.take(10.0)):

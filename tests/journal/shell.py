@@ -17,7 +17,7 @@ from learners import checkpointing, synthetic
 from learners.correspondence import Correspondence
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.reckoning import tokens_per_step
+from learners.reckoning import tokens_per_schedule_step
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
@@ -27,7 +27,7 @@ from orchestrator.core import events as e
 from orchestrator.core import invariants, saving
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
-from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId, Version
+from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Incarnation, IslandId, Version
 from orchestrator.disk import Disk
 from orchestrator.journal.keeper import Keeper
 from orchestrator.merge import fragment_map, outer_optimizer, wire
@@ -72,7 +72,8 @@ def spec(**synchroniser: Any) -> JobSpec:
 class SteppedLoop(IslandLoop):
     """Takes no step unless it is told to, in the thread of whoever tells it."""
 
-    def _begin(self) -> None:
+    def _begin(self, fix: Fix = NO_FIX) -> None:
+        self._fix = fix
         self._exports.open()
         self._cuts.open()
 
@@ -86,7 +87,7 @@ class ScriptedIsland:
         self.trainer = synthetic.create(document, index, len(ISLANDS))
         sizes = dict.fromkeys(self.trainer.tensor_shapes(), 1)
         fragments, adoption = fragment_map.build(sizes, FRAGMENTS), document["synchroniser"]["adoption"]
-        plan = LoopPlan(fragments, INTERVAL, adoption, tokens_per_step=tokens_per_step(document))
+        plan = LoopPlan(fragments, INTERVAL, adoption, tokens_per_schedule_step=tokens_per_schedule_step(document))
         self.outbox = Outbox()
         self.loop = SteppedLoop(self.trainer, plan, self.outbox)
         self.correspondence = Correspondence(self.outbox, self.loop.standing_offers)
@@ -177,7 +178,7 @@ class Shell:
                 self.islands[island].load(self.keeper.outer.parameters(), self.keeper.outer.versions, cursor)
             case f.StartTraining(island):
                 self.islands[island].trains = True
-                self.islands[island].loop.start()
+                self.islands[island].loop.start(effect.fix)
             case f.MergeFragment():
                 self._merge(effect)
             case f.PublishFragment():
@@ -248,7 +249,7 @@ class Shell:
                 island = self.islands[to.island]
                 island.correspondence.heed(self.files.epoch)
                 payload = wire.decode(self.published[effect.fragment])
-                terms = (effect.version, effect.step, payload, to.merged_offer, effect.tokens_trained)
+                terms = (effect.version, effect.step, payload, to.merged_offer, effect.fix)
                 island.loop.deliver(effect.fragment, *terms)
         self.reached("after publish")
 

@@ -41,7 +41,12 @@ class Island:
         names = sorted(self.trainer.tensor_shapes())
         self.fragments = tuple(tuple(names[index::fragments]) for index in range(fragments))
         plan = LoopPlan(
-            self.fragments, interval, adoption, mix_alpha=0.25, report_every_s=0.0, tokens_per_step=ISLANDS * TOKENS
+            self.fragments,
+            interval,
+            adoption,
+            mix_alpha=0.25,
+            report_every_s=0.0,
+            tokens_per_schedule_step=ISLANDS * TOKENS,
         )
         self.outbox = Outbox()
         self.loop = IslandLoop(self.trainer, plan, self.outbox)

@@ -11,6 +11,7 @@ from learners import jax_trainer
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer, Progress
+from orchestrator.core.vocabulary import Fix
 from orchestrator.errors import InternalError
 from tests.learners.stepped import ISLANDS, TOKENS, alone, offers
 
@@ -114,13 +115,26 @@ def test_a_fragment_from_further_on_raises_the_logical_clock_and_what_it_passes_
 def test_the_schedule_follows_what_the_job_has_trained_and_not_the_clock(new_island):
     island = new_island(interval=12, fragments=4).start()
     island.steps(3)
-    island.loop.deliver(
-        0, 1, 9, island.published(0, 0.5), 0, ISLANDS * TOKENS * 2
-    )  # the furthest is at 9, the job at 2
-    island.steps(2)
-    island.loop.deliver(1, 1, 8, island.published(1, 0.5), 0, ISLANDS * TOKENS * 6)  # two steps ago
-    island.steps(2)
-    assert island.trainer.schedule == [0, 1, 2, 3, 2, 3, 9, 10]
+    island.loop.deliver(0, 1, 9, island.published(0, 0.5), 0, Fix(ISLANDS * TOKENS * 2, 9))
+    island.steps(2)  # its clock was raised to 9, too
+    island.loop.deliver(1, 1, 8, island.published(1, 0.5), 0, Fix(ISLANDS * TOKENS * 6, 10))
+    letters = island.steps(2)
+    assert island.trainer.schedule == [0, 1, 2, 3, 2, 3, 7, 8]
+    island.loop.deliver(1, 2, 8, island.published(1, 0.5), 0, Fix(ISLANDS * TOKENS * 5, 9))  # no news
+    letters += island.steps(1)
+    assert island.trainer.schedule[-1] == 9
+    adopted = [letter.fix for letter in letters if isinstance(letter, Adopted)]
+    assert adopted == [Fix(ISLANDS * TOKENS * 6, 10)] * 2
+
+
+def test_an_island_begins_where_the_schedule_is_and_not_where_the_clock_is(new_island):
+    island = new_island()
+    island.loop.load(island.trainer.initial_parameters(), (0, 0), 30, cursor=0)
+    island.loop.start(Fix(ISLANDS * TOKENS * 20, 29))
+    island.loop.start(Fix(ISLANDS * TOKENS * 50, 29))  # it steps already
+    assert island.trainer.at_gate.acquire(timeout=10)
+    island.steps(1)
+    assert island.trainer.schedule == [21, 22]
 
 
 def test_mail_that_waits_before_the_first_step_is_adopted_before_it(new_island):
@@ -235,7 +249,7 @@ def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_j
     names = sorted(trainer.tensor_shapes())
     fragments = (tuple(names[0::2]), tuple(names[1::2]))
     outbox = Outbox()
-    plan = LoopPlan(fragments, 4, "rebase", report_every_s=0.0, tokens_per_step=ISLANDS * TOKENS)
+    plan = LoopPlan(fragments, 4, "rebase", report_every_s=0.0, tokens_per_schedule_step=ISLANDS * TOKENS)
     loop = IslandLoop(trainer, plan, outbox)
     loop.load(trainer.initial_parameters(), (0, 0), 0, 0)
     loop.start()

@@ -47,7 +47,7 @@ class Island:
         self.trainer, self.outbox = Gated(trainer), Outbox()
         names = sorted(trainer.tensor_shapes())
         self.fragments = (tuple(names[::2]), tuple(names[1::2]))
-        plan = LoopPlan(self.fragments, INTERVAL, adoption, report_every_s=1e9, tokens_per_step=128)
+        plan = LoopPlan(self.fragments, INTERVAL, adoption, report_every_s=1e9, tokens_per_schedule_step=128)
         self.loop = IslandLoop(self.trainer, plan, self.outbox)
 
     def start(self) -> None:

@@ -19,7 +19,7 @@ CREATE = {"synthetic": synthetic.create, "jax": jax_trainer.create}
 
 def loop_of(trainer: Any, adoption: str = "rebase") -> tuple[IslandLoop, Outbox]:
     names, outbox = sorted(trainer.tensor_shapes()), Outbox()
-    plan = LoopPlan((tuple(names[::2]), tuple(names[1::2])), 4, adoption, tokens_per_step=128)
+    plan = LoopPlan((tuple(names[::2]), tuple(names[1::2])), 4, adoption, tokens_per_schedule_step=128)
     return IslandLoop(trainer, plan, outbox), outbox
 
 
