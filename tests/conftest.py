@@ -4,8 +4,9 @@
   come and go
 - service: services, which mostly wait
 - arithmetic: everything else, at the lowest priority: it takes what the other two leave
-- chaos: plans of chaos, Prometheus, a loss of every process; as soon as one of the three has ended
-- walk, installation: what a user runs whole, each with a cluster of its own in processes of its own; after that
+- installation: what a user runs whole, each with a cluster of its own in processes of its own; as soon as one of the three
+  has ended
+- chaos: plans of chaos, Prometheus, a loss of every process; after that
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 ARITHMETIC = "arithmetic"
 STREAMS = {
     "ray/test_demo.py": "installation",
-    "ray/test_readme.py": "walk",
+    "ray/test_readme.py": "installation",
     "ray/test_service.py": "installation",
     "ray/test_whole_loss.py": "chaos",
     "ray": "cluster",
@@ -32,7 +33,7 @@ STREAMS = {
     "metrics": "chaos",
 }
 """By file, else by folder, else arithmetic."""
-ORDER = ("cluster", "service", ARITHMETIC, "chaos", "walk", "installation")
+ORDER = ("cluster", "service", ARITHMETIC, "installation", "chaos")
 CALM = "ray/test_simulated_agrees.py"
 """Steps of fixed time are its premise: the last of its stream, when there is least beside it."""
 LOWEST, USUAL = 19, 0

@@ -62,6 +62,8 @@ def test_nothing_is_said_to_be_absent_before_it_was_looked_for(visit: Visit) -> 
     visit.give_token(page, "viewer")
     for panel in ("#chaos", "#merges", "#commands"):
         expect(page.locator(panel)).to_contain_text("Looking…")
+    while not held:  # it is said before anything is asked
+        page.wait_for_timeout(20)
     held.pop().continue_()
     for panel in ("#chaos", "#merges", "#commands"):
         expect(page.locator(panel)).not_to_contain_text("Looking…")
