@@ -34,7 +34,7 @@ from orchestrator.simulation.swarm.mortality import draw_mortality
 from orchestrator.tape.storage import TapeWriter
 
 DEATHS = 4
-SEEDS, CHUNK = 75, 25
+SEEDS, CHUNK = 100, 25
 Patch = pytest.MonkeyPatch
 
 
