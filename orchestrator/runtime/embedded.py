@@ -151,8 +151,8 @@ def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, subprocess.Popen[
     failed = [name for name, code in codes.items() if code != 0]
     for name in failed:  # `ray start` leaves the raylet that it waited for in vain: alive, perhaps in no cluster
         processes.kill_all(cluster.id, name)
-    for name in failed:
-        _raise_start_failure(cluster, name, codes[name])
+    if failed:
+        _raise_start_failure(cluster, failed[0], codes[failed[0]])
 
 
 def _wait_for_port(cluster: ClusterFile, head: subprocess.Popen[bytes], deadline: float) -> None:

@@ -235,8 +235,8 @@ class Interpreter:
             return  # a newer one is there, and so is, or soon will be, its own publication
         for to in effect.recipients:
             if (link := self._link(to.island, to.incarnation)) is not None:
-                terms = (effect.version, effect.step, to.merged_offer, effect.fix)
-                link.publish(effect.fragment, (*terms, published.payload))
+                outgoing = (effect.version, effect.step, to.merged_offer, effect.fix, published.payload)
+                link.publish(effect.fragment, outgoing)
 
     def _save(self, effect: saving.SavingEffect) -> None:
         """What is saved here is cut before any island hears of it."""

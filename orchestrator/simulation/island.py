@@ -83,7 +83,8 @@ class SimulatedIsland:
 
     def deliver(self, fragment: FragmentId, version: Version, step: int, merged_offer: int, fix: Fix = NO_FIX) -> None:
         """Put a published version into the mailbox; the newest wins."""
-        if version > self._mailbox.get(fragment, (Version(-1), 0, 0, fix))[0]:
+        kept = self._mailbox.get(fragment)
+        if kept is None or version > kept[0]:
             self._mailbox[fragment] = (version, step, merged_offer, fix)
 
     def at_boundary(self, what: Callable[[], None]) -> None:
