@@ -1,0 +1,1 @@
+"""The attack, kept: a file for each subject; README.md has a row for each finding."""
