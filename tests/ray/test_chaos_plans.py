@@ -20,6 +20,7 @@ from orchestrator.core import events
 from orchestrator.runtime import embedded
 from orchestrator.runtime.groups import read_groups
 from orchestrator.tape.storage import read_tape
+from tests.chaos.strikes import struck, verdict_with_strikes
 from tests.ray.jobs import GAP_MAX_S, STEP_S, gone, synthetic
 from tests.ray.test_service import Hands, until
 from tests.ray.waiting import NAME, PATIENCE_S
@@ -65,30 +66,31 @@ def submit(hands: Hands) -> Iterator[Callable[..., str]]:
     shutil.rmtree(Path(tempfile.gettempdir()) / f"atoll-waiting-{seed}", ignore_errors=True)
 
 
-def run(hands: Hands, job: str, plan: dict[str, Any], code: int) -> dict[str, Any]:
-    """The verdict of ``atoll chaos run``, which ends with ``code``."""
-    said = hands.atoll("chaos", "run", job, hands.file("plan", plan), "--json", code=code)
+def run(hands: Hands, job: str, plan: dict[str, Any]) -> dict[str, Any]:
+    """The verdict of ``atoll chaos run``."""
+    said = hands.atoll("chaos", "run", job, hands.file("plan", plan), "--json", code=None)
     verdict: dict[str, Any] = json.JSONDecoder().raw_decode(said[said.index("{\n") :])[0]
     return verdict
 
 
 def test_attrition_passes_where_nobody_waits_for_the_dead(hands: Hands, submit: Callable[..., str]) -> None:
-    verdict = run(hands, submit("quick", STEPS), ATTRITION, code=0)
+    verdict = verdict_with_strikes(lambda: run(hands, submit("quick", STEPS), ATTRITION))
     assert verdict["passed"], verdict["objectives"]
-    assert sum(not fault["spared"] for fault in verdict["faults"]) >= 1
+    assert struck(verdict)
 
 
 def test_attrition_fails_where_survivors_wait_for_the_dead_and_says_which_objective_and_when(
     hands: Hands, submit: Callable[..., str]
 ) -> None:
-    job = submit(NAME, STEPS)
-    verdict = run(hands, job, ATTRITION, code=1)
+    verdict = verdict_with_strikes(lambda: run(hands, submit(NAME, STEPS), ATTRITION))
+    job = verdict["job"]
     (failed,) = [one for one in verdict["objectives"] if not one["passed"]]
     assert failed["objective"] == "bystander_gap_max_s < 2"
     assert failed["value"] == pytest.approx(PATIENCE_S + 0.5, abs=1.5)
-    struck = [fault for fault in verdict["faults"] if not fault["spared"]]
     cause = [  # the latest, if it was killed more than once
-        f for f in struck if f["at"] < failed["at"] and f"s after the kill of {f['island']}" in failed["detail"]
+        f
+        for f in struck(verdict)
+        if f["at"] < failed["at"] and f"s after the kill of {f['island']}" in failed["detail"]
     ][-1]
     assert failed["at"] - cause["at"] < 3 * PATIENCE_S
     survivor = failed["detail"].partition(" on ")[2].partition(",")[0]
