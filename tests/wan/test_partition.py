@@ -37,8 +37,8 @@ def test_a_region_that_is_cut_off_trains_on_and_contributes_again_with_the_right
 
     archipelago.regions.cut(region)
     cut_at = time.monotonic()
-    job.wait_for_state(ASIA, "suspect")
-    assert "cannot be reached" in job.island(ASIA)["reason"]
+    job.wait_for_state(ASIA, "suspect")  # for its silence, or for its node's: whoever notices first
+    job.wait_until(lambda: "cannot be reached" in job.island(ASIA)["reason"], "the reason that an operator needs")
     time.sleep(max(0.0, cut_at + CUT_S - time.monotonic()))
     at = job.status()["at"]
     archipelago.regions.heal(region)
