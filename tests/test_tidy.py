@@ -237,7 +237,6 @@ PURE = (
 )
 EXEMPT_FROM_PURITY = frozenset(
     {
-        "orchestrator.tape.snapshot",
         "orchestrator.tape.storage",
         "orchestrator.simulation.disk",
         "orchestrator.simulation.swarm.__main__",
@@ -246,7 +245,7 @@ EXEMPT_FROM_PURITY = frozenset(
         "orchestrator.simulation.swarm.saving_world",
     }
 )
-"""The one place of a pure package that writes files, one that pickles, those that name a simulated disk's, and a command."""
+"""The one place of a pure package that writes files, those that name a simulated disk's, and a command."""
 
 
 def modules() -> list[tuple[str, Path]]:

@@ -21,11 +21,16 @@ disturbance, and reports that were under way before it come first."""
 class Bystanders:
     """The fold. One entry is kept for each fault, so memory grows with what chaos does, not with the job."""
 
+    _faults: list[dict[str, float | str]]
+    _silent: set[IslandId]
+    _disturbed_until: dict[IslandId, Instant]
+    _longest: tuple[Duration, Instant, IslandId] | None
+
     def __init__(self) -> None:
-        self._faults: list[dict[str, Any]] = []
-        self._silent: set[IslandId] = set()
-        self._disturbed_until: dict[IslandId, Instant] = {}
-        self._longest: tuple[Duration, Instant, IslandId] | None = None
+        self._faults = []
+        self._silent = set()
+        self._disturbed_until = {}
+        self._longest = None
 
     def apply(self, event: e.Event) -> None:
         match event:

@@ -9,6 +9,8 @@ from orchestrator.core.vocabulary import Epoch
 class Epochs:
     """Of a fold that begins something anew whenever the synchroniser does."""
 
+    _latest: Epoch
+
     def __init__(self) -> None:
         self._latest = Epoch(1)
 

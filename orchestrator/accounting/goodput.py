@@ -40,13 +40,22 @@ _LEDGER_EFFECTS = (
 class Goodput:
     """The fold. ``apply`` every step, then ask for a ``summary``."""
 
+    policy: JobPolicy
+    ledger: Ledger
+    times: dict[IslandId, IslandTime]
+    started_at: Instant
+    at: Instant
+    _accelerators: dict[IslandId, int]
+    _lifecycle: Lifecycle
+    _uptime: _Uptime
+    _standbys: Standbys
+
     def __init__(self, policy: JobPolicy) -> None:
         islands = tuple(plan.island for plan in policy.islands)
         self.policy = policy
         self.ledger = Ledger(islands, policy.fragment_count)
         self.times = {island: IslandTime() for island in islands}
-        self.started_at: Instant = 0.0
-        self.at: Instant = 0.0
+        self.started_at = self.at = 0.0
         self._accelerators = {plan.island: plan.accelerator_count for plan in policy.islands}
         self._lifecycle = Lifecycle(islands)
         self._uptime = _Uptime(policy.quorum)
@@ -182,13 +191,18 @@ class Goodput:
 class _Uptime:
     """Time with at least the quorum of islands training, from the job's start until it begins to end."""
 
+    _quorum: int
+    _training: int
+    _up: Duration
+    _since: Instant
+    _start: Instant
+    _stopped: Instant | None
+
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
         self._training = 0
-        self._up: Duration = 0.0
-        self._since: Instant = 0.0
-        self._start: Instant = 0.0
-        self._stopped: Instant | None = None
+        self._up = self._since = self._start = 0.0
+        self._stopped = None
 
     def start(self, at: Instant) -> None:
         self._start = self._since = at

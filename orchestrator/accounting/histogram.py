@@ -13,6 +13,10 @@ from typing import Any
 class Histogram:
     """``counts[i]`` observations up to ``bounds[i]`` and above the bound before; the last count is beyond all bounds."""
 
+    _bounds: tuple[float, ...]
+    _counts: list[int]
+    _sum: float
+
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)

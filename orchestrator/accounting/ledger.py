@@ -106,15 +106,24 @@ class Account:
 class Ledger:
     """Accounts of all islands and fragments; ``carried`` is what a resumed job begins with."""
 
+    accounts: dict[IslandId, list[Account]]
+    trained: dict[IslandId, int]
+    carried: Carried | None
+    _merged_at: dict[int, dict[IslandId, list[int]]]
+    _fragment_count: int
+    _totals: dict[tuple[IslandId, Incarnation], int]
+    _merging: dict[tuple[FragmentId, Version], list[tuple[IslandId, PayloadId]]]
+    _latest: dict[FragmentId, list[tuple[IslandId, int]]]
+
     def __init__(self, islands: tuple[IslandId, ...], fragment_count: int) -> None:
         self.accounts = {island: [Account() for _ in range(fragment_count)] for island in islands}
         self.trained = dict.fromkeys(islands, 0)
-        self.carried: Carried | None = None
-        self._merged_at: dict[int, dict[IslandId, list[int]]] = {}
+        self.carried = None
+        self._merged_at = {}
         self._fragment_count = fragment_count
-        self._totals: dict[tuple[IslandId, Incarnation], int] = {}
-        self._merging: dict[tuple[FragmentId, Version], list[tuple[IslandId, PayloadId]]] = {}
-        self._latest: dict[FragmentId, list[tuple[IslandId, int]]] = {}
+        self._totals = {}
+        self._merging = {}
+        self._latest = {}
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
 

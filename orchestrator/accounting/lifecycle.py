@@ -60,9 +60,12 @@ class Life:
 class Lifecycle:
     """The lives of these islands, or standbys; of others nothing is heard. ``apply`` returns what changed, in order."""
 
+    lives: dict[IslandId, Life]
+    finished_at: Instant | None
+
     def __init__(self, islands: tuple[IslandId, ...]) -> None:
         self.lives = {island: Life() for island in islands}
-        self.finished_at: Instant | None = None
+        self.finished_at = None
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> list[Change]:
         changes: list[Change] = []

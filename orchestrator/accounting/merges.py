@@ -59,21 +59,36 @@ class _Merging:
 class Merges:
     """The fold."""
 
+    count: int
+    _epochs: Epochs
+    contributors: list[Counter[int]]
+    refusals: Counter[str]
+    islands: Counter[IslandId]
+    _quorum: int
+    _due: tuple[int, int]
+    _rounds: list[_Round]
+    _steps: list[int]
+    _reasons: dict[str, _Reason]
+    _merging: dict[tuple[FragmentId, Version], _Merging]
+    _round_seconds: dict[str, Histogram]
+    _journal_seconds: Histogram
+    _merge_seconds: Duration
+
     def __init__(self, policy: JobPolicy) -> None:
         self.count = 0
         self._epochs = Epochs()
-        self.contributors: list[Counter[int]] = [Counter() for _ in range(policy.fragment_count)]
-        self.refusals: Counter[str] = Counter()
-        self.islands: Counter[IslandId] = Counter()
+        self.contributors = [Counter() for _ in range(policy.fragment_count)]
+        self.refusals = Counter()
+        self.islands = Counter()
         self._quorum = policy.quorum
         self._due = (policy.fragment_count, policy.sync_interval_steps)
         self._rounds = [self._next_round(FragmentId(p), 0) for p in range(policy.fragment_count)]
         self._steps = [0] * policy.fragment_count
-        self._reasons: dict[str, _Reason] = {}
-        self._merging: dict[tuple[FragmentId, Version], _Merging] = {}
+        self._reasons = {}
+        self._merging = {}
         self._round_seconds = {part: Histogram(ROUND_BOUNDS_S) for part in (COLLECTING, GRACE, MERGING)}
         self._journal_seconds = Histogram(JOURNAL_BOUNDS_S)
-        self._merge_seconds: Duration = 0.0
+        self._merge_seconds = 0.0
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, e.MergeCompleted):

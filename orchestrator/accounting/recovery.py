@@ -73,15 +73,22 @@ class Recovery:
 
 
 class Recoveries:
-    """All absences of a job, in the order in which they were noticed."""
+    """All absences of a job, in the order they were noticed; one that is open has its place in ``all`` by its island."""
+
+    all: list[Recovery]
+    _open: dict[IslandId, int]
+    _killed_at: dict[IslandId, Instant]
+    _heard_at: dict[IslandId, Instant]
+    _payloads: dict[PayloadId, IslandId]
+    _merging: dict[tuple[FragmentId, Version], list[IslandId]]
 
     def __init__(self) -> None:
-        self.all: list[Recovery] = []
-        self._open: dict[IslandId, Recovery] = {}
-        self._killed_at: dict[IslandId, Instant] = {}
-        self._heard_at: dict[IslandId, Instant] = {}
-        self._payloads: dict[PayloadId, IslandId] = {}
-        self._merging: dict[tuple[FragmentId, Version], list[IslandId]] = {}
+        self.all = []
+        self._open = {}
+        self._killed_at = {}
+        self._heard_at = {}
+        self._payloads = {}
+        self._merging = {}
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
         if isinstance(event, e.ProgressReported):
@@ -110,18 +117,18 @@ class Recoveries:
         elif change.before in GONE:
             if change.island not in self._open:  # it was kept away until now
                 self._begin(Recovery(change.island, change.at, change.at, change.incarnation))
-            recovery = self._open[change.island]
+            recovery = self.all[self._open[change.island]]
             recovery.incarnation, recovery.attempts = change.incarnation, recovery.attempts + 1
             recovery.placed_at = recovery.ready_at = recovery.caught_up_at = None
 
     def _begin(self, recovery: Recovery) -> None:
-        self._open[recovery.island] = recovery
+        self._open[recovery.island] = len(self.all)
         self.all.append(recovery)
 
     def _advance(self, event: e.Event) -> None:
         if not isinstance(event, (e.IslandPlaced, e.IslandReady, e.IslandCaughtUp)):
             return
-        recovery = self._open.get(event.island)
+        recovery = self._of(event.island)
         if recovery is None or recovery.incarnation != event.incarnation:
             return
         if isinstance(event, e.IslandPlaced):
@@ -136,7 +143,7 @@ class Recoveries:
         for effect in effects:
             if isinstance(effect, f.AdmitContribution):
                 c = effect.contribution
-                if c.island in self._open and self._open[c.island].incarnation == c.incarnation:
+                if (recovery := self._of(c.island)) is not None and recovery.incarnation == c.incarnation:
                     self._payloads[c.payload] = c.island
             elif isinstance(effect, f.MergeFragment):
                 back = [self._payloads[item.payload] for item in effect.inputs if item.payload in self._payloads]
@@ -147,7 +154,12 @@ class Recoveries:
 
     def _merged(self, event: e.MergeCompleted) -> None:
         for island in self._merging.pop((event.fragment, event.version), ()):
-            recovery = self._open.get(island)
+            recovery = self._of(island)
             if recovery is not None and recovery.caught_up_at is not None:
                 recovery.merged_at = event.at
                 del self._open[island]
+
+    def _of(self, island: IslandId) -> Recovery | None:
+        """The island's open one."""
+        place = self._open.get(island)
+        return None if place is None else self.all[place]

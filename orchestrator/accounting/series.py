@@ -14,9 +14,15 @@ Point = TypeVar("Point")
 class Series(Generic[Point]):
     """``points`` are at most ``length_max``, evenly spaced in the order they were added; ``last`` is always the latest."""
 
+    points: list[Point]
+    last: Point | None
+    count: int
+    _stride: int
+    _length_max: int
+
     def __init__(self, length_max: int = 512) -> None:
-        self.points: list[Point] = []
-        self.last: Point | None = None
+        self.points = []
+        self.last = None
         self.count = 0
         self._stride = 1
         self._length_max = length_max
@@ -32,7 +38,7 @@ class Series(Generic[Point]):
 
     def all(self) -> list[Point]:
         """The kept points, closed by the latest one."""
-        if self.last is None or self.points[-1] is self.last:
+        if self.last is None or (self.count - 1) % self._stride == 0:
             return list(self.points)
         return [*self.points, self.last]
 

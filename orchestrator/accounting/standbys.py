@@ -20,9 +20,13 @@ _READY = IslandState.STANDBY.value
 class Standbys:
     """The fold. ``apply`` every step, then ask for a ``summary``."""
 
+    _lifecycle: Lifecycle
+    _seconds: dict[str, Duration]
+    _takeovers: int
+
     def __init__(self, policy: JobPolicy) -> None:
         self._lifecycle = Lifecycle(tuple(plan.island for plan in policy.standbys))
-        self._seconds: dict[str, Duration] = {}
+        self._seconds = {}
         self._takeovers = 0
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:

@@ -24,29 +24,53 @@ _AWAY = GONE | {IslandState.SUSPECT.value}
 class Statistics:
     """The fold. ``apply`` every step, then ask for a ``summary``."""
 
+    _islands: tuple[IslandId, ...]
+    at: Instant
+    merges: Merges
+    recoveries: Recoveries
+    bystanders: Bystanders
+    traffic: Traffic
+    evaluations: Series[tuple[float, float, Instant]]
+    training_loss: Series[tuple[float, float, Instant]]
+    parameter_count: int | None
+    deaths: int
+    damages: int
+    _epochs: Epochs
+    outcome: str | None
+    reason: str
+    _lifecycle: Lifecycle
+    _spans: list[tuple[IslandId, Instant, Instant, str]]
+    _entered: dict[IslandId, tuple[Instant, str]]
+    _harmed: set[IslandId]
+    _tokens: dict[IslandId, tuple[Incarnation, int, int]]
+    _tokens_all: int
+    _gaps: dict[IslandId, Duration]
+    _gaps_at: dict[IslandId, Instant]
+    _step_seconds: dict[IslandId, Series[Duration]]
+
     def __init__(self, policy: JobPolicy) -> None:
         self._islands = tuple(plan.island for plan in policy.islands)
-        self.at: Instant = 0.0
+        self.at = 0.0
         self.merges = Merges(policy)
         self.recoveries = Recoveries()
         self.bystanders = Bystanders()
         self.traffic = Traffic(policy)
-        self.evaluations: Series[tuple[float, float, Instant]] = Series()
-        self.training_loss: Series[tuple[float, float, Instant]] = Series()
-        self.parameter_count: int | None = None
+        self.evaluations = Series()
+        self.training_loss = Series()
+        self.parameter_count = None
         self.deaths = self.damages = 0
         self._epochs = Epochs()
-        self.outcome: str | None = None
+        self.outcome = None
         self.reason = ""
         self._lifecycle = Lifecycle(self._islands)
-        self._spans: list[tuple[IslandId, Instant, Instant, str]] = []
-        self._entered: dict[IslandId, tuple[Instant, str]] = {}
-        self._harmed: set[IslandId] = set()
-        self._tokens: dict[IslandId, tuple[Incarnation, int, int]] = {}
+        self._spans = []
+        self._entered = {}
+        self._harmed = set()
+        self._tokens = {}
         self._tokens_all = 0
-        self._gaps: dict[IslandId, Duration] = {}
-        self._gaps_at: dict[IslandId, Instant] = {}
-        self._step_seconds: dict[IslandId, Series[Duration]] = {island: Series(256) for island in self._islands}
+        self._gaps = {}
+        self._gaps_at = {}
+        self._step_seconds = {island: Series(256) for island in self._islands}
 
     @property
     def finished_at(self) -> Instant | None:

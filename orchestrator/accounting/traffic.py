@@ -25,17 +25,28 @@ PEER, SYNCHRONISER = "peer", "synchroniser"
 class Traffic:
     """The fold."""
 
+    _up: list[int]
+    _down: list[int]
+    _admitted: Counter[IslandId]
+    _refused: Counter[IslandId]
+    _staleness: Histogram
+    _catch_ups: Counter[str]
+    _catch_up_failures: int
+    _placement_failures: int
+    _merge_failures: int
+    _quarantines: Counter[IslandId]
+
     def __init__(self, policy: JobPolicy) -> None:
         self._up = [0] * policy.fragment_count
         self._down = [0] * policy.fragment_count
-        self._admitted: Counter[IslandId] = Counter()
-        self._refused: Counter[IslandId] = Counter()
+        self._admitted = Counter()
+        self._refused = Counter()
         self._staleness = Histogram(STALENESS_BOUNDS)
-        self._catch_ups: Counter[str] = Counter({PEER: 0, SYNCHRONISER: 0})
+        self._catch_ups = Counter({PEER: 0, SYNCHRONISER: 0})
         self._catch_up_failures = 0
         self._placement_failures = 0
         self._merge_failures = 0
-        self._quarantines: Counter[IslandId] = Counter()
+        self._quarantines = Counter()
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):

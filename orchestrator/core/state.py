@@ -29,29 +29,55 @@ from orchestrator.core.vocabulary import (
 
 
 class JobState:
-    """The synchroniser's memory. ``complete``: an ending job has all its work, and awaits only its evaluation."""
+    """The synchroniser's memory. ``complete``: an ending job has all its work, and awaits only its evaluation.
+
+    ``tokens_before``: what was trained before the checkpoint that the job goes on from, if it does.
+    """
+
+    policy: JobPolicy
+    epoch: Epoch
+    phase: JobPhase
+    outcome: JobOutcome | None
+    reason: str
+    seeded: bool
+    pace: Pace
+    standbys: frozenset[IslandId]
+    islands: dict[IslandId, Island]
+    rounds: list[FragmentRound]
+    usual: list[Usual]
+    reports: dict[IslandId, ProgressReported]
+    commands: set[CommandId]
+    cordoned: set[NodeGroupId]
+    checkpoints: Checkpoints
+    rollback: Rollback | None
+    tokens_before: int | None
+    evaluating: int | None
+    evaluated: int | None
+    merges_since_evaluation: int
+    flush_serial: int
+    complete: bool
+    _serial: int
 
     def __init__(self, policy: JobPolicy, epoch: Epoch) -> None:
         self.policy = policy
         self.epoch = epoch
         self.phase = JobPhase.RUNNING
-        self.outcome: JobOutcome | None = None
+        self.outcome = None
         self.reason = ""
         self.seeded = False
         self.pace = Pace()
         self.standbys = frozenset(plan.island for plan in policy.standbys)
-        self.islands: dict[IslandId, Island] = {p.island: Island(p) for p in (*policy.islands, *policy.standbys)}
+        self.islands = {p.island: Island(p) for p in (*policy.islands, *policy.standbys)}
         self.rounds = [FragmentRound(FragmentId(p)) for p in range(policy.fragment_count)]
         self.usual = [Usual()] * policy.fragment_count
-        self.reports: dict[IslandId, ProgressReported] = {}
-        self.commands: set[CommandId] = set()
-        self.cordoned: set[NodeGroupId] = set()
+        self.reports = {}
+        self.commands = set()
+        self.cordoned = set()
         self.checkpoints = Checkpoints()
-        self.rollback: Rollback | None = None
-        self.tokens_before: int | None = None
-        """What was trained before the checkpoint that the job goes on from, if it does."""
-        self.evaluating: int | None = None
-        self.evaluated: int | None = None
+        self.rollback = None
+        self.tokens_before = None
+        self.evaluating = None
+        self.evaluated = None
         self.merges_since_evaluation = 0
         self.flush_serial = 0
         self.complete = False

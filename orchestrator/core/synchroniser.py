@@ -63,6 +63,8 @@ _COMMAND_HANDLERS: dict[type, Callable[[JobState, Any], list[Effect]]] = {
 class Synchroniser:
     """All decisions about one job. Not thread-safe: one driver loop owns it."""
 
+    state: JobState
+
     def __init__(self, policy: JobPolicy, epoch: Epoch = Epoch(1)) -> None:
         self.state = JobState(policy, epoch)
 

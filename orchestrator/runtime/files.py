@@ -31,7 +31,8 @@ from orchestrator.journal.storage import Journal
 from orchestrator.merge import outer_optimizer, wire
 from orchestrator.merge.outer_state import OuterState
 from orchestrator.tape.driver import Fold
-from orchestrator.tape.recovery import Promises, Remembered, remember
+from orchestrator.tape.promises import Promises
+from orchestrator.tape.recovery import Remembered, remember
 from orchestrator.tape.schema import Header, decode_header
 from orchestrator.tape.snapshot import Snapshot
 from orchestrator.tape.storage import TapeWriter, read_snapshot
@@ -97,7 +98,7 @@ def open_files(
         journal = _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
         return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Promises())
-    snapshot = _snapshot(snapshot_path, disk)
+    snapshot = _snapshot(snapshot_path, disk, policy, folds)
     tape, written = TapeWriter.reopen(path, disk, snapshot.mark if snapshot else None)
     header = written.header
     if not isinstance(header, Header) or header.job != job or header.policy != policy:
@@ -125,13 +126,18 @@ def open_files(
         raise
 
 
-def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
+def _snapshot(path: Path, disk: Disk, policy: JobPolicy, folds: Sequence[Fold]) -> Snapshot | None:
     """The tape tells all that a snapshot does, so one that cannot be used is only a pity."""
     try:
-        return read_snapshot(path, disk)
+        snapshot = read_snapshot(path, disk)
+        if snapshot is not None and [type(fold) for fold in snapshot.folds] != [Promises, *map(type, folds)]:
+            raise DataError(detail="the snapshot has other folds than this job's.")
+        if snapshot is not None and snapshot.core.state.policy != policy:
+            raise DataError(detail="the snapshot is that of another job, or of another specification.")
     except DataError as error:
         log.warning("everything is remembered from the tape: %s", error)
         return None
+    return snapshot
 
 
 def _note_boot(run_dir: Path, disk: Disk) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from orchestrator.core.vocabulary import Instant
 from orchestrator.disk import Disk, LocalDisk
+from orchestrator.errors import DataError
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.snapshot import Snapshot, encode
 from orchestrator.tape.storage import TapeWriter, build, keep_snapshot
@@ -33,7 +34,11 @@ class Snapshots:
         if driver.count - self._count < self._every or (self._under_way and not self._under_way.done()):
             return
         self._count = driver.count
-        raw = encode(Snapshot(self._tape.mark, at, driver.core, driver.folds), build())
+        try:
+            raw = encode(Snapshot(self._tape.mark, at, driver.core, driver.folds), build())
+        except DataError as error:
+            log.warning("no snapshot was taken: %s", error)
+            return
         self._under_way = self._writing.submit(self._write, raw)
 
     def close(self) -> None:

@@ -12,45 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from orchestrator.core import effects as f
-from orchestrator.core import events as e
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import CommandId, Epoch, Instant
+from orchestrator.core.vocabulary import Epoch, Instant
 from orchestrator.errors import DataError
 from orchestrator.tape.driver import Fold
+from orchestrator.tape.promises import Promises
 from orchestrator.tape.replay import Decider, replay
 from orchestrator.tape.schema import FleetHeader, Header, Mark, Tape
 from orchestrator.tape.snapshot import Snapshot
-
-Answered = tuple[e.Command | e.FaultInjected, f.ResolveCommand | None]
-
-
-class Promises:
-    """A fold over what a synchroniser has promised and not kept: timers not fired, commands not answered."""
-
-    def __init__(self) -> None:
-        self.started = False
-        self._timers: dict[str, f.SetTimer] = {}
-        self.commands: dict[CommandId, Answered] = {}
-
-    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
-        if isinstance(event, e.TimerFired):
-            waiting = self._timers.get(event.timer)
-            if waiting is not None and waiting.serial == event.serial:
-                del self._timers[event.timer]
-        elif isinstance(event, (e.Command, e.FaultInjected)):
-            self.commands.setdefault(event.command, (event, None))
-        elif isinstance(event, e.JobStarted):
-            self.started = True
-        for effect in effects:
-            if isinstance(effect, f.SetTimer):
-                self._timers[effect.timer] = effect
-            elif isinstance(effect, f.ResolveCommand) and effect.command in self.commands:
-                self.commands[effect.command] = (self.commands[effect.command][0], effect)
-
-    @property
-    def timers(self) -> tuple[f.SetTimer, ...]:
-        return tuple(self._timers[name] for name in sorted(self._timers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 
 from orchestrator import accounting, core, tape
@@ -34,7 +35,7 @@ from orchestrator.tape.schema import (
     with_checksum,
     without_checksum,
 )
-from orchestrator.tape.snapshot import Snapshot, decode
+from orchestrator.tape.snapshot import BYTES_MAX, Snapshot, decode
 
 GZIP = b"\x1f\x8b"
 CHUNK_BYTES = 1 << 24
@@ -202,7 +203,9 @@ def _load(path: Path, disk: Disk, start: int = 0, count: int = -1) -> bytes:
 
 
 def _chunks(path: Path, disk: Disk, size: int) -> Iterator[bytes]:
-    return (_load(path, disk, start, min(CHUNK_BYTES, size - start)) for start in range(0, size, CHUNK_BYTES))
+    """The first ``size`` bytes, or as many as there are."""
+    chunks = (_load(path, disk, start, min(CHUNK_BYTES, size - start)) for start in range(0, size, CHUNK_BYTES))
+    return takewhile(bool, chunks)
 
 
 def keep_snapshot(path: Path, raw: bytes, disk: Disk | None = None) -> None:
@@ -213,7 +216,7 @@ def keep_snapshot(path: Path, raw: bytes, disk: Disk | None = None) -> None:
 def read_snapshot(path: Path, disk: Disk | None = None) -> Snapshot | None:
     """``None`` where there is none. Raises DataError, with the reason, where it is not to be used."""
     try:
-        raw = (disk or LocalDisk()).read(path)
+        raw = (disk or LocalDisk()).read(path, 0, BYTES_MAX + 1)
     except FileNotFoundError:
         return None
     except OSError as error:

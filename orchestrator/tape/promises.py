@@ -1,0 +1,41 @@
+"""What a synchroniser has promised and not kept, as a fold over its tape: timers not fired, commands not answered."""
+
+from __future__ import annotations
+
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import CommandId
+
+Answered = tuple[e.Command | e.FaultInjected, f.ResolveCommand | None]
+
+
+class Promises:
+    """The fold."""
+
+    started: bool
+    _timers: dict[str, f.SetTimer]
+    commands: dict[CommandId, Answered]
+
+    def __init__(self) -> None:
+        self.started = False
+        self._timers = {}
+        self.commands = {}
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if isinstance(event, e.TimerFired):
+            waiting = self._timers.get(event.timer)
+            if waiting is not None and waiting.serial == event.serial:
+                del self._timers[event.timer]
+        elif isinstance(event, (e.Command, e.FaultInjected)):
+            self.commands.setdefault(event.command, (event, None))
+        elif isinstance(event, e.JobStarted):
+            self.started = True
+        for effect in effects:
+            if isinstance(effect, f.SetTimer):
+                self._timers[effect.timer] = effect
+            elif isinstance(effect, f.ResolveCommand) and effect.command in self.commands:
+                self.commands[effect.command] = (self.commands[effect.command][0], effect)
+
+    @property
+    def timers(self) -> tuple[f.SetTimer, ...]:
+        return tuple(self._timers[name] for name in sorted(self._timers))
