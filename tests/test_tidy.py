@@ -180,7 +180,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "prometheus_client",
         }
     ),
-    "api.storage": frozenset({"api.auth.store", "api.chaos.store", "orchestrator.errors", "sqlalchemy", "alembic"}),
+    "api.storage": frozenset(
+        {"api.auth.store", "api.chaos.store", "orchestrator.errors", "sqlalchemy", "alembic", "psycopg"}
+    ),
     "api.run": frozenset(
         {"api.jobs.control", "api.schemas", "orchestrator.errors", "orchestrator.logbook", "pydantic", "yaml"}
     ),

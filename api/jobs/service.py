@@ -73,6 +73,10 @@ class Service:
         self.cordons.tell_missed()
         self.outbox.turn()
 
+    def check_store(self) -> None:
+        """Raises InfrastructureError if what is asked of the service cannot be kept at present."""
+        self._store.check()
+
     def node_groups(self) -> list[NodeGroupRecord]:
         return self._control.node_groups()
 
