@@ -190,6 +190,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             "api.auth",
             "api.checkpoints",
+            "api.clocks",
             "api.run",
             "api.schemas",
             "api.storage",
