@@ -81,7 +81,7 @@ class Island:
         """Who this is: the facts of ``Placement``."""
         return {
             "pid": os.getpid(),
-            "seen_at": time.time(),
+            "seen_at": time.clock_gettime(time.CLOCK_BOOTTIME),
             "node_id": ray.get_runtime_context().get_node_id(),
             "node": socket.gethostname(),
         }

@@ -180,7 +180,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "prometheus_client",
         }
     ),
-    "api.storage": frozenset({"api.auth.store", "api.chaos.store", "orchestrator.errors", "sqlalchemy", "alembic"}),
+    "api.storage": frozenset(
+        {"api.auth.store", "api.chaos.store", "orchestrator.errors", "sqlalchemy", "alembic", "psycopg"}
+    ),
     "api.run": frozenset(
         {"api.jobs.control", "api.schemas", "orchestrator.errors", "orchestrator.logbook", "pydantic", "yaml"}
     ),
@@ -188,6 +190,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             "api.auth",
             "api.checkpoints",
+            "api.clocks",
             "api.run",
             "api.schemas",
             "api.storage",

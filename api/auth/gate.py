@@ -7,6 +7,7 @@ refuses. What passes carries its holder in ``request.state.holder``.
     401     no token, or none that is valid           WWW-Authenticate: Bearer
     403     the role does not reach
     429     wrong tokens, too many from one address   Retry-After
+    503     the store cannot be asked who that is, or cannot keep that it was asked
 
 Every request to change something by a known holder has a row in the audit trail before it is carried out, and its status
 before it is answered. Strangers leave no rows: they could fill the disk. A stream of events that was let in asks again by
@@ -31,7 +32,7 @@ from api.auth.roles import READS, TOKEN_REMEDY, Holder, bearer, refuse_role, req
 from api.auth.store import AccessStore, AuditRow
 from api.auth.tokens import Tokens
 from api.http import problems
-from orchestrator.errors import Forbidden, RequestError, TooManyFailures, Unauthenticated
+from orchestrator.errors import AtollError, Forbidden, InfrastructureError, TooManyFailures, Unauthenticated
 
 PATH_CHARACTERS_MAX = 500
 
@@ -64,7 +65,7 @@ class Gate:
         asked = asked_of(scope)
         try:
             holder = await self._holder(asked)
-        except (Unauthenticated, TooManyFailures) as error:
+        except (Unauthenticated, TooManyFailures, InfrastructureError) as error:
             await refusal(error, asked.path)(scope, receive, send)
             return
         if holder is None:
@@ -79,7 +80,12 @@ class Gate:
         if asked.method in READS:
             await inner(scope, receive, send)
             return
-        async with self._audited(asked, holder, send) as send_audited:
+        try:
+            number = await run_in_threadpool(self._store.begin_audit, audited(asked, holder))
+        except InfrastructureError as error:  # what cannot be kept is not done
+            await refusal(error, asked.path)(scope, receive, send)
+            return
+        async with self._audited(number, send) as send_audited:
             await inner(scope, receive, send_audited)
 
     async def _holder(self, asked: Asked) -> Holder | None:
@@ -98,28 +104,39 @@ class Gate:
         raise Unauthenticated(detail="The token is unknown, expired or revoked.", remedy=TOKEN_REMEDY)
 
     @asynccontextmanager
-    async def _audited(self, asked: Asked, holder: Holder, send: Send) -> AsyncIterator[Send]:
-        """A row stands for the request; the answer is sent by what this yields, which completes the row first."""
-        row = AuditRow(
-            at=time.time(),
-            caller=holder.name,
-            role=holder.role.value,
-            address=asked.address,
-            method=asked.method,
-            path=asked.path[:PATH_CHARACTERS_MAX],
-        )
-        number = await run_in_threadpool(self._store.begin_audit, row)
+    async def _audited(self, number: int, send: Send) -> AsyncIterator[Send]:
+        """The answer is sent by what this yields, which completes the row of the audit trail first."""
 
         async def send_audited(message: Message) -> None:
             if message["type"] == "http.response.start":
-                await run_in_threadpool(self._store.end_audit, number, message["status"])
+                await run_in_threadpool(self._end_audit, number, message["status"])
             await send(message)
 
         try:
             yield send_audited
         except Exception:
-            await run_in_threadpool(self._store.end_audit, number, 500)  # it is answered further out
+            await run_in_threadpool(self._end_audit, number, 500)  # it is answered further out
             raise
+
+    def _end_audit(self, number: int, status: int) -> None:
+        """A store that fails only now keeps nobody from hearing what was done: whoever does not hear it does it again."""
+        try:
+            self._store.end_audit(number, status)
+        except InfrastructureError as error:
+            logger.error(
+                "request %d of the audit trail was answered with %d, which is not kept: %s", number, status, error
+            )
+
+
+def audited(asked: Asked, holder: Holder) -> AuditRow:
+    return AuditRow(
+        at=time.time(),
+        caller=holder.name,
+        role=holder.role.value,
+        address=asked.address,
+        method=asked.method,
+        path=asked.path[:PATH_CHARACTERS_MAX],
+    )
 
 
 def asked_of(scope: Scope) -> Asked:
@@ -128,7 +145,7 @@ def asked_of(scope: Scope) -> Asked:
     return Asked(scope["method"], scope["path"], headers.get(b"authorization", b"").decode("latin-1"), address)
 
 
-def refusal(error: RequestError, path: str) -> ASGIApp:
+def refusal(error: AtollError, path: str) -> ASGIApp:
     """The problem document that says this error, with the header that its status asks for."""
     match error:
         case Unauthenticated():

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import Mapped, mapped_column
 
+from api.storage.sessions import Sessions
 from api.storage.store import Base
 
 
@@ -47,7 +48,7 @@ class AccessStore:
     """Tokens and audited requests in the database of a ``Store``. Rows handed out are detached copies."""
 
     def __init__(self, engine: Engine) -> None:
-        self._session = sessionmaker(engine, expire_on_commit=False)
+        self._session = Sessions(engine)
 
     def add_token(self, row: TokenRow) -> bool:
         """Store a new token. False, and nothing is stored, if its name was given before."""

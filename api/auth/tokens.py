@@ -6,11 +6,9 @@ token: it exists in the answer to whoever created it, and for the first one in `
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from api.auth.roles import Holder, Role, digest_of, new_token
 from api.auth.store import AccessStore, TokenRow
+from api.clocks import Clock, TimeOfDay, uptime
 from api.installation.home import Home
 from orchestrator.errors import Conflict, NotFound
 
@@ -21,9 +19,10 @@ REMEMBERED_S = 1.0
 
 
 class Tokens:
-    def __init__(self, store: AccessStore, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: AccessStore, clock: Clock | None = None, passed: Clock = uptime) -> None:
         self._store = store
-        self._clock = clock
+        self._clock = clock or TimeOfDay()
+        self._passed = passed
         self._remembered: dict[str, tuple[float, TokenRow]] = {}
         """Tokens that were found in the store lately, by digest. Strangers' are not kept: they could be many."""
 
@@ -51,13 +50,13 @@ class Tokens:
         if holder := self.remembered(raw):
             return holder
         if row := self._store.token_by_digest(digest := digest_of(raw)):
-            self._remembered[digest] = (self._clock(), row)
+            self._remembered[digest] = (self._passed(), row)
         return self._holder(row)
 
     def remembered(self, raw: str) -> Holder | None:
         """The same without asking the store, if it was asked lately."""
         found_at, row = self._remembered.get(digest_of(raw), (float("-inf"), None))
-        return self._holder(row) if self._clock() - found_at <= REMEMBERED_S else None
+        return self._holder(row) if self._passed() - found_at <= REMEMBERED_S else None
 
     def _holder(self, row: TokenRow | None) -> Holder | None:
         return Holder(row.name, Role(row.role)) if row and self.valid(row) else None

@@ -11,9 +11,10 @@ from typing import Any
 
 from sqlalchemy import JSON, Engine, ForeignKey, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import Mapped, mapped_column
 
 from api.chaos.schemas import RunState
+from api.storage.sessions import Sessions
 from api.storage.store import AlreadyKnown, Base
 from orchestrator.errors import Conflict
 
@@ -66,7 +67,7 @@ class ChaosStore:
     """Runs and decisions. Rows handed out are detached copies."""
 
     def __init__(self, engine: Engine) -> None:
-        self._session = sessionmaker(engine, expire_on_commit=False)
+        self._session = Sessions(engine)
 
     def add(self, row: ChaosRunRow) -> None:
         """Store a new run. Raises AlreadyKnown if its key was used before, Conflict while another run holds its job."""

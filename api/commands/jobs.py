@@ -168,7 +168,7 @@ WIDE = ("by", "ran for", "version", "results in", "why")
 
 def _wide_cells(job: JobSummary) -> tuple[str, ...]:
     ended_at = job.ended_at or time.time()
-    ran = "–" if job.started_at is None else f"{ended_at - job.started_at:,.0f} s"
+    ran = "–" if job.started_at is None else f"{max(0.0, ended_at - job.started_at):,.0f} s"
     return job.caller, ran, f"{job.global_version:,}", job.run_dir, job.reason
 
 

@@ -80,7 +80,8 @@ def install(app: FastAPI) -> None:
     def _ours(request: Request, error: AtollError) -> JSONResponse:
         document = document_of(error, request.url.path)
         if document.status >= 500:
-            logger.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
+            bug = error if document.status == 500 else None  # the others have said all that is to be said
+            logger.error("%s %s: %s", request.method, request.url.path, error, exc_info=bug)
         return response(document)
 
     @app.exception_handler(RequestValidationError)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class Dispatcher:
         self._closing = False
         self._decided = NOTHING_QUEUED
         self._inherited: set[str] = set()
-        """Jobs that an earlier process was starting when it ended, and that are not settled yet."""
+        """Jobs that were being started when the process ended, or the store failed, and that are not settled yet."""
 
     def inherit(self) -> None:
         """After a restart: see to the jobs that were being started when the last process ended."""
@@ -141,13 +141,22 @@ class Dispatcher:
         return wants
 
     def _start(self, row: JobRow) -> None:
-        """The job runs, or has failed with the reason, or was cancelled in the last instant."""
-        if self._closing or not self._store.move_job(row.job, JobState.QUEUED, JobState.STARTING):
+        """The job runs, or has failed with the reason, or was cancelled in the last instant.
+
+        Raises InfrastructureError if the store failed meanwhile. How far it came is settled once that answers again.
+        """
+        if self._closing:
             return
+        cordoned = self._cordons.callers()
+        self._inherited.add(row.job)
+        if self._store.move_job(row.job, JobState.QUEUED, JobState.STARTING):
+            self._start_now(row, cordoned)
+        self._inherited.discard(row.job)
+
+    def _start_now(self, row: JobRow, cordoned: Mapping[str, str]) -> None:
         run_dir = Path(row.run_dir)
         try:
             prepare_run_dir(run_dir, row.spec)
-            cordoned = self._cordons.callers()
             self._control.start_job(row.job, JobSpec.model_validate(row.spec), run_dir, cordoned)
         except Exception as error:
             if self._closing:

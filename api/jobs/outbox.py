@@ -15,11 +15,11 @@ Source: Richardson, Microservices Patterns (2018), "transactional outbox"; at-le
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from threading import Lock
 
+from api.clocks import Ages
 from api.jobs.control import ControlPort, StatusRecord
 from api.schemas import JobState
 from api.storage.store import CommandRow, JobRow, Store
@@ -46,6 +46,7 @@ class Outbox:
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         """One a job: two threads could otherwise hand over its commands in turns."""
         self._silent: dict[str, str] = {}
+        self._ages = Ages()
 
     def turn(self) -> None:
         """Every open command is as far as its job lets it be. One that does not answer holds up no other."""
@@ -59,7 +60,7 @@ class Outbox:
             row, waiting = self._store.job(job), self._undelivered(job)
             try:
                 while row and waiting and self._reached(row, waiting[0]):
-                    waiting.pop(0)
+                    self._ages.forget(waiting.pop(0).command)
             except InfrastructureError as error:
                 self._note(job, f"commands wait, {', '.join(w.command for w in waiting)}: {error}")
             else:
@@ -114,7 +115,7 @@ class Outbox:
 
     def _is_late(self, row: JobRow, command: CommandRow) -> bool:
         """Whether it is too late for a fault to strike, which then is settled; raises while the job does not answer."""
-        if time.time() - command.requested_at < STRIKE_WITHIN_S:
+        if self._ages.of(command.command, command.requested_at) < STRIKE_WITHIN_S:
             return False
         record = self._look(row)
         if record and command.command in record["commands"]:

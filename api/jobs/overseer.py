@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,6 +59,8 @@ class Overseer:
         self._looking = Tending(self.look, "overseer", LOOK_EVERY_S)
         self._closing = False
         self._tries: Counter[str] = Counter()
+        self._unsettled: set[str] = set()
+        """Jobs that were being started again when the store failed. Running ones that are not are started again."""
 
     def begin(self) -> None:
         """From here on it looks by itself, at once for the first time."""
@@ -73,6 +75,9 @@ class Overseer:
     def look(self) -> None:
         """Every job that should run and does not is started again, or has failed with the reason."""
         on_purpose = self._taken_down is not None and self._taken_down.exists()
+        for job in list(self._unsettled):
+            self._store.move_job(job, JobState.STARTING, JobState.RUNNING)
+            self._unsettled.discard(job)
         rows = self._store.jobs(states={JobState.RUNNING})
         found = list(self._pool.map(self._there, rows))
         for row, there in zip(rows, found, strict=True):
@@ -96,11 +101,18 @@ class Overseer:
         if not Run(row.job, Path(row.run_dir), False).tape.exists():
             self._fail(row, JobState.RUNNING, NOTHING_LEFT)
             return
-        if self._closing or not self._store.move_job(row.job, JobState.RUNNING, JobState.STARTING):
+        if self._closing:
             return
+        cordoned = self._cordons.callers()
+        self._unsettled.add(row.job)
+        if self._store.move_job(row.job, JobState.RUNNING, JobState.STARTING):
+            self._start_again(row, cordoned)
+        self._unsettled.discard(row.job)
+
+    def _start_again(self, row: JobRow, cordoned: Mapping[str, str]) -> None:
         logger.warning("nothing of job %s runs any more; it is started again from its run folder", row.job)
         try:
-            spec, cordoned = JobSpec.model_validate(row.spec), self._cordons.callers()
+            spec = JobSpec.model_validate(row.spec)
             self._control.start_job(row.job, spec, Path(row.run_dir), cordoned)
         except Exception as error:
             if not self._closing:  # else the cluster was left meanwhile; the next process sees what became of it

@@ -21,6 +21,7 @@ from typing import Any
 from api.auth.code import OWN_PACKAGES, code_problems
 from api.checkpoints.finding import checkpoints_of, resolved
 from api.checkpoints.schemas import Checkpoint
+from api.clocks import ClockWatch
 from api.jobs.control import CommandKind, ControlPort, FaultKind, NodeGroupRecord, StatusRecord
 from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
@@ -60,6 +61,7 @@ class Service:
         self.outbox = Outbox(control, store, lambda row: self.looks.fresh(row).record)
         self.cordons = Cordons(control, store, self.outbox)
         self.queue = Dispatcher(control, store, self.cordons, self._answer, self.record, jobs_max)
+        self.clock = ClockWatch()
         self._adding = Lock()
         """Nothing is asked between a precondition and what is asked under it."""
 
@@ -70,8 +72,13 @@ class Service:
 
     def tend(self) -> None:
         """One round of what nobody asks for: what a job that did not answer has missed is handed to it now."""
+        self.clock.look()
         self.cordons.tell_missed()
         self.outbox.turn()
+
+    def check_store(self) -> None:
+        """Raises InfrastructureError if what is asked of the service cannot be kept at present."""
+        self._store.check()
 
     def node_groups(self) -> list[NodeGroupRecord]:
         return self._control.node_groups()

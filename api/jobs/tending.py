@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from threading import Event, Thread
 
+from orchestrator.errors import InfrastructureError
+
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
@@ -22,6 +24,7 @@ class Tending:
         self._round, self._name = round_of_work, name
         self._every_s = EVERY_S if every_s is None else every_s
         self._stopped, self._woken = Event(), Event()
+        self._trouble = ""
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -43,8 +46,17 @@ class Tending:
         while not self._stopped.is_set():
             try:
                 self._round()
+                self._note("")
+            except InfrastructureError as error:
+                self._note(str(error))
             except Exception:  # the next one may find things mended, and nobody is here to be told
                 if not self._stopped.is_set():
                     logger.exception("a round of the thread %s failed", self._name)
             self._woken.wait(self._every_s)
             self._woken.clear()
+
+    def _note(self, trouble: str) -> None:
+        """What a round could not have is logged when it changes, not once a second."""
+        if trouble != self._trouble and not self._stopped.is_set():
+            logger.warning("the thread %s %s", self._name, f"waits: {trouble}" if trouble else "goes on")
+        self._trouble = trouble

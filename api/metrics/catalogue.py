@@ -40,6 +40,13 @@ _FAMILIES = (
         ("method", "route", "status"),
         "Time from a request's arrival to the beginning of its answer. A rise: the cluster or the disk is slow.",
     ),
+    Family(
+        "gauge",
+        "atoll_clock_set_seconds",
+        (),
+        "By how much the clock of the service's machine was set since the service began; negative if back. Far from 0: "
+        "times of day in jobs and audit trail are not one clock's.",
+    ),
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
     Family("gauge", "atoll_jobs", ("state",), "Jobs the service knows, by state."),
     Family(

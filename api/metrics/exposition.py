@@ -24,6 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from api.clocks import Ages
 from api.jobs.control import StatusRecord
 from api.jobs.service import Service
 from api.metrics.catalogue import FAMILIES
@@ -62,6 +63,7 @@ class JobsCollector(Collector):
         self._one_at_a_time = threading.Lock()
         self._found: list[Metric] = []
         self._found_at = float("-inf")
+        self._ages, self._endings = Ages(), Ages()
 
     def describe(self) -> Iterable[Metric]:
         """Nothing, so that to register is not to scrape."""
@@ -76,17 +78,20 @@ class JobsCollector(Collector):
 
     def _samples(self) -> Iterator[Sample]:
         rows = self._store.jobs()
-        queued = [row.submitted_at for row in rows if row.state == JobState.QUEUED]
+        for ages in (self._ages, self._endings):
+            ages.forget_all_but(row.job for row in rows)
+        queued = [self._ages.of(row.job, row.submitted_at) for row in rows if row.state == JobState.QUEUED]
         live = {row.job: row for row in rows if not JobState(row.state).final and row.state != JobState.QUEUED}
         records = self._ask(live)
         states = Counter(state_of(row, records.get(row.job)) for row in rows)
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
-        yield Sample("atoll_queue_oldest_seconds", (), time.time() - min(queued) if queued else 0.0)
+        yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
         yield Sample("atoll_queue_hopeless", (), self._service.queue.hopeless)
+        yield Sample("atoll_clock_set_seconds", (), self._service.clock.look())
         for row in rows:
             if row.job in live:
                 yield Sample("atoll_job_answers", (row.job,), row.job in records)
-            elif ended_lately(row) and (record := self._service.record(row)):
+            elif self._ended_lately(row) and (record := self._service.record(row)):
                 records[row.job] = record
             if row.job in records:
                 yield from samples(records[row.job], row.spec)
@@ -97,6 +102,13 @@ class JobsCollector(Collector):
         done, _ = wait(asked.values(), timeout=PATIENCE_S)
         self._asked = {job: future for job, future in asked.items() if future not in done}
         return {job: record for job, future in asked.items() if future in done and (record := future.result())}
+
+    def _ended_lately(self, row: JobRow) -> bool:
+        try:
+            ended_at = (Path(row.run_dir) / "status.json").stat().st_mtime
+        except OSError:
+            return False  # it left no final state
+        return self._endings.of(row.job, ended_at) < LINGER_S
 
     def _record(self, row: JobRow) -> StatusRecord | None:
         try:
@@ -111,13 +123,6 @@ def state_of(row: JobRow, record: StatusRecord | None) -> JobState:
         return JobState(row.state)
     view = record["view"]
     return JobState(view["outcome"] if view["phase"] == "finished" else view["phase"])
-
-
-def ended_lately(row: JobRow) -> bool:
-    try:
-        return time.time() - (Path(row.run_dir) / "status.json").stat().st_mtime < LINGER_S
-    except OSError:
-        return False  # it left no final state
 
 
 def families_of(found: Iterable[Sample]) -> list[Metric]:

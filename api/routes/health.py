@@ -18,6 +18,7 @@ async def healthz() -> Health:
 
 @router.get("/readyz")
 def readyz(service: ServiceHere) -> Health:
-    """The cluster answers too; 503 with the reason when it does not. Send no work here when this fails."""
+    """The store and the cluster answer too; 503 with the reason when one does not. Send no work here when this fails."""
+    service.check_store()
     count = len(service.node_groups())
     return Health(status="ok", detail=f"{count} node groups")

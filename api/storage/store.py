@@ -5,7 +5,7 @@ Responsible for rows: insert, look up, update. It refuses to know what a job is 
 
 SQLite in a file by default, PostgreSQL by its URL; opening it upgrades it (``api.storage.upgrade``). Every method is one
 transaction and safe from any thread: what it returned is on disk, so a SIGKILL of the service loses nothing it has
-answered for.
+answered for. Where the database cannot be had it raises InfrastructureError within seconds (``api.storage.sessions``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Set
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, func, select, update
+from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, func, select, text, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from api.storage.upgrade import upgrade, url_of
+from api.storage.sessions import ANSWER_TIMEOUT_S, Sessions
+from api.storage.upgrade import VERSION_TABLE, upgrade, url_of
 
 
 class Base(DeclarativeBase):
@@ -100,13 +101,26 @@ class Store:
     def __init__(self, url: str) -> None:
         place = url_of(url)
         upgrade(place)
-        self.engine = create_engine(place, pool_pre_ping=True)  # a database server may be started again meanwhile
+        # A database server may be started again meanwhile: a connection is looked at before it is used.
+        self.engine = create_engine(place, pool_pre_ping=True, pool_timeout=ANSWER_TIMEOUT_S)
         if place.get_backend_name() == "sqlite":
             event.listen(self.engine, "connect", _tune_sqlite)
-        self._session = sessionmaker(self.engine, expire_on_commit=False)
+        elif place.get_backend_name() == "postgresql":
+            from api.storage import postgresql  # late: its driver is of no use to SQLite
+
+            postgresql.bound(self.engine, ANSWER_TIMEOUT_S)
+        self._session = Sessions(self.engine)
 
     def close(self) -> None:
         self.engine.dispose()
+
+    def check(self) -> None:
+        """Raises InfrastructureError if rows cannot be read, or could not be written when that was tried last."""
+        with self._session() as session:
+            session.execute(select(JobRow.number).limit(1))
+        if self._session.write_failed:  # nobody else may try for hours
+            with self._session.begin() as session:
+                session.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = version_num"))
 
     def add_job(self, row: JobRow) -> JobRow:
         """Store a new job. Raises AlreadyKnown with the earlier one if its idempotency key was used before."""
@@ -252,6 +266,6 @@ def _tune_sqlite(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA busy_timeout=10000")
+    cursor.execute(f"PRAGMA busy_timeout={int(ANSWER_TIMEOUT_S * 1000)}")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

@@ -34,7 +34,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A process that answers. At ``seen_at`` (unix seconds, its node's clock) it had this pid."""
+    """A process that answers. At ``seen_at`` (seconds since its node was started) it had this pid."""
 
     actor: str
     node_id: str

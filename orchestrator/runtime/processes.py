@@ -11,11 +11,14 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 from orchestrator.errors import InfrastructureError
 from orchestrator.runtime.settings import CLUSTER_MARKER, NODE_MARKER
+
+SIGHTING_TOLERANCE_S = 1.0
 
 
 def marked(cluster_id: str, node: str | None = None) -> list[psutil.Process]:
@@ -77,6 +80,35 @@ def kill_all(cluster_id: str, node: str | None = None, timeout_s: float = 10.0) 
             _signal(process, signal.SIGKILL)
         psutil.wait_procs(left, timeout=1.0)
     return killed
+
+
+def signal_seen(pid: int, seen_at: float, number: signal.Signals) -> bool:
+    """Send the signal to the process that had this id at ``seen_at``, in seconds since the machine was started.
+
+    False, and nothing is sent, if it is gone: also where another process has its id by now.
+    """
+    try:
+        process = psutil.Process(pid)
+        if _began(pid) > seen_at + SIGHTING_TOLERANCE_S:
+            return False
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+def _began(pid: int) -> float:
+    """When the process began, in seconds since the machine was started, as ``CLOCK_BOOTTIME`` has them.
+
+    A time of day would not do: the kernel reckons it from its clock as that is now, so that whoever sets the clock makes
+    every process younger or older. Raises psutil.NoSuchProcess. Source: proc(5), /proc/PID/stat, field 22.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(pid) from error
+    ticks = int(text.rpartition(")")[2].split()[19])  # behind the name, which may have any character
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -31,7 +31,7 @@ from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line
-from orchestrator.runtime import ending, orders
+from orchestrator.runtime import ending, job_clock, orders
 from orchestrator.runtime.files import JobFiles, open_files
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.patience import TAPE_REFUSES, Patience
@@ -116,10 +116,10 @@ def _unknown(job: str, spec: JobSpec, policy: JobPolicy) -> dict[str, Any]:
     }
 
 
-def clock(files: JobFiles) -> tuple[float, float]:
+def clock(files: JobFiles, run_dir: Path) -> tuple[float, float]:
     """When the job was created (Unix seconds), and where on the monotonic clock its time was zero. It never runs back."""
-    started_at, now = files.header.started_at, time.time()
-    elapsed = max(files.past.at, now - started_at) if files.past is not None else 0.0
+    started_at = files.header.started_at
+    elapsed = job_clock.elapsed(run_dir, started_at, files.past.at if files.past is not None else None)
     return started_at, time.monotonic() - elapsed
 
 

@@ -68,7 +68,7 @@ class SynchroniserActor:
         self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
         self._core, past = self._files.core, self._files.past
         self._goodput, self._statistics = self._files.folds
-        self._started_at, self._zero = returning.clock(self._files)
+        self._started_at, self._zero = returning.clock(self._files, self._run_dir)
         self._posted = past.count if past else 0
         self._patience, self._syncing = returning.durability(spec, self._files.tape)
         sink = PatientSink(self._files.tape, self._patience, self._files.journal.settle)

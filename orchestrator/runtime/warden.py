@@ -4,7 +4,8 @@ For chaos it can stop one as well (SIGSTOP), and sees to it that it goes on when
 and it can end its own node, by the raylet that all processes of it hang on.
 
 Kept for as long as the cluster is up and shared by all jobs, so that a kill or a recovery never waits for a process to
-start. Refuses to touch a process other than the one meant: ids are reused, so it must be older than its last sighting.
+start. Refuses to touch a process other than the one meant: ids are reused, so it must be older than its last sighting
+(``seen_at``, in seconds since the machine was started: a clock that nobody can set).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.runtime.processes import signal_seen
 from orchestrator.runtime.settings import NAMESPACE
 
-CLOCK_TOLERANCE_S = 1.0
 RAYLET = "raylet"
 ANSWERED_S = 0.5
 
@@ -30,12 +31,12 @@ class Warden:
         return True
 
     def kill(self, pid: int, seen_at: float) -> bool:
-        """SIGKILL process ``pid`` if it is the one seen at ``seen_at`` (unix seconds). True if it was there."""
-        return self._send(signal.SIGKILL, pid, seen_at)
+        """SIGKILL process ``pid`` if it is the one seen at ``seen_at``. True if it was there."""
+        return signal_seen(pid, seen_at, signal.SIGKILL)
 
     def stop(self, pid: int, seen_at: float, duration_s: float) -> bool:
         """SIGSTOP it, and let it go on after ``duration_s``."""
-        stopped = self._send(signal.SIGSTOP, pid, seen_at)
+        stopped = signal_seen(pid, seen_at, signal.SIGSTOP)
         if stopped:
             timer = threading.Timer(duration_s, self.go_on, (pid, seen_at))
             timer.daemon = True
@@ -44,7 +45,7 @@ class Warden:
 
     def go_on(self, pid: int, seen_at: float) -> bool:
         """SIGCONT: no harm to one that runs."""
-        return self._send(signal.SIGCONT, pid, seen_at)
+        return signal_seen(pid, seen_at, signal.SIGCONT)
 
     def kill_node(self) -> str:
         """SIGKILL this node's raylet, just after this is answered: nothing answers after it. Empty if there is one."""
@@ -53,16 +54,6 @@ class Warden:
             return f"this warden's parent is {raylet.name()}, not {RAYLET}"
         threading.Timer(ANSWERED_S, raylet.kill).start()
         return ""
-
-    def _send(self, number: signal.Signals, pid: int, seen_at: float) -> bool:
-        try:
-            process = psutil.Process(pid)
-            if process.create_time() > seen_at + CLOCK_TOLERANCE_S:
-                return False
-            process.send_signal(number)
-        except psutil.NoSuchProcess:
-            return False
-        return True
 
 
 def warden_of(node_id: str) -> Any:

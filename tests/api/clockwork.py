@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from api.clocks import uptime
 from api.jobs.control import CommandKind, FaultKind, NodeGroupRecord, StatusRecord
 from orchestrator.accounting import report
 from orchestrator.config import JobSpec
@@ -52,7 +53,9 @@ class Clockwork:
         with self._changing(job_id) as record:
             if not record:
                 dump, goes_on = spec.model_dump(mode="json"), (run_dir / "tape.jsonl").exists()
-                record |= {"spec": dump, "run_dir": str(run_dir), "started_at": begun_at(run_dir)}
+                started_at = begun_at(run_dir)
+                record |= {"spec": dump, "run_dir": str(run_dir), "started_at": started_at}
+                record["created_uptime_s"] = uptime() - (time.time() - started_at)
                 leave_logs(run_dir, spec)
                 about = {"at": 0.0, "kind": "cordon", "island": None}
                 record["commands"] = [
@@ -89,7 +92,7 @@ class Clockwork:
         with self._changing(job_id) as record:
             if not record:
                 raise NotFound(detail=f"No job {job_id} runs here.")
-            at = time.time() - record["started_at"]
+            at = uptime() - record["created_uptime_s"]
             if command_id not in [command["id"] for command in record["commands"]]:
                 command = {"at": at, "kind": kind, "id": command_id, "caller": caller, "island": island}
                 record["commands"].append(command | more)
@@ -100,7 +103,7 @@ class Clockwork:
         with self._changing(job_id) as record:
             if not record:
                 raise NotFound(detail=f"No job {job_id} runs here.")
-            now = time.time() - record["started_at"]
+            now = uptime() - record["created_uptime_s"]
             world = World(JobSpec.model_validate(record["spec"]), record["commands"], now)
             status = world.status(job_id, record["started_at"], now)
             run_dir, ended = Path(record["run_dir"]), status["view"]["phase"] == "finished"

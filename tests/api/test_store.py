@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +20,7 @@ from api.storage.store import AlreadyKnown, Base, CommandRow, JobRow, Store
 from api.storage.upgrade import url_of
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
 from tests.api.installation import CONTROL, Installation, wait_until
-from tests.programs import required_file
+from tests.postgresql import PostgreSQL, a_server
 
 OLD_TABLES = """
 CREATE TABLE jobs (
@@ -51,56 +44,9 @@ INSERT INTO commands VALUES (2, 'l', 'old-1', 'kill', 'asia', 1, 'me', 3.0, 0, N
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """A PostgreSQL server of Debian's package on loopback, ended by its process id; yields its URL without a database."""
-    server = required_file("usr/lib/postgresql/*/bin/postgres", "PostgreSQL")
-    # Not below pytest's folder: that is closed to the user that the server runs as.
-    with tempfile.TemporaryDirectory(prefix="atoll-postgres-") as folder:
-        yield from run_postgres(server.parent, Path(folder))
-
-
-def run_postgres(binaries: Path, folder: Path) -> Iterator[str]:
-    data, log, port = folder / "data", folder / "log", free_port()
-    data.mkdir(mode=0o700)
-    user = "nobody" if os.geteuid() == 0 else None  # the server refuses to run as root
-    if user:
-        folder.chmod(0o711)
-        shutil.chown(data, user)
-    options = ["-D", data, "-A", "trust", "-U", "atoll", "--no-sync", "-E", "UTF8"]
-    subprocess.run([binaries / "initdb", *options], check=True, capture_output=True, cwd="/", user=user)
-    settings = ["-h", "127.0.0.1", "-p", str(port), "-c", "unix_socket_directories=", "-c", "fsync=off"]
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [binaries / "postgres", "-D", data, *settings], stdout=output, stderr=output, cwd="/", user=user
-        )
-    try:
-        url = f"postgresql://atoll@127.0.0.1:{port}"
-        await_postgres(f"{url}/postgres", server, log)
-        yield url
-    finally:
-        server.send_signal(signal.SIGQUIT)  # at once: nothing of it is kept
-        server.wait(timeout=20)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def await_postgres(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        engine = create_engine(url_of(url))
-        try:
-            with engine.connect():
-                return
-        except Exception:
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        finally:
-            engine.dispose()
+def postgres() -> Iterator[PostgreSQL]:
+    with a_server() as server:
+        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -108,17 +54,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of either kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'store.sqlite'}"
-    server: str = request.getfixturevalue("postgres")
-    return new_database(server)
-
-
-def new_database(server: str) -> str:
-    name = f"test_{time.monotonic_ns()}"
-    engine = create_engine(url_of(f"{server}/postgres"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return f"{server}/{name}"
+    server: PostgreSQL = request.getfixturevalue("postgres")
+    return server.new_database()
 
 
 def job_row(job: str, key: str | None = None) -> JobRow:
@@ -256,8 +193,8 @@ def test_a_database_that_cannot_be_had_is_told_without_its_password(wrong: str, 
     assert "pa55word" not in str(told.value)
 
 
-def test_the_service_runs_on_postgresql_and_comes_back_to_it(postgres: str, cold: Installation) -> None:
-    url = new_database(postgres)
+def test_the_service_runs_on_postgresql_and_comes_back_to_it(postgres: PostgreSQL, cold: Installation) -> None:
+    url = postgres.new_database()
     start = ["up", "--runs", str(cold.runs), "--control", CONTROL, "--database", url]
     cold.atoll(*start)
     address = cold.home.address()

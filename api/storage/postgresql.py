@@ -1,0 +1,59 @@
+"""Connections to PostgreSQL on which nobody waits for ever.
+
+Responsible for time limits on this side. The server's own (``statement_timeout``) are worth nothing while the server is
+stopped, or behind a network that swallows packets: TCP then shows a connection on which nothing comes, for hours. What the
+server is to give up by itself is told to it as well, a little earlier, because that leaves the connection usable.
+
+Source: PostgreSQL 15, chapter 20.11 (statement behaviour); psycopg 3, "Connection.wait".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import psycopg
+from sqlalchemy import Engine, event
+
+Result = TypeVar("Result")
+
+
+class PatientConnection(psycopg.Connection[Any]):
+    """It fails, and is closed, where the server says nothing for ``answer_timeout_s`` that was waited for."""
+
+    answer_timeout_s = float("inf")
+
+    def wait(self, gen: Generator[Any, Any, Result], *arguments: Any, **options: Any) -> Result:
+        return super().wait(self._bounded(gen), *arguments, **options)
+
+    def _bounded(self, waiting: Generator[Any, Any, Result]) -> Generator[Any, Any, Result]:
+        """The same, given up in time. Whoever drives it resumes it several times a second, also with nothing to read."""
+        give_up_at = time.monotonic() + self.answer_timeout_s
+        try:
+            wanted = next(waiting)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > give_up_at:
+                    self.pgconn.finish()  # nobody knows what it would say next, and to what
+                    waiting.close()
+                    raise psycopg.OperationalError(f"the server said nothing for {self.answer_timeout_s:g} s")
+                wanted = waiting.send(ready)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def bound(engine: Engine, answer_timeout_s: float) -> None:
+    """No connection that this engine opens from now on is waited for any longer."""
+    statement_timeout_ms = int(answer_timeout_s * 800)
+
+    @event.listens_for(engine, "do_connect")
+    def _connect(_dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> PatientConnection:
+        options = {"connect_timeout": max(2, int(answer_timeout_s)), **options}  # a URL may say otherwise
+        connection = PatientConnection.connect(*arguments, **options)
+        connection.answer_timeout_s = answer_timeout_s
+        connection.autocommit = True  # a setting made in a transaction would end with it
+        connection.execute(f"SET statement_timeout = {statement_timeout_ms}".encode())
+        connection.autocommit = False
+        return connection

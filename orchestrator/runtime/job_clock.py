@@ -1,0 +1,61 @@
+"""A job's own time: seconds since it was created, which its tape goes by. It never runs back, and nobody can set it.
+
+    RUN_DIR/clock.json     when the job was created, on the clock that began with the machine's start, and which start
+
+While a synchroniser lives its time is the monotonic clock's. The next one goes on by what is written here, so that a time
+of day that was set by hours meanwhile adds no hours to the tape. After a start of the machine, or on another one, the time
+of day is all there is: then the time since the job was created, but no less than what the tape has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.disk import LocalDisk
+
+log = logging.getLogger(__name__)
+
+NAME = "clock.json"
+
+
+def uptime() -> float:
+    """Seconds since the machine was started, those in which it slept included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def elapsed(
+    run_dir: Path,
+    started_at: float,
+    told_until: float | None,
+    *,
+    boot: str | None = None,
+    uptime: Callable[[], float] = uptime,
+    wall: Callable[[], float] = time.time,
+) -> float:
+    """How long the job has been there, written down for whoever asks next. ``told_until`` is its tape's end, if any."""
+    boot, up = boot or LocalDisk().boot(), uptime()
+    path = run_dir / NAME
+    if told_until is None:
+        passed = 0.0
+    elif (created := _created(path, boot)) is not None:
+        passed = max(told_until, up - created)
+    else:
+        passed = max(told_until, wall() - started_at)
+    try:
+        LocalDisk().replace(path, json.dumps({"boot": boot, "created_uptime_s": up - passed}).encode())
+    except OSError as error:
+        log.warning("%s cannot be written, so that the next synchroniser goes by the time of day: %s", path, error)
+    return passed
+
+
+def _created(path: Path, boot: str) -> float | None:
+    """When the job was created, by the clock of this start of the machine; None where that is not known."""
+    try:
+        written = json.loads(path.read_bytes())
+        return float(written["created_uptime_s"]) if written["boot"] == boot else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
