@@ -33,7 +33,11 @@ class Snapshots:
         if driver.count - self._count < self._every or (self._under_way and not self._under_way.done()):
             return
         self._count = driver.count
-        raw = encode(Snapshot(self._tape.mark, at, driver.core, driver.folds), build())
+        try:
+            raw = encode(Snapshot(self._tape.mark, at, driver.core, driver.folds), build())
+        except Exception:
+            log.exception("no snapshot could be made of step %d", driver.count)
+            return
         self._under_way = self._writing.submit(self._write, raw)
 
     def close(self) -> None:
@@ -44,5 +48,5 @@ class Snapshots:
     def _write(self, raw: bytes) -> None:
         try:
             keep_snapshot(self._path, raw, self._disk)
-        except OSError as error:
-            log.warning("a snapshot of %d bytes cannot be written: %s", len(raw), error)
+        except Exception as error:
+            log.warning("a snapshot of %d bytes cannot be written: %s: %s", len(raw), type(error).__name__, error)
