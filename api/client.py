@@ -70,7 +70,10 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         listens at its address by then is somebody else's.
         """
         place = Home(home)
-        address, token = place.address(), os.environ.get(TOKEN_VARIABLE)
+        address, token = (
+            place.address() or (place.found_address() if url is None else None),
+            os.environ.get(TOKEN_VARIABLE),
+        )
         if url is None and address is None:
             raise ServiceUnreachable(
                 detail=f"No service is up in {home}: there is no {home / 'service.json'}.",

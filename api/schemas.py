@@ -103,6 +103,9 @@ class JobSummary(Answer):
     run_dir: str
     priority: int = Field(default=0, description="higher ones start first")
     queue_position: int | None = Field(default=None, description="1: the next to start; null: not in the queue")
+    last_known: bool = Field(
+        default=False, description="its version, epoch and tokens are as last seen: it could not tell its end itself"
+    )
 
 
 class Job(JobSummary):

@@ -21,6 +21,7 @@ import uvicorn
 
 from api.app import create_app
 from api.auth.code import OWN_PACKAGES, refuse_unfit
+from api.installation import past
 from api.installation.binding import LOOPBACK, Binding
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.second_life import second_life_of
@@ -44,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
     parser.add_argument("--control", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--database", help="SQLAlchemy URL, or in ATOLL_DATABASE; default: SQLite in the home")
+    parser.add_argument(past.NEW_STORE, action="store_true", help="where the store of this home is lost, begin anew")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     binding = Binding(options.host, options.certificate, options.key, options.insecure)
@@ -53,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         listener = listen(binding, options.port) if options.listener is None else inherited(binding, options.listener)
         packages = (*OWN_PACKAGES, *options.allow)
         database = options.database or os.environ.get(DATABASE_VARIABLE)
+        if options.new_store:
+            past.begin_anew(Home(options.home), database)
         serve(options.home, options.runs, binding, listener, options.control, database, packages, options.jobs_max)
     except AtollError as error:
         print(error, file=sys.stderr)
@@ -75,8 +79,10 @@ def serve(
     home.mkdir(parents=True, exist_ok=True)
     place = Home(home)
     with place.locked():
+        past.refuse_lost_store(place, database)
         control = load_control(control_name, home)
-        store = Store(database or f"sqlite:///{home / 'service.sqlite'}")
+        store = Store(database or f"sqlite:///{past.default_store(place)}", had_tables=past.had_store(place, database))
+        past.note_store(place, database)
         try:
             app = create_app(
                 control,

@@ -7,8 +7,10 @@ count as clean (Linux), so whoever calls must write anew and not ask again.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
@@ -101,7 +103,7 @@ class LocalDisk:
                 _write_all(file, part)
 
     def read(self, path: Path, start: int = 0, count: int = -1) -> bytes:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_file) as file:
             file.seek(start)
             return file.read(count)
 
@@ -131,7 +133,7 @@ class _LocalFile:
     """Kept open, so that it is written to also where its folder is removed meanwhile."""
 
     def __init__(self, path: Path, *, new: bool) -> None:
-        self._file = path.open("xb" if new else "r+b", buffering=0)
+        self._file = open(path, "xb" if new else "r+b", buffering=0, opener=_open_file)  # noqa: SIM115  (see above)
         self._folder, self._named = path.parent, False
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it with the process
@@ -164,6 +166,15 @@ class _LocalFile:
     @property
     def closed(self) -> bool:
         return self._file.closed
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Refuses what is no regular file: a FIFO in its place would hold for ever whoever opens it."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return descriptor
 
 
 def _write_all(file: FileIO, data: bytes) -> None:

@@ -25,6 +25,7 @@ from typing import TextIO
 BYTES_MAX = 4 << 20
 """Of each of the two halves; beyond it by what is said in ``CHECK_S``."""
 CHECK_S = 1.0
+NUMBER_DIGITS_MAX = 9
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def logbooks(run_dir: Path) -> list[Logbook]:
     for of_island, folder in ((True, run_dir / "logs" / "islands"), (False, run_dir / "logs")):
         for path in folder.glob("*-*.log"):
             source, _, number = path.stem.rpartition("-")
-            if number.isdecimal():
+            if number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX:
                 found.append(Logbook(source, int(number), of_island, path))
     return sorted(found, key=lambda book: (not book.of_island, book.source, book.number))
 

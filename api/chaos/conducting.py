@@ -11,7 +11,6 @@ The service's own death is no command: it has struck whoever finds it decided. R
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from functools import lru_cache
@@ -32,7 +31,7 @@ from orchestrator.chaos.plan import ChaosPlan, figures_now, parse
 from orchestrator.chaos.schedule import PlannedFault, schedule
 from orchestrator.chaos.verdict import judge
 from orchestrator.core.vocabulary import Dose, Incarnation, IslandId, IslandPlan, NodeGroupId
-from orchestrator.errors import AtollError, DataError, InfrastructureError, RequestError
+from orchestrator.errors import AtollError, DataError, InfrastructureError, RequestError, first_line
 
 REPORT_TIMEOUT_S = 60.0
 """How long an ended job may take to leave its report."""
@@ -197,7 +196,14 @@ class Conducting:
             self._tell(RunState.FAILED, reason=reason, ended_at=time.time())
             return True
         self._believe_outcomes()
-        verdict = judge(self._conduct, report, self._reference)
+        try:
+            verdict = judge(self._conduct, report, self._reference)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+            reason = (
+                f"the job's report is damaged, and cannot be judged by ({type(error).__name__}: {first_line(error)})"
+            )
+            self._tell(RunState.FAILED, reason=reason, ended_at=time.time())
+            return True
         state = RunState.ABORTED if self._conduct.aborted else RunState.PASSED if verdict.passed else RunState.FAILED
         self._tell(state, verdict=verdict.plain(), ended_at=time.time())
         return True
@@ -217,10 +223,9 @@ class Conducting:
 
     def _report(self) -> dict[str, Any] | None:
         try:
-            report: dict[str, Any] = json.loads(self._service.result_path(self._job, "report.json").read_text())
-        except (RequestError, OSError, ValueError):
+            return self._service.report(self._job)
+        except (RequestError, DataError):
             return None
-        return report
 
     def _commands(self) -> dict[str | None, Any]:
         return {command.idempotency_key: command for command in self._store.commands(self._job)}

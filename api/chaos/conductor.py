@@ -1,7 +1,8 @@
 """The threads behind runs of plans: one a run, which looks at its job twice a second until nothing is left to do.
 
-Responsible for going on whatever happens. A job or a cluster that does not answer is asked again. Anything unforeseen throws
-the picture in memory away and builds it again from the rows, as after a restart; so there is one way back, used often.
+Responsible for going on whatever happens. A job or a cluster that does not answer is asked again, and so is a store that
+does not. Anything unforeseen throws the picture in memory away and builds it again from the rows, as after a restart: there
+is one way back, used often. A run that fails so again and again is over: what is wrong lies in its rows, or in the job's.
 Refuses to know what a look does (``api.chaos.conducting``).
 """
 
@@ -12,15 +13,20 @@ import threading
 import time
 from collections.abc import Callable
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from api.chaos.conducting import Conducting
 from api.chaos.schemas import RunState
 from api.chaos.store import ChaosRunRow, ChaosStore
 from api.installation.second_life import SecondLife
 from api.jobs.service import Service
+from api.jobs.tending import Complaints, reason_of
 from api.storage.store import Store
-from orchestrator.errors import DataError, InfrastructureError, NotFound
+from orchestrator.errors import DataError, InfrastructureError, NotFound, first_line
 
 LOOK_EVERY_S = 0.5
+FAILURES_MAX = 20
+"""In a row; between two of them lies a look's time."""
 
 logger = logging.getLogger(__name__)
 
@@ -86,17 +92,26 @@ class _UnderWay(threading.Thread):
         self._one_at_a_time = threading.Lock()
         self._leaving = threading.Event()
         self._conducting: Conducting | None = None
-        self._complaint = ""
+        self._complaints = Complaints(logger)
+        self._failures = 0
         self._over = False
 
     def run(self) -> None:
-        while self._look() and not self._leaving.wait(LOOK_EVERY_S):
-            pass
-        self._forget(self._run_id)
+        try:
+            while self._look() and not self._leaving.wait(LOOK_EVERY_S):
+                pass
+        finally:
+            self._forget(self._run_id)
 
     def stop(self, reason: str) -> None:
         with self._one_at_a_time:
-            self._rebuilt().stop(reason)
+            try:
+                self._rebuilt().stop(reason)
+            except (NotFound, SQLAlchemyError):
+                raise
+            except Exception as error:  # its rows are damaged: then this is all that can be done
+                self._complain(reason_of(error))
+                self._over = self._end(RunState.STOPPED, reason)
         self._look()
 
     def leave(self) -> None:
@@ -109,20 +124,32 @@ class _UnderWay(threading.Thread):
                 return False  # whoever stopped it has looked for the last time
             try:
                 self._over = not self._rebuilt().look(self._service.job(self._job))
-                self._complaint = ""
+                self._complaints.settle(self._run_id)
+                self._failures = 0
                 return not self._over
-            except InfrastructureError as error:
-                self._complain(str(error))
+            except (InfrastructureError, SQLAlchemyError) as error:
+                self._complain(first_line(error))
             except NotFound:
                 return False  # job and run were removed
             except DataError as error:
                 self._complain(str(error))
-                self._book.update(self._run_id, RunState.FAILED, reason=str(error), ended_at=time.time())
-                return False
-            except Exception:
-                logger.exception("%s: begun again from its rows", self._run_id)
+                return not self._end(RunState.FAILED, str(error))
+            except Exception as error:
+                self._complain(f"begun again from its rows: {reason_of(error)}", error)
                 self._conducting = None
+                self._failures += 1
+                if self._failures >= FAILURES_MAX:
+                    return not self._end(RunState.FAILED, f"it cannot be conducted: {reason_of(error)}")
             return True
+
+    def _end(self, state: RunState, reason: str) -> bool:
+        """The run is over, by its row. False if that could not be written, and is to be tried again."""
+        try:
+            self._book.update(self._run_id, state, reason=reason, ended_at=time.time())
+        except SQLAlchemyError as error:
+            self._complain(first_line(error))
+            return False
+        return True
 
     def _rebuilt(self) -> Conducting:
         """The run in memory, from its rows where it is not there."""
@@ -133,8 +160,6 @@ class _UnderWay(threading.Thread):
             self._conducting = self._begun(row)
         return self._conducting
 
-    def _complain(self, words: str) -> None:
+    def _complain(self, words: str, error: Exception | None = None) -> None:
         """Once for each reason, not twice a second."""
-        if words != self._complaint:
-            logger.warning("%s: %s", self._run_id, words)
-        self._complaint = words
+        self._complaints.note(self._run_id, words, error)

@@ -6,7 +6,6 @@ HTTP face; what happens in between is the conductor's.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from orchestrator.chaos.kinds import Kind, told
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
 from orchestrator.chaos.schedule import PlannedFault
 from orchestrator.core.vocabulary import Dose, IslandId, IslandPlan, NodeGroupId
-from orchestrator.errors import ConfigurationError, Conflict, NotFound
+from orchestrator.errors import ConfigurationError, Conflict, DataError, NotFound
 from orchestrator.report import chaos as page
 
 Reference = str | Mapping[str, Any] | None
@@ -123,8 +122,12 @@ class ChaosRuns:
         """The verdict as a page to be shared. Raises Conflict as ``verdict`` does."""
         row = self._row(job, run)
         verdict = self.verdict(row.job, row.run)
-        report = json.loads(self._service.result_path(row.job, "report.json").read_text())
-        return page.render(verdict, report, row.text)
+        report = self._service.report(row.job)
+        try:
+            return page.render(verdict, report, row.text)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+            detail = f"The report of {row.job} is damaged: no page can be made of it ({type(error).__name__})."
+            raise DataError(detail=detail) from error
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -138,7 +141,7 @@ class ChaosRuns:
                 )
             return None
         if isinstance(reference, str):
-            reference = json.loads(self._service.result_path(reference, "report.json").read_text())
+            reference = self._service.report(reference)
         try:
             policy = {name: reference["policy"][name] for name in ("token_budget", "islands")}
             return {"loss_final": float(reference["loss_final"]), "policy": policy}

@@ -55,12 +55,15 @@ def up(
         str | None,
         typer.Option("--database", envvar=DATABASE_VARIABLE, help="SQLAlchemy URL.", show_default="SQLite in the home"),
     ] = None,
+    new_store: Annotated[
+        bool, typer.Option("--new-store", help="Where the home's store is lost or damaged, begin an empty one.")
+    ] = False,
 ) -> None:
     """Start the service and an embedded cluster, or what died of them; nothing if all is up. HOME/token is an admin's."""
     binding = Binding(host, certificate, key, insecure)
     packages = tuple(allow or ())
     wanted = Installation(
-        Home(home), runs, groups, port, control, binding, packages, database, jobs_max, partition_tolerance
+        Home(home), runs, groups, port, control, binding, packages, database, jobs_max, new_store, partition_tolerance
     )
     bring_up(wanted, say)
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from api.run.records import number_of
+from api.run.records import is_sound, number_of
 from orchestrator.plain import finite
 
 CONTENT_TYPE = "text/event-stream"
@@ -27,11 +27,11 @@ KEEP_ALIVE = b": nothing new\n\n"
 
 
 def frames(lines: Iterable[bytes]) -> bytes:
-    """The events that tell these lines of a tape; a header or a footer is none."""
+    """The events that tell these lines of a tape; a header or a footer is none, nor is a line that is damaged."""
     return b"".join(
         b"id: %d\nevent: record\ndata: %s\n\n" % (number, strict_json(line))
         for line in lines
-        if (number := number_of(line)) is not None
+        if (number := number_of(line)) is not None and is_sound(line)
     )
 
 
@@ -48,7 +48,10 @@ def strict_json(line: bytes) -> bytes:
     line = CHECKSUM.sub(b"}", line)
     if b"NaN" not in line and b"Infinity" not in line:
         return line
-    return json.dumps(finite(json.loads(line)), separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        return json.dumps(finite(json.loads(line)), separators=(",", ":"), ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # an old line without a checksum that is damaged
+        return b"null"
 
 
 def events_of(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:

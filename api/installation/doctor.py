@@ -21,10 +21,11 @@ from pathlib import Path
 
 from api.installation.clock import own_clock, service_clock, synchronised
 from api.installation.finding import Finding, State
-from api.installation.home import Home
+from api.installation.home import DATABASE_VARIABLE, Home
+from api.installation.past import refuse_lost_store
 from api.installation.up import PORT_COUNT, PORT_FIRST
 from orchestrator.config import read_document
-from orchestrator.errors import AtollError
+from orchestrator.errors import AtollError, InfrastructureError
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
 PROBE_TIMEOUT_S = 60.0
@@ -182,6 +183,10 @@ def _home_problems(path: Path) -> Iterator[tuple[str, str]]:
         yield f"{place} cannot be written", f"chown it, or choose another home with --home: {place}"
     elif place == path and path.stat().st_mode & stat.S_IWOTH:
         yield f"{path} may be written by everybody", f"chmod o-w {path}"
+    try:
+        refuse_lost_store(Home(path), os.environ.get(DATABASE_VARIABLE))
+    except InfrastructureError as error:
+        yield error.detail, error.remedy
     token = path / "token"
     if token.is_file() and token.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         yield f"{token} may be read by others", f"chmod 600 {token}, and revoke the token: others may have it"
@@ -219,6 +224,9 @@ def _processes(process: subprocess.Popen[str]) -> Finding:
     if pids := census["orphaned"]:
         found = f"{len(pids)} belong to a cluster whose files are gone"
         return Finding("processes", State.WRONG, found, f"Nobody ends them any more: kill {' '.join(map(str, pids))}")
+    if census["damage"]:
+        found = f"{len(census['own'])} of this home, whose cluster.json is damaged"
+        return Finding("processes", State.WRONG, found, "`atoll up` writes it again; `atoll down` ends them.")
     if census["answers"] is False:
         return Finding("processes", State.WRONG, "this home's cluster does not answer", "Start it again: atoll up.")
     return Finding(

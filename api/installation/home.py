@@ -1,6 +1,7 @@
 """The home folder of one installation: where its service is, whether it runs, and the token that it left there.
 
-Responsible for five files. ``service.json`` says where the service listens; ``service.lock`` is locked for as long as the
+Responsible for six files. ``service.json`` says where the service listens, and ``port`` where the last one did, so that the
+next one does, too; ``service.lock`` is locked for as long as the
 process lives, however it ends, so that a stale address or a reused pid never passes for a running service; ``change.lock``
 is held by whoever starts or ends what runs here, and says who that is; ``token`` is an admin's, for whoever may read this
 folder as its owner; ``taken-down`` says that what ran here was ended on purpose, until the next service has seen to the jobs
@@ -14,12 +15,14 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from orchestrator.errors import Conflict, InfrastructureError
 
+SERVICE_MODULE = "api.serve"
 DEFAULT_HOME = Path(".atoll")
 DEFAULT_RUNS = Path("runs")
 LOCK_PATIENCE_S = 0.5
@@ -39,6 +42,12 @@ class Address:
     certificate: Path | None = None
     """What clients on this machine may trust it by; None over plain HTTP."""
 
+    @property
+    def port(self) -> int | None:
+        """None where the URL names none that can be."""
+        number = self.url.rpartition(":")[2]
+        return _port(int(number)) if number.isascii() and number.isdecimal() and len(number) <= 5 else None
+
 
 class Home:
     def __init__(self, path: Path) -> None:
@@ -57,13 +66,36 @@ class Home:
         try:
             written = json.loads((self.path / "service.json").read_text())
             certificate = written.get("certificate")
-            return Address(
+            address = Address(
                 str(written["url"]),
                 int(written["pid"]),
                 Path(written["runs"]),
                 Path(certificate) if certificate else None,
             )
-        except (OSError, ValueError, KeyError, TypeError):
+            return address if address.port and address.pid > 0 else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+
+    def found_address(self) -> Address | None:
+        """As ``address``, also while ``service.json`` is damaged: the service that runs here is asked of the system then.
+
+        The file is written again with what is found. Slow where there is none, and only to be asked by whoever needs it.
+        """
+        address = self.address()
+        if address is not None and (not self.running() or _serves(address.pid, self.path)):
+            return address
+        if not self.running() or (found := _address_of_service(self.path)) is None:
+            return address
+        self._write_address(found, time.time())
+        return found
+
+    def port_before(self) -> int | None:
+        """Where the last service of this home listened; None if nobody knows."""
+        if address := self.address():
+            return address.port
+        try:
+            return _port(int((self.path / "port").read_text()))
+        except (OSError, ValueError):
             return None
 
     def running(self) -> bool:
@@ -120,14 +152,21 @@ class Home:
 
     def write_address(self, url: str, runs: Path, certificate: Path | None = None) -> None:
         """Say where this process listens, all at once."""
-        facts = {"url": url, "pid": os.getpid(), "runs": str(runs), "started_at": time.time()}
-        facts |= {"certificate": str(certificate)} if certificate else {}
-        fresh = self.path / "service.json.new"
-        fresh.write_text(json.dumps(facts))
-        os.replace(fresh, self.path / "service.json")
+        self._write_address(Address(url, os.getpid(), runs, certificate), time.time())
+
+    def _write_address(self, address: Address, started_at: float) -> None:
+        facts = {"url": address.url, "pid": address.pid, "runs": str(address.runs), "started_at": started_at}
+        facts |= {"certificate": str(address.certificate)} if address.certificate else {}
+        for name, text in (("port", str(address.port)), ("service.json", json.dumps(facts))):
+            fresh = self.path / f"{name}.new"
+            fresh.write_text(text)
+            if (self.path / name).is_dir():
+                os.rename(self.path / name, self.path / f"{name}.damaged-{os.getpid()}-{time.time_ns()}")
+            os.replace(fresh, self.path / name)
 
     def forget_address(self) -> None:
-        (self.path / "service.json").unlink(missing_ok=True)
+        with suppress(IsADirectoryError, PermissionError):  # a folder in its place is no address either
+            (self.path / "service.json").unlink(missing_ok=True)
 
     def token(self) -> str | None:
         """The admin token left here; None if there is none, or none that this user may read."""
@@ -144,3 +183,50 @@ class Home:
         with os.fdopen(descriptor, "w") as file:
             file.write(token + "\n")
         os.replace(fresh, self.path / "token")
+
+
+def _port(number: int) -> int | None:
+    return number if 0 < number < 1 << 16 else None
+
+
+def _serves(pid: int, home: Path) -> bool:
+    """Whether this process is the service of that home, as far as it can be seen."""
+    import psutil  # late: most commands need none of it
+
+    try:
+        command = psutil.Process(pid).cmdline()
+        return not command or _home_in(command, psutil.Process(pid).cwd()) == home
+    except psutil.AccessDenied:
+        return True
+    except psutil.Error:
+        return False
+
+
+def _address_of_service(home: Path) -> Address | None:
+    """Where the service of this home listens, by its command line and its open sockets."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError, ValueError, IndexError):
+            command = process.cmdline()
+            if SERVICE_MODULE not in command or _home_in(command, process.cwd()) != home:
+                continue
+            options = dict(pairwise(command))
+            inherited, asked = options.get("--listener"), options.get("--port")
+            for socket in process.net_connections("tcp"):
+                ours = inherited in (None, str(socket.fd)) and asked in (None, "0", str(socket.laddr.port))
+                if socket.status == psutil.CONN_LISTEN and ours:
+                    certificate = options.get("--certificate")
+                    host = socket.laddr.ip if socket.laddr.ip not in ("0.0.0.0", "::") else "127.0.0.1"
+                    host = "localhost" if certificate and host != socket.laddr.ip else host
+                    host = f"[{host}]" if ":" in host else host
+                    url = f"{'https' if certificate else 'http'}://{host}:{socket.laddr.port}"
+                    runs = Path(process.cwd(), options.get("--runs", DEFAULT_RUNS)).resolve()
+                    return Address(url, process.pid, runs, Path(process.cwd(), certificate) if certificate else None)
+    return None
+
+
+def _home_in(command: list[str], folder: str) -> Path | None:
+    """The home that the command line of a service names."""
+    named = dict(pairwise(command)).get("--home")
+    return Path(folder, named).resolve() if SERVICE_MODULE in command and named else None

@@ -28,11 +28,13 @@ from typing import TypeVar
 import psutil
 
 from api.auth.code import refuse_unfit
+from api.installation import past
 from api.installation.binding import Binding
 from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
 from api.installation.shipped import CONFIGS
 from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.marks import marked_pids
 
 CLUSTER_MODULE = "orchestrator.runtime.embedded"
 RAY_CONTROL = "orchestrator.runtime.control_port:connect"
@@ -62,6 +64,8 @@ class Installation:
     database: str | None = None
     jobs_max: int | None = None
     """How many jobs run at a time; None leaves it to the service."""
+    new_store: bool = False
+    """Where the home's store is lost or damaged, begin an empty one."""
     partition_tolerance_s: float | None = None
     """How long a region may be cut off without Ray ending its islands; None leaves it to the cluster."""
 
@@ -93,6 +97,9 @@ def down(home: Home, say: Say) -> None:
 def start(wanted: Installation, say: Say) -> Address:
     """``up``, for whoever has locked the home."""
     home = wanted.home
+    if home.found_address() is None and home.running():
+        _await(home.found_address, PATIENCE_S)  # by hand it may be starting just now
+    port = home.port_before()
     if home.running():
         # It may be starting, by hand: give it time before taking it for a stuck one.
         if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), PATIENCE_S):
@@ -105,12 +112,13 @@ def start(wanted: Installation, say: Say) -> Address:
     if wanted.with_cluster and not wanted.groups.is_file():
         raise ConfigurationError(detail=f"The node groups file {wanted.groups} does not exist. Give one with --groups.")
     home.path.mkdir(parents=True, exist_ok=True)
-    had_cluster = (home.path / "cluster.json").exists()
+    _look_for_store(wanted, say)
+    had_cluster = has_cluster(home)
     try:
         if wanted.with_cluster:
             say(f"starting the embedded cluster ({wanted.groups})")
             _cluster("up", home, "--groups", str(wanted.groups), *tolerance_of(wanted))
-        address = _start_service(wanted, say)
+        address = _start_service(wanted, say, port)
     except BaseException:
         _end_service(home, say)
         if wanted.with_cluster and not had_cluster:
@@ -122,7 +130,7 @@ def start(wanted: Installation, say: Say) -> Address:
 
 def end(home: Home, say: Say) -> None:
     """``down``, for whoever has locked the home. Jobs that ran are over: the next service does not start them again."""
-    had_cluster, lived = (home.path / "cluster.json").exists(), _head_listens(home)
+    had_cluster, lived = has_cluster(home), _head_listens(home)
     ran = _end_service(home, say)
     if lived or (ran and not had_cluster):  # else a loss of power, or whatever it was, ended them, and they go on
         home.taken_down.touch()
@@ -136,8 +144,16 @@ def end(home: Home, say: Say) -> None:
 # ── the service ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _start_service(wanted: Installation, say: Say) -> Address:
-    home, before = wanted.home, wanted.home.address()
+def _look_for_store(wanted: Installation, say: Say) -> None:
+    """Raises InfrastructureError where the home's store is lost, before anything is started; or has it begun anew."""
+    if wanted.new_store:
+        aside = past.begin_anew(wanted.home, wanted.database)
+        say(f"an empty store is begun; what was there is {aside}" if aside else "no damaged store lies there")
+    past.refuse_lost_store(wanted.home, wanted.database)
+
+
+def _start_service(wanted: Installation, say: Say, before: int | None) -> Address:
+    home = wanted.home
     home.forget_address()
     command = [sys.executable, "-m", "api.serve", "--home", str(home.path), "--runs", str(wanted.runs.resolve())]
     with bound_listener(wanted.binding, wanted.port, before) as listener:
@@ -168,9 +184,11 @@ def _end_service(home: Home, say: Say) -> bool:
         return False
     address = _await(lambda: _of_living(home), timeout_s=STOP_TIMEOUT_S)  # it may be starting just now
     if address is None:
+        if not home.running():
+            return False
         raise InfrastructureError(
-            detail=f"A process holds {home.path}/service.lock but has written no service.json.",
-            remedy="It is starting or stuck: find it with `fuser` on that file, and try again.",
+            detail=f"A process holds {home.path}/service.lock, and none can be seen that serves this home.",
+            remedy="It may be another user's, or another container's: find it with `fuser` on that file, and try again.",
         )
     say(f"ending the service (pid {address.pid})")
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -186,7 +204,7 @@ def _end_service(home: Home, say: Say) -> bool:
 
 def _of_living(home: Home) -> Address | None:
     """Not what one that was killed has left behind."""
-    address = home.address()
+    address = home.found_address()
     return address if address is not None and psutil.pid_exists(address.pid) else None
 
 
@@ -226,12 +244,12 @@ def tolerance_of(wanted: Installation) -> list[str]:
     return [] if tolerance is None else ["--partition-tolerance-s", str(tolerance)]
 
 
-def bound_listener(binding: Binding, asked: int | None, before: Address | None) -> socket.socket:
+def bound_listener(binding: Binding, asked: int | None, before: int | None) -> socket.socket:
     """A socket on the port asked for; else on the one it had before, so that addresses stay; else on the first free one.
 
     The service inherits it: a port that was only looked at may be gone when the service wants it.
     """
-    had: list[int] = [int(before.url.rpartition(":")[2])] if before else []
+    had = [before] if before else []
     listener = binding.listen([asked] if asked is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)))
     if listener:
         return listener
@@ -253,12 +271,20 @@ def _cluster(verb: str, home: Home, *options: str) -> None:
         raise InfrastructureError(detail=detail, remedy="See its messages above; `atoll down` cleans up what is left.")
 
 
+def has_cluster(home: Home) -> bool:
+    """Whether there is anything of a cluster of this home, by its file or by the marks of its processes."""
+    return os.path.lexists(home.path / "cluster.json") or bool(marked_pids(home.path))
+
+
 def _head_listens(home: Home) -> bool:
+    """Whether the cluster lives; without a file that says where, whether any of its processes does."""
     try:
         host, _, port = json.loads((home.path / "cluster.json").read_text())["address"].rpartition(":")
         socket.create_connection((host, int(port)), timeout=HEAD_TIMEOUT_S).close()
-    except (OSError, ValueError, KeyError):
-        return False
+    except OSError:
+        return False if (home.path / "cluster.json").is_file() else bool(marked_pids(home.path))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return bool(marked_pids(home.path))
     return True
 
 

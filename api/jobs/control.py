@@ -61,6 +61,7 @@ class StatusRecord(TypedDict):
     commands     every command on the tape, by id
     fragment_parameters  how many parameters each fragment has, by which payload counts become bytes
     disk_trouble what the disk of journal and tape refuses, while it does; nothing is merged meanwhile
+    last_known   set where its files are damaged: version, epoch and tokens are what could still be read of them
     """
 
     job_id: str
@@ -75,6 +76,7 @@ class StatusRecord(TypedDict):
     unigram_loss: NotRequired[float | None]
     fragment_parameters: NotRequired[list[int]]
     disk_trouble: NotRequired[str | None]
+    last_known: NotRequired[bool]
 
 
 class ControlPort(Protocol):

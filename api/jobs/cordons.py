@@ -17,11 +17,15 @@ from api.jobs.control import CommandKind, ControlPort
 from api.jobs.idempotency import digest_of
 from api.jobs.looks import refuse_outdated
 from api.jobs.outbox import Outbox
+from api.jobs.tending import Complaints, reason_of
 from api.schemas import JobState, NodeGroup
 from api.storage.store import CommandRow, CordonRow, Store
 from orchestrator.errors import InfrastructureError, NotFound
 
 logger = logging.getLogger(__name__)
+
+
+NOT_OVER = frozenset(state for state in JobState if not state.final)
 
 
 class Cordons:
@@ -33,6 +37,7 @@ class Cordons:
         """Two that compare at once would tell a job twice, or one of them what has just been taken back."""
         self._missed: dict[str, str] = {}
         """Jobs that did not answer when they were to be told, and on whose behalf."""
+        self._complaints = Complaints(logger)
 
     def node_groups(self) -> list[NodeGroup]:
         """The fleet's node groups, by name, each with who cordoned it."""
@@ -73,7 +78,7 @@ class Cordons:
         """Every living job knows what is cordoned, or is on its way to. One that does not answer is told when it does."""
         told: list[CommandRow] = []
         for row in self._store.jobs():
-            if not JobState(row.state).final:
+            if row.state in NOT_OVER:
                 told += self.tell(row.job, caller)
         return told
 
@@ -87,12 +92,13 @@ class Cordons:
         with self._lock:
             try:
                 lacks = self._lacks(job)
-            except InfrastructureError as error:
-                if job not in self._missed:
-                    logger.warning("job %s could not be told what is cordoned: %s", job, error)
+            except Exception as error:  # it does not answer, or its answer is none; that is no matter of the others
+                why = str(error) if isinstance(error, InfrastructureError) else reason_of(error)
+                self._complaints.note(f"job {job}", f"it could not be told what is cordoned: {why}")
                 self._missed[job] = caller
                 return []
             self._missed.pop(job, None)
+            self._complaints.settle(f"job {job}")
             told = [
                 self._command(job, name, by or caller, "cordon" if by else "uncordon") for name, by in lacks.items()
             ]

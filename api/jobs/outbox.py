@@ -15,12 +15,13 @@ Source: Richardson, Microservices Patterns (2018), "transactional outbox"; at-le
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from threading import Lock
 
 from api.clocks import Ages
 from api.jobs.control import ControlPort, StatusRecord
+from api.jobs.tending import Complaints, reason_of
 from api.schemas import JobState
 from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.core.vocabulary import Dose
@@ -31,8 +32,11 @@ logger = logging.getLogger(__name__)
 Look = Callable[[JobRow], StatusRecord | None]
 """What is known of a job: its final state if it left one, else the live one; None if there is neither."""
 
+FINAL = frozenset(state for state in JobState if state.final)
 STRIKE_WITHIN_S = 10.0
 """What cannot be handed over for so long is a fault that nobody wants any more: it would strike out of its plan."""
+TRIES_MAX = 3
+"""So often a command is tried that fails as nobody foresaw: what lies in its row, or in the job, would not get better."""
 NEVER_REACHED = "the job ended before the command reached it."
 TOO_LATE = "the job did not answer when it was to strike."
 UNDECIDED = "the job ended before it was decided."
@@ -45,14 +49,21 @@ class Outbox:
         self._look = look
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         """One a job: two threads could otherwise hand over its commands in turns."""
-        self._silent: dict[str, str] = {}
         self._ages = Ages()
+        self._complaints = Complaints(logger)
+        self._failures: Counter[str] = Counter()
+        """How often a command could not be handed over for a reason that nobody foresaw."""
 
     def turn(self) -> None:
-        """Every open command is as far as its job lets it be. One that does not answer holds up no other."""
-        for job in self._store.jobs_with_open_commands():
-            self.push(job)
-            self.settle(job)
+        """Every open command is as far as its job lets it be. One that does not answer, or is broken, holds up no other."""
+        jobs = self._store.jobs_with_open_commands()
+        for job in jobs:
+            try:
+                self.push(job)
+                self.settle(job)
+            except Exception as error:
+                self._complaints.note(f"job {job}", f"its commands cannot be seen to: {reason_of(error)}", error)
+        self._complaints.keep(f"job {job}" for job in jobs)
 
     def push(self, job: str) -> None:
         """The job's commands have been handed over, in order, up to the first that it does not answer for."""
@@ -77,7 +88,7 @@ class Outbox:
         except AtollError as error:
             self._note(job, f"outcomes cannot be had: {error}")
             return
-        if record is None and not JobState(row.state).final:
+        if record is None and row.state not in FINAL:
             return  # it is about to be started again, and its tape says what it decided
         for command in waiting:
             self._settle(command, record)
@@ -85,7 +96,7 @@ class Outbox:
     def _settle(self, command: CommandRow, record: StatusRecord | None) -> None:
         known = record["commands"].get(command.command) if record else None
         if known is not None and known["accepted"] is not None:
-            self._store.update_command(command.command, accepted=known["accepted"], detail=known["detail"])
+            self._store.update_command(command.command, accepted=bool(known["accepted"]), detail=str(known["detail"]))
         elif over(record):
             self._store.update_command(command.command, accepted=False, detail=UNDECIDED)
         elif known is None:
@@ -100,17 +111,26 @@ class Outbox:
             return True
         try:
             hand_over(self._control, command)
+        except InfrastructureError:
+            raise
         except (NotFound, Conflict) as error:
             record = self._look(row)  # it may be over, and have taken the command before
             if record and command.command in record["commands"]:
                 self._store.update_command(command.command, delivered=True)
-            elif record is None and not JobState(row.state).final:
+            elif record is None and row.state not in FINAL:
                 return False  # it is about to be started, or started again
             else:
                 detail = NEVER_REACHED if over(record) else str(error)
                 self._store.update_command(command.command, accepted=False, detail=detail)
+        except Exception as error:
+            self._failures[command.command] += 1
+            if self._failures[command.command] < TRIES_MAX:
+                raise InfrastructureError(detail=f"{command.command} failed: {reason_of(error)}") from error
+            detail = f"it could not be handed over: {reason_of(error)}"
+            self._store.update_command(command.command, accepted=False, detail=detail)
         else:
             self._store.update_command(command.command, delivered=True)
+        self._failures.pop(command.command, None)
         return True
 
     def _is_late(self, row: JobRow, command: CommandRow) -> bool:
@@ -129,9 +149,10 @@ class Outbox:
 
     def _note(self, job: str, trouble: str) -> None:
         """Trouble is logged when it changes, not each time it is met."""
-        if trouble and trouble != self._silent.get(job):
-            logger.warning("job %s: %s", job, trouble)
-        self._silent[job] = trouble
+        if trouble:
+            self._complaints.note(f"job {job}", trouble)
+        else:
+            self._complaints.settle(f"job {job}")
 
 
 def hand_over(control: ControlPort, command: CommandRow) -> None:

@@ -12,34 +12,58 @@ not answer, or whose synchroniser Ray makes again, is left alone. Refuses to kno
 
 ``taken_down`` is there since somebody ended the installation on purpose, and until the jobs that ran then have been failed:
 nobody who ends all expects that to be undone by the next start.
+
+One job is no matter of another: whatever is wrong with its row, its folder or its answer is told of it alone, once, and the
+round goes on. How far each job is is written down now and then, for one that fails without being able to tell.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from enum import Enum, auto
 from pathlib import Path
+from typing import Any
 
 from api.checkpoints.finding import checkpoints_of
 from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
-from api.jobs.tending import Tending
-from api.run.folder import Run, read_status
+from api.jobs.tending import Complaints, Tending, reason_of
+from api.jobs.translate import last_known_of
+from api.run.files import is_there
+from api.run.folder import Run, damage_of_status, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
 from orchestrator.config import JobSpec
-from orchestrator.errors import AtollError
+from orchestrator.errors import AtollError, InfrastructureError
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
 TRIES_MAX = 3
+LIVES_MAX = 20
+"""So many lives in a row that nobody saw alive are a job that ends at once, and leaves no final state."""
+WRITE_EVERY_S = 30.0
+"""How far a job is, is written into the store so often, and at once when that is another life of it."""
 CLOSE_TIMEOUT_S = 5.0
 TAKEN_DOWN = "it ran when the installation was taken down (`atoll down`)."
+UNSEEN = "whether it runs cannot be told:"
 NOTHING_LEFT = "nothing of it runs any more, and it left neither a final state nor a tape."
 THE_SERVICE = "the service, which started it again"
+
+
+class Seen(Enum):
+    """What can be seen of a job: it answers, or has left a final state; nothing of it is left; or nobody answers."""
+
+    THERE = auto()
+    GONE = auto()
+    SILENT = auto()
 
 
 class Overseer:
@@ -59,6 +83,16 @@ class Overseer:
         self._looking = Tending(self.look, "overseer", LOOK_EVERY_S)
         self._closing = False
         self._tries: Counter[str] = Counter()
+        """How often in a row each job could not be started again."""
+        self._lives: Counter[str] = Counter()
+        """How often it was, since it was last seen alive."""
+        self._complaints = Complaints(logger)
+        self._ran_before: set[str] | None = None
+        """While ``taken_down`` is there: the jobs that it is about, as far as nobody has seen to them."""
+        self._known: dict[str, dict[str, Any]] = {}
+        """How far each job was when it was last seen."""
+        self._written: dict[str, tuple[float, dict[str, Any]]] = {}
+        """What of that is in the store, and since when."""
         self._unsettled: set[str] = set()
         """Jobs that were being started again when the store failed. Running ones that are not are started again."""
 
@@ -71,35 +105,88 @@ class Overseer:
         self._closing = True
         self._looking.stop(CLOSE_TIMEOUT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        with suppress(Exception):  # the store may be what is gone
+            for job in list(self._known):
+                self._write_down(job)
 
     def look(self) -> None:
         """Every job that should run and does not is started again, or has failed with the reason."""
-        on_purpose = self._taken_down is not None and self._taken_down.exists()
         for job in list(self._unsettled):
             self._store.move_job(job, JobState.STARTING, JobState.RUNNING)
             self._unsettled.discard(job)
         rows = self._store.jobs(states={JobState.RUNNING})
+        concerned = self._taken_down_with(rows)
         found = list(self._pool.map(self._there, rows))
         for row, there in zip(rows, found, strict=True):
-            if there:
-                self._tries.pop(row.job, None)
-            elif there is False and on_purpose:
-                self._fail(row, JobState.RUNNING, TAKEN_DOWN)
-            elif there is False:
-                self._go_on(row)
-        if on_purpose and None not in found and self._taken_down is not None:
-            self._taken_down.unlink(missing_ok=True)
+            try:
+                self._see_to(row, there, row.job in concerned)
+            except Exception as error:
+                if not self._closing:
+                    self._complain(row, f"it cannot be seen to: {reason_of(error)}", error)
+                    concerned.discard(row.job)
+            else:
+                if there is not Seen.SILENT:
+                    concerned.discard(row.job)
+        self._forget_all_but({row.job for row in rows})
+        if self._ran_before is not None and not self._ran_before:
+            self._forget_taken_down()
 
-    def _there(self, row: JobRow) -> bool | None:
-        """Whether anything is known of the job; None while the cluster does not say."""
+    def _taken_down_with(self, rows: Sequence[JobRow]) -> set[str]:
+        """The jobs that ran when the installation was taken down. What is submitted later is not concerned."""
+        there = self._taken_down is not None and os.path.lexists(self._taken_down)
+        running = {row.job for row in rows}
+        if not there:
+            self._ran_before = None
+        elif self._ran_before is None:
+            self._ran_before = running
+        else:
+            self._ran_before &= running
+        return self._ran_before if self._ran_before is not None else set()
+
+    def _forget_taken_down(self) -> None:
+        assert self._taken_down is not None
         try:
-            return self._record(row) is not None
-        except AtollError:
-            return None
+            self._taken_down.unlink(missing_ok=True)
+        except OSError as error:
+            self._complaints.note(str(self._taken_down), f"it cannot be removed: {error.strerror}; remove it by hand")
+        else:
+            self._ran_before = None
+
+    def _there(self, row: JobRow) -> Seen:
+        """What can be seen of the job. Never raises."""
+        try:
+            record = self._record(row)
+            if record is None:
+                return Seen.GONE
+        except InfrastructureError:
+            return Seen.SILENT
+        except Exception as error:  # it is there, and is not well
+            self._complain(row, f"{UNSEEN} {reason_of(error)}", error)
+            return Seen.THERE
+        try:
+            self._known[row.job] = last_known_of(record)
+            self._tries.pop(row.job, None)
+            if record["view"]["phase"] != "finished":
+                self._lives.pop(row.job, None)
+        except Exception as error:
+            self._complain(row, f"it does not say how far it is: {reason_of(error)}", error)
+        else:
+            if self._complaints.settle(f"job {row.job}") and row.reason:
+                self._store.update_job(row.job, reason="")
+        return Seen.THERE
+
+    def _see_to(self, row: JobRow, there: Seen, taken_down: bool) -> None:
+        if there is Seen.THERE:
+            self._write_down(row.job, WRITE_EVERY_S)
+        elif there is Seen.GONE and taken_down:
+            self._fail(row, JobState.RUNNING, TAKEN_DOWN)
+        elif there is Seen.GONE:
+            self._go_on(row)
 
     def _go_on(self, row: JobRow) -> None:
-        if not Run(row.job, Path(row.run_dir), False).tape.exists():
-            self._fail(row, JobState.RUNNING, NOTHING_LEFT)
+        run_dir = Path(row.run_dir)
+        if problem := self._nothing_to_go_on_from(row, run_dir):
+            self._fail(row, JobState.RUNNING, problem)
             return
         if self._closing:
             return
@@ -118,8 +205,25 @@ class Overseer:
             if not self._closing:  # else the cluster was left meanwhile; the next process sees what became of it
                 self._missed(row, error)
             return
+        self._lives[row.job] += 1
         self._store.move_job(row.job, JobState.STARTING, JobState.RUNNING)
         self._cordons.tell(row.job, THE_SERVICE)
+
+    def _nothing_to_go_on_from(self, row: JobRow, run_dir: Path) -> str:
+        """Why the job cannot be started again, if that is certain before it is tried."""
+        run, damage = Run(row.job, run_dir, False), damage_of_status(run_dir)
+        if not is_there(run_dir, run.tape.name):
+            return f"{NOTHING_LEFT} {damage}".strip()
+        known = self._known.get(row.job) or row.last_known or {}
+        if run.tape.stat().st_size == 0 and known.get("global_version"):
+            return (
+                f"its tape {run.tape} is empty, though it had merged {known['global_version']} times: that is damage."
+            )
+        if damage and self._lives[row.job] >= TRIES_MAX:  # it was to leave its final state again
+            return f"nothing of it runs any more. {damage}"
+        if self._lives[row.job] >= LIVES_MAX:
+            return f"it was started again {LIVES_MAX} times, and nothing of it ran a moment later."
+        return ""
 
     def _missed(self, row: JobRow, error: Exception) -> None:
         """Its own final state, if it left one, says more of the reason than we can; and then another try is none."""
@@ -128,13 +232,50 @@ class Overseer:
         if self._tries[row.job] < TRIES_MAX and read_status(Path(row.run_dir)) is None:
             self._store.move_job(row.job, JobState.STARTING, JobState.RUNNING)
             return
-        reason = f"nothing of it ran any more, and it could not be started again: {error}"
-        self._fail(row, JobState.STARTING, reason)
+        reason = f"nothing of it ran any more, and it could not be started again: {reason_in(error)}"
+        damage = damage_of_status(Path(row.run_dir))
+        self._fail(row, JobState.STARTING, f"{reason} {damage}".strip())
 
     def _fail(self, row: JobRow, before: JobState, reason: str) -> None:
         self._tries.pop(row.job, None)
+        self._lives.pop(row.job, None)
+        self._complaints.settle(f"job {row.job}")
         try:
             resume = f" with `--resume {row.job}`, from its newest checkpoint" if checkpoints_of(row) else ""
-        except AtollError:
-            resume = ""  # whether there is one is not known
-        self._store.move_job(row.job, before, JobState.FAILED, reason=f"{reason} Submit it again{resume}.")
+        except Exception as error:  # whether there is one is not known, which is no reason to leave the job as it is
+            logger.warning("job %s: whether it has checkpoints is not known: %s", row.job, reason_of(error))
+            resume = ""
+        values: dict[str, Any] = {"reason": f"{reason} Submit it again{resume}."}
+        if known := self._known.get(row.job):
+            values["last_known"] = known
+        self._store.move_job(row.job, before, JobState.FAILED, **values)
+
+    # ── what is remembered of jobs ────────────────────────────────────────────────────────────────────────────────
+
+    def _write_down(self, job: str, at_most_every_s: float = 0.0) -> None:
+        """The store knows how far the job is, or was a moment ago."""
+        known, (at, before) = self._known.get(job), self._written.get(job, (-math.inf, {}))
+        if known is None or known == before:
+            return
+        now = time.monotonic()
+        if known["epoch"] == before.get("epoch") and now - at < at_most_every_s:
+            return
+        self._store.update_job(job, last_known=known)
+        self._written[job] = (now, known)
+
+    def _forget_all_but(self, running: set[str]) -> None:
+        for kept in (self._known, self._written, self._tries, self._lives):
+            for job in kept.keys() - running:
+                del kept[job]
+        self._complaints.keep({str(self._taken_down), *(f"job {job}" for job in running)})
+
+    def _complain(self, row: JobRow, reason: str, error: Exception) -> None:
+        """Once for each reason: in the log, and as what is told of the job."""
+        if self._complaints.note(f"job {row.job}", reason, error):
+            with suppress(Exception):  # the store may be what is wrong
+                self._store.update_job(row.job, reason=reason)
+
+
+def reason_in(error: Exception) -> str:
+    """What is to be told of a failure: our own errors speak for themselves."""
+    return str(error) if isinstance(error, AtollError) else reason_of(error)

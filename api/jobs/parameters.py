@@ -14,7 +14,8 @@ from typing import BinaryIO
 
 from api.jobs.control import ControlPort
 from api.jobs.service import Service
-from orchestrator.errors import Conflict, NotFound
+from api.run.files import open_below
+from orchestrator.errors import Conflict, InfrastructureError, NotFound
 
 MERGED = "merged.safetensors"
 CHUNK_BYTES = 1 << 20
@@ -46,13 +47,17 @@ class Parameters:
         """Raises NotFound for a job that ended and left none, Conflict for one that has none yet."""
         run = self._service.run(job)
         try:
-            return OpenParameters(run.job, self._service.result_path(run.job, MERGED).open("rb"))
+            return OpenParameters(run.job, self._service.result(run.job, MERGED))
         except Conflict:  # it still runs
             pass
         try:
-            picture = run.folder / self._control.save_parameters(run.job)
+            name = self._control.save_parameters(run.job)
         except NotFound:  # it ended meanwhile
-            return OpenParameters(run.job, self._service.result_path(run.job, MERGED).open("rb"))
-        file = picture.open("rb")
-        picture.unlink()
+            return OpenParameters(run.job, self._service.result(run.job, MERGED))
+        try:
+            file = open_below(run.folder, name)
+            (run.folder / name).unlink()
+        except OSError as error:
+            detail = f"The picture of job {run.job}, {name}, cannot be read: {error.strerror}."
+            raise InfrastructureError(detail=detail, remedy="Ask again.") from error
         return OpenParameters(run.job, file)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from api.auth.code import OWN_PACKAGES, code_problems
 from api.checkpoints.finding import checkpoints_of, resolved
@@ -29,19 +29,36 @@ from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.looks import Look, Looks, refuse_outdated
 from api.jobs.outbox import Outbox
-from api.jobs.translate import command_of, island_in, job_of, plans_of, summary_of
-from api.run.folder import Run, has_report, read_status
+from api.jobs.translate import command_of, island_in, job_of, plans_of, summary_of, unreadable
+from api.run.files import open_below, parsed
+from api.run.folder import Run, damage_of_status, has_report, read_status
 from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
 from api.storage.store import AlreadyKnown, CommandRow, JobRow, Store
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core.vocabulary import Dose
-from orchestrator.errors import Conflict, InfrastructureError, InvalidJobSpec, NotFound
+from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, first_line
 
+REPORT = "report.json"
+REPORT_BYTES_MAX = 64 << 20
 QUEUE_PATIENCE_S = 10.0
 """A submission waits so long for those that are being started, then is answered while it is queued."""
 
 SUFFIX_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without the characters that are read as one another."""
+
+
+FINAL = frozenset(state for state in JobState if state.final)
+ALIVE = frozenset({JobState.STARTING, JobState.RUNNING})
+"""What the store says of jobs whose present state only they know. What it says beside these is damaged."""
+Summary = TypeVar("Summary", bound=JobSummary)
+
+
+def summary_in(row: JobRow, kind: type[Summary]) -> Summary | None:
+    """The last summary that the row holds; None where it holds none that can be read."""
+    try:
+        return kind.model_validate(row.summary)
+    except ValueError:
+        return None
 
 
 class Service:
@@ -145,21 +162,31 @@ class Service:
     def run(self, job: str) -> Run:
         """Where the job writes. Asks the store and the disk only, so that it is cheap and works without the cluster."""
         row = self._row(job)
-        return Run(row.job, Path(row.run_dir), JobState(row.state).final)
+        return Run(row.job, Path(row.run_dir), row.state in FINAL)
 
-    def result_path(self, job: str, name: str) -> Path:
-        """Where a file lies that a job leaves at its end. Raises Conflict before that."""
+    def result(self, job: str, name: str) -> BinaryIO:
+        """A file that a job leaves at its end, open. Raises Conflict before that, NotFound where it left none."""
         row = self._row(job)
-        path = Path(row.run_dir) / name
-        if not path.is_file():
-            state = self._answer(row).state
-            if state.final:
-                raise NotFound(
-                    detail=f"Job {row.job} is {state} and left no {path.name}.", remedy=f"See {row.run_dir}."
-                )
-            remedy = f"Follow it with `atoll watch {row.job}`; {path.name} is written when it ends."
-            raise Conflict(detail=f"Job {row.job} is still {state}.", remedy=remedy)
-        return path
+        try:
+            return open_below(Path(row.run_dir), name)
+        except FileNotFoundError:
+            why = "."
+        except OSError as error:
+            why = f" that can be read: {error.strerror}."
+        state = self._answer(row).state
+        if state.final:
+            raise NotFound(detail=f"Job {row.job} is {state} and left no {name}{why}", remedy=f"See {row.run_dir}.")
+        remedy = f"Follow it with `atoll watch {row.job}`; {name} is written when it ends."
+        raise Conflict(detail=f"Job {row.job} is still {state}.", remedy=remedy)
+
+    def report(self, job: str) -> dict[str, Any]:
+        """The figures of an ended job. Raises as ``result``, and DataError where they are damaged."""
+        with self.result(job, REPORT) as file:
+            content = file.read(REPORT_BYTES_MAX + 1)
+        path = Path(self._row(job).run_dir) / REPORT
+        if len(content) > REPORT_BYTES_MAX:
+            raise DataError(detail=f"{path} has more than {REPORT_BYTES_MAX >> 20} MiB, so it is no job's report.")
+        return parsed(content, path)
 
     # ── islands and commands ──────────────────────────────────────────────────────────────────────────────────
 
@@ -270,7 +297,7 @@ class Service:
         """What is known of the job: its final state if it left one, else the live one; None if there is neither."""
         if record := read_status(Path(row.run_dir)):
             return record
-        if JobState(row.state).final or row.state == JobState.QUEUED:
+        if row.state not in ALIVE:
             return None
         try:
             return self._control.status(row.job)
@@ -282,10 +309,10 @@ class Service:
 
     def _look(self, row: JobRow) -> Look:
         look = self.looks.recent(row)
-        if look.answer is None and look.record is None and row.summary:
-            look.answer = Job.model_validate(row.summary)
+        if look.answer is None and look.record is None and row.summary and (kept := summary_in(row, Job)):
+            look.answer = kept
         elif look.answer is None:
-            look.answer = job_of(row, look.record, *plans_of(row), report=has_report(Path(row.run_dir)))
+            look.answer = self._made(row, look.record)
             if look.answer.state is JobState.QUEUED:
                 waits = {"queue_position": self._store.queue_position(row), "reason": self.queue.why(row.job)}
                 look.answer = look.answer.model_copy(update=waits)
@@ -295,12 +322,34 @@ class Service:
                 self.queue.wake()  # there is room
         return look
 
+    def _made(self, row: JobRow, record: StatusRecord | None) -> Job:
+        """The answer, whatever row and record are. Raises InfrastructureError where the job answers, and makes no sense."""
+        run_dir = Path(row.run_dir)
+        try:
+            made = job_of(row, record, *plans_of(row), report=has_report(run_dir))
+            made.model_dump_json()  # what cannot be sent is found here, not by whoever lists all jobs
+        except Exception as error:
+            if record is not None and read_status(run_dir) is None:
+                detail = (
+                    f"What job {row.job} says of itself makes no sense ({type(error).__name__}: {first_line(error)})."
+                )
+                raise InfrastructureError(detail=detail, remedy="Look at its log (`atoll logs`).") from error
+            return unreadable(row, error)
+        if record is None and made.state.final and (damage := damage_of_status(run_dir)):
+            made.reason = f"{made.reason} {damage}".strip() if damage not in made.reason else made.reason
+        return made
+
     def summary(self, row: JobRow) -> JobSummary:
-        if row.summary:
-            return JobSummary.model_validate(row.summary)
+        """Of any row that the store may hold: one that is damaged is told as that, and spoils no list."""
+        if row.summary and (kept := summary_in(row, JobSummary)):
+            return kept
         try:
             return summary_of(self._answer(row))
         except InfrastructureError as error:
-            return summary_of(job_of(row, None, *plans_of(row), report=False)).model_copy(
-                update={"reason": f"its state cannot be had right now: {error}"}
-            )
+            why = f"its state cannot be had right now: {error}"
+        except Exception as error:
+            return summary_of(unreadable(row, error))
+        try:
+            return summary_of(self._made(row, None)).model_copy(update={"reason": why})
+        except InfrastructureError as error:
+            return summary_of(unreadable(row, error))

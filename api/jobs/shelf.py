@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from api.jobs.looks import refuse_outdated
-from api.jobs.service import Service
+from api.jobs.service import ALIVE, Service
 from api.schemas import Jobs, JobState
 from api.storage.store import Store
 from orchestrator.errors import Conflict, InfrastructureError, NotFound
@@ -48,12 +48,10 @@ class Shelf:
             remedy = f"End it first with `atoll cancel {job}`."
             raise Conflict(detail=f"Job {job} is {found.state}; only one that has ended can be removed.", remedy=remedy)
         refuse_outdated(if_match, str(self._store.generation(job)), f"job {job}")
-        clear(Path(found.run_dir))
+        folder = Path(found.run_dir)
+        if folder.name == job:  # else the row is damaged, and names the folder of something else
+            clear(folder)
         self._store.remove_job(job)
-
-
-ALIVE = (JobState.STARTING, JobState.RUNNING)
-"""What the store says of jobs whose present state only they know."""
 
 
 def clear(folder: Path) -> None:
@@ -62,7 +60,9 @@ def clear(folder: Path) -> None:
     try:
         if latest.is_symlink() and latest.resolve() == folder.resolve():
             latest.unlink()
-        if folder.exists():
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            folder.unlink()  # what it leads to is not the job's
+        elif folder.exists():
             shutil.rmtree(folder)
     except OSError as error:
         detail = f"The run's folder {folder} cannot be removed: {error.strerror}."

@@ -1,16 +1,17 @@
 """What the service does without being asked: a thread that does a piece of work round after round.
 
-Responsible for the rhythm, and for one round's failure not being the last: it is logged, and the next round tries again.
-Refuses to know what is to be done. It holds nothing that a SIGKILL could lose.
+Responsible for the rhythm, for one round's failure not being the last, and for what one job makes fail being no matter of
+the others (``Complaints``). A failure is logged when it is another one than before, not each time that it is met: what is
+broken stays broken for days. Refuses to know what is to be done. It holds nothing that a SIGKILL could lose.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Event, Thread
 
-from orchestrator.errors import InfrastructureError
+from orchestrator.errors import InfrastructureError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -19,13 +20,43 @@ STOP_TIMEOUT_S = 2.0
 """A round may wait for a cluster that does not answer; the service's end does not wait for that."""
 
 
+class Complaints:
+    """What is wrong with each of many, said once for each reason. For one thread, or under its caller's lock."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._reasons: dict[str, str] = {}
+
+    def note(self, whom: str, reason: str, error: BaseException | None = None) -> bool:
+        """Log it unless it is what was said last of them; with ``error``, also where it came from. Whether it is new."""
+        if reason == self._reasons.get(whom):
+            return False
+        self._reasons[whom] = reason
+        self._log.warning("%s: %s", whom, reason, exc_info=error)
+        return True
+
+    def settle(self, whom: str) -> bool:
+        """There is nothing to complain of any more. Whether there was."""
+        return self._reasons.pop(whom, None) is not None
+
+    def keep(self, them: Iterable[str]) -> None:
+        """Forget all others."""
+        there = set(them)
+        self._reasons = {whom: reason for whom, reason in self._reasons.items() if whom in there}
+
+
+def reason_of(error: BaseException) -> str:
+    """An unforeseen failure in one line."""
+    return f"{type(error).__name__}: {first_line(error)[:300]}"
+
+
 class Tending:
     def __init__(self, round_of_work: Callable[[], None], name: str = "tending", every_s: float | None = None) -> None:
         self._round, self._name = round_of_work, name
         self._every_s = EVERY_S if every_s is None else every_s
         self._stopped, self._woken = Event(), Event()
-        self._trouble = ""
         self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._complaints = Complaints(logger)
 
     def start(self) -> None:
         """From now on there is a round every ``every_s``, the first one at once."""
@@ -44,19 +75,17 @@ class Tending:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
+            who = f"a round of the thread {self._name}"
             try:
                 self._round()
-                self._note("")
-            except InfrastructureError as error:
-                self._note(str(error))
-            except Exception:  # the next one may find things mended, and nobody is here to be told
+            except InfrastructureError as error:  # it waits for what is away: no story of ours is needed
                 if not self._stopped.is_set():
-                    logger.exception("a round of the thread %s failed", self._name)
+                    self._complaints.note(who, f"it waits: {error}")
+            except Exception as error:  # the next one may find things mended, and nobody is here to be told
+                if not self._stopped.is_set():
+                    self._complaints.note(who, f"it failed, and is tried again: {reason_of(error)}", error)
+            else:
+                if self._complaints.settle(who):
+                    logger.info("%s: it works again", who)
             self._woken.wait(self._every_s)
             self._woken.clear()
-
-    def _note(self, trouble: str) -> None:
-        """What a round could not have is logged when it changes, not once a second."""
-        if trouble != self._trouble and not self._stopped.is_set():
-            logger.warning("the thread %s %s", self._name, f"waits: {trouble}" if trouble else "goes on")
-        self._trouble = trouble

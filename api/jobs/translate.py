@@ -14,10 +14,14 @@ from api.jobs.control import StatusRecord
 from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, LossPoint
 from api.storage.store import CommandRow, JobRow
 from orchestrator.config import JobSpec
-from orchestrator.errors import NotFound
+from orchestrator.errors import NotFound, first_line
 from orchestrator.plain import finite
 
 GONE = "nothing of it runs any more; it is about to be started again, and goes on from its run folder"
+
+UNREADABLE_REMEDY = "Submit it again, and remove this one."
+LAST_KNOWN = {"epoch": 1, "global_version": 0, "tokens_trained": 0}
+"""What is remembered of a job that trains, and the least that each of it can be."""
 
 WAITS = "its job has not taken it yet; it is handed over until it has"
 
@@ -25,7 +29,10 @@ WAITS = "its job has not taken it yet; it is handed over until it has"
 def job_of(
     row: JobRow, record: StatusRecord | None, island_plans: list[Island], token_budget: int, report: bool
 ) -> Job:
-    """The whole answer about one job. Without a record, its islands are those of the specification, not placed yet."""
+    """The whole answer about one job. Without a record, its islands are those of the specification, not placed yet.
+
+    Of one that failed, or of which nothing runs, it is told how far it was when it was last seen, if it says less itself.
+    """
     view: Mapping[str, Any] = record["view"] if record else {}
     islands = [island_of(island) for island in view.get("islands", ())] or island_plans
     curve = [
@@ -36,12 +43,16 @@ def job_of(
     gone = record is None and row.state == JobState.RUNNING
     state = state_of(view) if record else JobState(row.state)
     started_at = record["started_at"] if record else None
-    resume = row.spec.get("resume") or {}
+    resume = (row.spec.get("resume") if isinstance(row.spec, dict) else None) or {}
+    told = {name: view.get(name, least) for name, least in LAST_KNOWN.items()}
+    before = last_known(row) if record is None or state is JobState.FAILED else {}
+    known = {name: max(value, before.get(name, 0)) for name, value in told.items()}
+    loss = curve[-1].loss if curve else before.get("loss")
     return Job(
         job=row.job,
         name=row.name,
         state=state,
-        reason=str(view.get("reason") or "") if record else GONE if gone else row.reason,
+        reason=str(view.get("reason") or "") if record else gone_for(row) if gone else row.reason,
         caller=row.caller,
         submitted_at=row.submitted_at,
         started_at=started_at,
@@ -49,15 +60,16 @@ def job_of(
         island_count=sum(not island.standby for island in islands),
         islands_training=sum(island.state == "training" for island in islands),
         token_budget=view.get("token_budget", token_budget),
-        tokens_trained=view.get("tokens_trained", 0),
-        global_version=view.get("global_version", 0),
-        loss=curve[-1].loss if curve else None,
-        goodput_ratio=goodput.get("goodput_ratio"),
+        tokens_trained=known["tokens_trained"],
+        global_version=known["global_version"],
+        loss=loss,
+        goodput_ratio=goodput.get("goodput_ratio") or before.get("goodput_ratio"),
         run_dir=row.run_dir,
         priority=row.priority,
         after_s=record["at"] if record else None,
         pause_reason=view.get("pause_reason"),
-        epoch=view.get("epoch", 1),
+        epoch=known["epoch"],
+        last_known=known != told or bool(record and record.get("last_known")),
         loss_train=math.fsum(losses) / len(losses) if losses else None,
         islands=islands,
         fragments=[fragment_of(fragment) for fragment in view.get("fragments", ())],
@@ -67,6 +79,60 @@ def job_of(
         report_ready=report,
         resumed_from=resume.get("checkpoint"),
         resume_refused=resume.get("refused", []),
+    )
+
+
+def last_known(row: JobRow) -> dict[str, Any]:
+    """What the row says of how far the job was, as far as that can be read."""
+    kept = row.last_known if isinstance(row.last_known, dict) else {}
+    numbers = {name: value for name in LAST_KNOWN if type(value := kept.get(name)) is int and value >= 0}
+    figures = {name: value for name in ("loss", "goodput_ratio") if type(value := kept.get(name)) is float}
+    return numbers | {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def last_known_of(record: StatusRecord) -> dict[str, Any]:
+    """What is to be remembered of how far the job is. Raises as a malformed record has it."""
+    view, curve = record["view"], record["loss_curve"]
+    known = {name: int(view[name]) for name in LAST_KNOWN}
+    return known | finite(
+        {"loss": curve[-1][1] if curve else None, "goodput_ratio": record["goodput"]["goodput_ratio"]}
+    )
+
+
+def gone_for(row: JobRow) -> str:
+    """Why nothing runs of a job that should run."""
+    return f"{GONE} ({row.reason})" if row.reason else GONE
+
+
+def unreadable(row: JobRow, error: Exception) -> Job:
+    """The answer about a job whose row is damaged: nothing but what certainly can be said. It can be removed."""
+    state = JobState(row.state) if row.state in JobState.__members__.values() else JobState.FAILED
+    numbers = {"submitted_at": row.submitted_at if type(row.submitted_at) is float else 0.0, "token_budget": 0}
+    why = (
+        f"What the store has of it is damaged ({type(error).__name__}: {first_line(error)[:200]}). {UNREADABLE_REMEDY}"
+    )
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("started_at", "ended_at", "after_s", "pause_reason", "loss", "loss_train", "goodput_ratio")
+    )
+    return Job(
+        job=str(row.job),
+        name=str(row.name),
+        state=state,
+        reason=f"{row.reason} {why}" if isinstance(row.reason, str) and row.reason else why,
+        caller=str(row.caller),
+        run_dir=str(row.run_dir),
+        island_count=0,
+        islands_training=0,
+        islands=[],
+        fragments=[],
+        loss_curve=[],
+        goodput={},
+        statistics={},
+        report_ready=False,
+        **{name: last_known(row).get(name, least) for name, least in LAST_KNOWN.items()},
+        last_known=True,
+        **numbers,
+        **nothing,
     )
 
 
@@ -145,8 +211,15 @@ def command_of(row: CommandRow) -> Command:
 
 
 def plans_of(row: JobRow) -> tuple[list[Island], int]:
-    """The islands the specification asks for, as yet unplaced, and the token budget."""
-    spec = JobSpec.model_validate(row.spec)
+    """The islands the specification asks for, as yet unplaced, and the token budget.
+
+    None and nothing where the row has no specification that this build reads.
+    """
+    try:
+        spec = JobSpec.model_validate(row.spec)
+        plans = spec.policy().islands
+    except ValueError:
+        return [], 0
     before = {"queued": "the job is queued", "starting": "the job is being started"}.get(row.state)
     islands = [
         Island(
@@ -157,6 +230,6 @@ def plans_of(row: JobRow) -> tuple[list[Island], int]:
             state="placing" if before else "lost",
             reason=before or "nothing of the job runs",
         )
-        for plan in spec.policy().islands
+        for plan in plans
     ]
     return islands, spec.token_budget

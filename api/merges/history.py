@@ -55,7 +55,7 @@ class History:
         try:
             while lines := self._reader.read():
                 for line in lines:
-                    self._take(line)
+                    self._taken(line)
         except DataError:
             self._reader, self._fold = (
                 TapeReader(self._reader.path),
@@ -63,6 +63,16 @@ class History:
             )  # half a chunk read is no place to go on from
             raise
         return self._fold
+
+    def _taken(self, line: bytes) -> None:
+        """Raises DataError, whatever is wrong with the line."""
+        try:
+            self._take(line)
+        except DataError:
+            raise
+        except Exception as error:  # a line that can be read, and cannot be of a tape
+            what = f"{type(error).__name__} at {line[:80]!r}"
+            raise DataError(detail=f"{self._reader.path} is damaged: {what}.") from error
 
     def _take(self, line: bytes) -> None:
         if self._fold is None:

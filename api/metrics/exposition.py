@@ -11,6 +11,7 @@ Source: Prometheus, "Writing exporters" (a collector that reads at scrape time).
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -26,19 +27,23 @@ from prometheus_client.utils import floatToGoString
 
 from api.clocks import Ages
 from api.jobs.control import StatusRecord
-from api.jobs.service import Service
+from api.jobs.service import ALIVE, Service
+from api.jobs.tending import Complaints, reason_of
 from api.metrics.catalogue import FAMILIES
 from api.metrics.job import Buckets, Sample, samples
 from api.metrics.requests import request_seconds
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
-from orchestrator.errors import AtollError
+
+logger = logging.getLogger(__name__)
 
 FRESH_S = 1.0
 """Two scrapers, or a person who reloads, ask the jobs once."""
 PATIENCE_S = 4.0
 """Below the scrape timeout of deploy/prometheus/prometheus.yml."""
 LINGER_S = 900.0
+SAMPLES_MAX = 500_000
+"""Of one job: some thirty an island, and 10,000 islands are the most that one may have."""
 _KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
@@ -61,6 +66,7 @@ class JobsCollector(Collector):
         self._pool = ThreadPoolExecutor(8, "metrics")
         self._asked: dict[str, Future[StatusRecord | None]] = {}
         self._one_at_a_time = threading.Lock()
+        self._complaints = Complaints(logger)
         self._found: list[Metric] = []
         self._found_at = float("-inf")
         self._ages, self._endings = Ages(), Ages()
@@ -80,9 +86,11 @@ class JobsCollector(Collector):
         rows = self._store.jobs()
         for ages in (self._ages, self._endings):
             ages.forget_all_but(row.job for row in rows)
-        queued = [self._ages.of(row.job, row.submitted_at) for row in rows if row.state == JobState.QUEUED]
-        live = {row.job: row for row in rows if not JobState(row.state).final and row.state != JobState.QUEUED}
+        waiting = (row for row in rows if row.state == JobState.QUEUED and is_time(row.submitted_at))
+        queued = [self._ages.of(row.job, row.submitted_at) for row in waiting]
+        live = {row.job: row for row in rows if row.state in ALIVE}
         records = self._ask(live)
+        made = {row.job: self._made(row, record) for row in rows if (record := records.get(row.job))}
         states = Counter(state_of(row, records.get(row.job)) for row in rows)
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
         yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
@@ -90,11 +98,23 @@ class JobsCollector(Collector):
         yield Sample("atoll_clock_set_seconds", (), self._service.clock.look())
         for row in rows:
             if row.job in live:
-                yield Sample("atoll_job_answers", (row.job,), row.job in records)
-            elif self._ended_lately(row) and (record := self._service.record(row)):
-                records[row.job] = record
-            if row.job in records:
-                yield from samples(records[row.job], row.spec)
+                yield Sample("atoll_job_answers", (row.job,), made.get(row.job) is not None)
+            elif self._ended_lately(row) and (record := self._record(row)):
+                made[row.job] = self._made(row, record)
+            yield from made.get(row.job) or ()
+        self._complaints.keep(f"job {row.job}" for row in rows)
+
+    def _made(self, row: JobRow, record: StatusRecord) -> list[Sample] | None:
+        """All that the record says, or nothing of it: what is damaged in one job costs its own figures only."""
+        try:
+            made = [checked(sample) for sample in samples(record, row.spec)]
+            if len(made) > SAMPLES_MAX:
+                raise ValueError(f"{len(made)} samples of one job are more than the {SAMPLES_MAX} that are taken")
+        except Exception as error:
+            self._complaints.note(f"job {row.job}", f"no figures can be made of what it says: {reason_of(error)}")
+            return None
+        self._complaints.settle(f"job {row.job}")
+        return made
 
     def _ask(self, rows: dict[str, JobRow]) -> dict[str, StatusRecord]:
         """How each of these jobs stands. One that does not answer in time is left out, and not asked again meanwhile."""
@@ -106,23 +126,46 @@ class JobsCollector(Collector):
     def _ended_lately(self, row: JobRow) -> bool:
         try:
             ended_at = (Path(row.run_dir) / "status.json").stat().st_mtime
-        except OSError:
+        except (OSError, ValueError):
             return False  # it left no final state
         return self._endings.of(row.job, ended_at) < LINGER_S
 
     def _record(self, row: JobRow) -> StatusRecord | None:
         try:
             return self._service.record(row)
-        except AtollError:  # told as ``atoll_job_answers``
+        except Exception:  # told as ``atoll_job_answers``; why, whoever looks at the job is told
             return None
 
 
 def state_of(row: JobRow, record: StatusRecord | None) -> JobState:
     """As last known, or newer where the job itself has said so."""
-    if record is None or JobState(row.state).final:
-        return JobState(row.state)
-    view = record["view"]
-    return JobState(view["outcome"] if view["phase"] == "finished" else view["phase"])
+    try:
+        known = JobState(row.state)
+        if record is None or known.final:
+            return known
+        view = record["view"]
+        return JobState(view["outcome"] if view["phase"] == "finished" else view["phase"])
+    except (ValueError, KeyError, TypeError):  # what is damaged is no job that does anything
+        return JobState.FAILED
+
+
+def checked(sample: Sample) -> Sample:
+    """The sample, which can be exposed. Raises ValueError, TypeError where it could not."""
+    if len(sample.labels) != len(FAMILIES[sample.family].labels):
+        raise ValueError(f"{sample.family} has other labels")
+    for label in sample.labels:
+        label.encode()
+    if not isinstance(sample.value, Buckets):
+        float(sample.value)
+        return sample
+    for bound, count in sample.value.cumulative:
+        float(bound), float(count)
+    float(sample.value.sum)
+    return sample
+
+
+def is_time(value: object) -> bool:
+    return isinstance(value, float | int)
 
 
 def families_of(found: Iterable[Sample]) -> list[Metric]:

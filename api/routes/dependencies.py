@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import Depends, Header, Request, Response
+from fastapi.responses import StreamingResponse
 
 from api.auth.roles import Holder
 from api.jobs.looks import unchanged
@@ -62,3 +65,22 @@ def versioned(body: bytes, tag: str, if_none_match: str | None) -> Response:
     if unchanged(if_none_match, tag):
         return Response(status_code=304, headers=headers)
     return Response(body, media_type="application/json", headers=headers)
+
+
+CHUNK_BYTES = 1 << 20
+
+
+def sent(file: BinaryIO, media_type: str, filename: str | None = None) -> StreamingResponse:
+    """An open file as it is, and closed after. By its descriptor, for what its name leads to may be another one by then."""
+    length = os.fstat(file.fileno()).st_size
+    headers = {"Content-Length": str(length)}
+    if filename is not None:
+        headers["Content-Disposition"] = f'attachment; filename="{filename}"'
+    return StreamingResponse(_chunks(file, length), media_type=media_type, headers=headers)
+
+
+def _chunks(file: BinaryIO, left: int) -> Iterator[bytes]:
+    with file:
+        while left and (chunk := file.read(min(left, CHUNK_BYTES))):
+            yield chunk
+            left -= len(chunk)

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request
-from fastapi.responses import FileResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.auth.roles import bearer
 from api.auth.tokens import Tokens
 from api.http import eventstream
-from api.routes.dependencies import ServiceHere
+from api.routes.dependencies import ServiceHere, sent
+from api.run.files import open_below
 from api.run.folder import Run
 from api.run.records import TapeReader
 from orchestrator.errors import InfrastructureError, NotFound
@@ -90,15 +91,19 @@ async def follow_events(
     )
 
 
-@router.get("/tape", response_class=FileResponse, responses={200: {"content": {NDJSON: {}}}})
+@router.get("/tape", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})
 def download_tape(job: str, service: ServiceHere) -> Response:
     """The job's tape as it stands, one JSON document a line: header, records, and a footer once the job has ended."""
     run = service.run(job)
-    if not run.tape.is_file():
-        raise NotFound(detail=f"Job {run.job} has written no tape.", remedy="It begins when the job's processes run.")
     name = f"{run.job}.tape.jsonl"
+    try:
+        tape = open_below(run.folder, run.tape.name)
+    except OSError as error:
+        detail = f"Job {run.job} has written no tape that can be read: {error.strerror}."
+        raise NotFound(detail=detail, remedy="It begins when the job's processes run.") from error
     if run.ended():
-        return FileResponse(run.tape, media_type=NDJSON, filename=name)
+        return sent(tape, NDJSON, name)
+    tape.close()
     # It grows while it is sent, so that no length can be promised; and a line half written is not sent.
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return StreamingResponse(whole_lines(TapeReader(run.tape)), media_type=NDJSON, headers=headers)

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import yaml
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.jobs.looks import tag_of
+from api.jobs.service import REPORT
 from api.jobs.shelf import Shelf
 from api.routes.dependencies import (
     ANONYMOUS,
@@ -23,6 +24,7 @@ from api.routes.dependencies import (
     IfNoneMatch,
     ServiceHere,
     accepted,
+    sent,
     versioned,
 )
 from api.schemas import Command, Job, Jobs, JobState, Scale
@@ -154,17 +156,18 @@ def scale_job(
     return accepted(command, response)
 
 
-@router.get("/{job}/report", response_class=FileResponse, responses=REPORT_JSON)
-@router.get("/{job}/report.json", response_class=FileResponse, responses=REPORT_JSON)
-def get_report(job: str, service: ServiceHere) -> FileResponse:
+@router.get("/{job}/report", response_class=StreamingResponse, responses=REPORT_JSON)
+@router.get("/{job}/report.json", response_class=StreamingResponse, responses=REPORT_JSON)
+def get_report(job: str, service: ServiceHere) -> StreamingResponse:
     """The figures of a finished job; 409 while it is not finished."""
-    return FileResponse(service.result_path(job, "report.json"), media_type="application/json")
+    service.report(job)  # damaged figures are refused, with the reason
+    return sent(service.result(job, REPORT), "application/json")
 
 
-@router.get("/{job}/report.html", response_class=FileResponse, responses=REPORT_HTML)
-def get_report_page(job: str, service: ServiceHere) -> FileResponse:
+@router.get("/{job}/report.html", response_class=StreamingResponse, responses=REPORT_HTML)
+def get_report_page(job: str, service: ServiceHere) -> StreamingResponse:
     """The page of a finished job, complete in itself; 409 while it is not finished."""
-    return FileResponse(service.result_path(job, "report.html"), media_type="text/html")
+    return sent(service.result(job, "report.html"), "text/html")
 
 
 async def read_body(request: Request) -> bytes:

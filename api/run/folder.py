@@ -1,12 +1,11 @@
 """A run's folder, ``RUNS/JOB``: what the service puts there before a job, and what it finds there after.
 
-Responsible for ``spec.yaml``, the link ``latest``, and for reading ``status.json`` only when it is final. The tape and the
-report are written by the job itself.
+Responsible for ``spec.yaml``, the link ``latest``, and for what else is there by its name. The tape, the report and the
+final state (``api.run.status``) are written by the job itself.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import Any
 import yaml
 
 from api.jobs.control import StatusRecord
+from api.run.files import is_there
+from api.run.status import examine
 from orchestrator.errors import InfrastructureError
 
 
@@ -51,14 +52,16 @@ def prepare_run_dir(run_dir: Path, spec: Mapping[str, Any]) -> None:
 
 
 def read_status(run_dir: Path) -> StatusRecord | None:
-    """The final state that the ended job left, or None if there is none (yet) or it is half written."""
-    try:
-        record: StatusRecord = json.loads((run_dir / "status.json").read_text())
-    except (OSError, json.JSONDecodeError):
-        return None
-    return record if record["view"]["phase"] == "finished" else None
+    """The final state that the ended job left, or None if there is none that is whole."""
+    return examine(run_dir).record
+
+
+def damage_of_status(run_dir: Path) -> str:
+    """Why what the ended job left as its final state is none, with what to do; empty if there is no such damage."""
+    damage = examine(run_dir).damage
+    return f"Its final state is damaged: {damage} Put the file back from a copy, or remove the job." if damage else ""
 
 
 def has_report(run_dir: Path) -> bool:
     """Whether the ended job left its figures and its page."""
-    return all((run_dir / name).is_file() for name in ("report.json", "report.html"))
+    return all(is_there(run_dir, name) for name in ("report.json", "report.html"))

@@ -13,12 +13,15 @@ from typing import BinaryIO
 
 from pydantic import Field
 
+from api.run.files import open_below
 from api.run.folder import Run
 from api.schemas import Answer
 from orchestrator.errors import NotFound
 from orchestrator.logbook import Logbook, logbooks
 
 CHUNK_BYTES = 256 * 1024
+TAIL_BYTES_MAX = 8 << 20
+"""Of each of the two halves of a log, from its end: more than logbooks let them become."""
 
 
 class Log(Answer):
@@ -38,9 +41,12 @@ def logs_of(run: Run) -> list[Log]:
     """All logs of the job, islands first."""
     listed = []
     for book in logbooks(run.folder):
-        with suppress(FileNotFoundError):  # it is removed, or cut short, just now
-            about = book.path.stat()
-            older = book.older.stat().st_size if book.older.exists() else 0
+        with suppress(OSError):  # it is removed, or cut short, just now; or no log at all
+            with opened(book, book.path) as file:
+                about = os.fstat(file.fileno())
+            older = 0
+            with suppress(OSError), opened(book, book.older) as file:
+                older = os.fstat(file.fileno()).st_size
             size = about.st_size + older
             listed.append(Log(source=book.source, incarnation=book.number, bytes=size, written_at=about.st_mtime))
     return listed
@@ -69,12 +75,21 @@ class LogReader:
     def __init__(self, book: Logbook, tail: int) -> None:
         self.book = book
         self._tail: int | None = tail
-        self._file: BinaryIO = book.path.open("rb")
+        try:
+            self._file: BinaryIO = opened(book, book.path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            detail = f"The log {book.path} cannot be read: {error.strerror}."
+            raise NotFound(
+                detail=detail, remedy="Something else lies where the log should: look at it there."
+            ) from error
 
     def read(self) -> bytes:
         """What came since; nothing if nothing did."""
         if self._tail is not None:
-            lines = (self._older() + self._file.read()).split(b"\n")
+            self._file.seek(max(0, os.fstat(self._file.fileno()).st_size - TAIL_BYTES_MAX))
+            lines = (self._older() + self._file.read(2 * TAIL_BYTES_MAX)).split(b"\n")
             kept = max(0, len(lines) - self._tail - (lines[-1] == b""))
             self._tail = None
             return b"\n".join(lines[kept:])
@@ -85,8 +100,8 @@ class LogReader:
         # It became the older half since: what was written to it until then is read before the new one.
         if more := self._file.read(CHUNK_BYTES):
             return more
-        with suppress(FileNotFoundError):
-            fresh = self.book.path.open("rb")
+        with suppress(OSError):
+            fresh = opened(self.book, self.book.path)
             self._file.close()
             self._file = fresh
         return self._file.read(CHUNK_BYTES)
@@ -97,13 +112,19 @@ class LogReader:
     def _older(self) -> bytes:
         if self._is_the_one_at(self.book.older):
             return b""  # it was cut short between the two looks
-        try:
-            return self.book.older.read_bytes()
-        except FileNotFoundError:
-            return b""
+        with suppress(OSError), opened(self.book, self.book.older) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES_MAX))
+            return file.read(TAIL_BYTES_MAX)
+        return b""
 
     def _is_the_one_at(self, path: Path) -> bool:
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
-        except FileNotFoundError:
+            return os.path.samestat(os.fstat(self._file.fileno()), path.lstat())
+        except OSError:
             return False
+
+
+def opened(book: Logbook, path: Path) -> BinaryIO:
+    """One half of a logbook, from its run's folder on. Raises OSError."""
+    folder = path.parents[2 if book.of_island else 1]
+    return open_below(folder, str(path.relative_to(folder)))

@@ -10,6 +10,8 @@ answered for. Where the database cannot be had it raises InfrastructureError wit
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Set
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
@@ -21,6 +23,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from api.storage.sessions import ANSWER_TIMEOUT_S, Sessions
 from api.storage.upgrade import VERSION_TABLE, upgrade, url_of
 
+logger = logging.getLogger(__name__)
+
 
 class Base(DeclarativeBase):
     """All tables. A change to one of them needs a migration too (``api/storage/migrations``)."""
@@ -29,7 +33,10 @@ class Base(DeclarativeBase):
 
 
 class JobRow(Base):
-    """``state`` is the last one known: ``queued``, ``starting``, ``running``, or a final one; then ``summary`` is set."""
+    """``state`` is the last one known: ``queued``, ``starting``, ``running``, or a final one; then ``summary`` is set.
+
+    ``last_known`` is how far the job was when it was last seen, for a job that cannot tell that any more.
+    """
 
     __tablename__ = "jobs"
 
@@ -46,6 +53,7 @@ class JobRow(Base):
     summary: Mapped[dict[str, Any] | None] = mapped_column(JSON, default=None)
     idempotency_key: Mapped[str | None] = mapped_column(unique=True, default=None)
     request_digest: Mapped[str] = mapped_column(default="")
+    last_known: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True), default=None)
 
 
 class CommandRow(Base):
@@ -98,11 +106,14 @@ class AlreadyKnown(Exception):
 class Store:
     """Jobs and commands in a database. Rows handed out are detached copies."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, had_tables: bool = False) -> None:
+        """Raises InfrastructureError where the database cannot be used, or ``had_tables`` and has none any more."""
         place = url_of(url)
-        upgrade(place)
+        upgrade(place, had_tables=had_tables)
         # A database server may be started again meanwhile: a connection is looked at before it is used.
-        self.engine = create_engine(place, pool_pre_ping=True, pool_timeout=ANSWER_TIMEOUT_S)
+        self.engine = create_engine(
+            place, pool_pre_ping=True, pool_timeout=ANSWER_TIMEOUT_S, json_deserializer=_document
+        )
         if place.get_backend_name() == "sqlite":
             event.listen(self.engine, "connect", _tune_sqlite)
         elif place.get_backend_name() == "postgresql":
@@ -261,8 +272,21 @@ class Store:
                     setattr(row, name, value)
 
 
+def _document(text: str | bytes) -> Any:
+    """A column's JSON; one that is damaged is an empty document, so that only its own row has lost something."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        logger.warning("a document in the store is damaged: %.80r", text)
+        return {}
+
+
 def _tune_sqlite(connection: Any, _record: Any) -> None:
-    """Readers do not wait for the writer, writers wait for each other, and a commit is on disk."""
+    """Readers do not wait for the writer, writers wait for each other, and a commit is on disk.
+
+    Text that is damaged is read as far as it is text: SQLite's driver would refuse all rows of the answer for it.
+    """
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")

@@ -39,8 +39,11 @@ def url_of(given: str) -> URL:
     return url
 
 
-def upgrade(url: URL) -> None:
-    """The database has the tables of this build. Safe to call at any time, from several services at once."""
+def upgrade(url: URL, *, had_tables: bool = False) -> None:
+    """The database has the tables of this build. Safe to call at any time, from several services at once.
+
+    Raises InfrastructureError if it ``had_tables`` and is empty now: that is a loss, and not a beginning.
+    """
     engine = create_engine(url, poolclass=NullPool)
     if url.get_backend_name() == "sqlite":
         _make_tables_transactional(engine)
@@ -48,7 +51,7 @@ def upgrade(url: URL) -> None:
         with engine.begin() as connection:
             if url.get_backend_name() == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-            _upgrade(connection, url)
+            _upgrade(connection, url, had_tables)
     except DBAPIError as error:
         where = url.render_as_string(hide_password=True)
         detail = f"The database {where} cannot be used: {first_line(error.orig or error)}"
@@ -59,11 +62,17 @@ def upgrade(url: URL) -> None:
         engine.dispose()
 
 
-def _upgrade(connection: Connection, url: URL) -> None:
+def _upgrade(connection: Connection, url: URL, had_tables: bool) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     tables = inspect(connection).get_table_names()
+    if had_tables and not {VERSION_TABLE, "jobs"} & set(tables):
+        raise InfrastructureError(
+            detail=f"The database {url.render_as_string(hide_password=True)} is empty, though a service of this home has "
+            "used it before: nothing is known any more of its jobs, tokens and commands.",
+            remedy="Put its tables back from a copy, or begin with an empty store: `atoll up --new-store`.",
+        )
     if VERSION_TABLE not in tables and "jobs" in tables:
         command.stamp(config, BEFORE_MIGRATIONS)
     elif VERSION_TABLE in tables:

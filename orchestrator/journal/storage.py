@@ -107,6 +107,11 @@ class Journal:
         segment.synced = False
         return f"{segment.path.name}: version {version}, whose decision is not on the tape"
 
+    @property
+    def fragments(self) -> tuple[FragmentId, ...]:
+        """Of which it has a file, in order."""
+        return tuple(sorted(self._segments))
+
     def versions(self, fragment: FragmentId) -> tuple[Version, ...]:
         """The versions of the fragment that it holds, in order."""
         return tuple(sorted({version for s in self._segments.get(fragment, []) for version in s.entries}))

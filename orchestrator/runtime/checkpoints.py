@@ -5,7 +5,9 @@
     one thread     writes Θ, then the manifest once the core says whose parts belong in it; removes what is dropped, once
                    the record that says so survives a loss of power, and what a life before this one was to remove
 
-Results return as events. Refuses to decide when, who and which (``core.checkpoints``), and to know what is in a part.
+Results return as events. Whatever goes wrong with one, foreseen or not, is that checkpoint's failure, and never the job's:
+what it would have saved is still there. Refuses to decide when, who and which (``core.checkpoints``), and to know what is in
+a part.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from orchestrator.errors import AtollError, first_line
 from orchestrator.merge.outer_state import FragmentState
 
 if TYPE_CHECKING:
-    from orchestrator.runtime.links import Failed, Post
+    from orchestrator.runtime.links import Post
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class _Open:
 
 
 class Checkpoints:
-    """``act`` is called in the pump's thread, right after the folds have seen the record; ``failed`` hears of our bugs.
+    """``act`` is called in the pump's thread, right after the folds have seen the record.
 
     ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. ``worker``
     takes the place of the one thread.
@@ -79,15 +81,15 @@ class Checkpoints:
         take_outer: TakeOuter,
         sync_tape: Callable[[], None],
         post: Post,
-        failed: Failed,
         worker: Executor | None = None,
     ) -> None:
         self._job, self._spec = job, spec
         self._legs = resumption.legs if resumption else ()
         self.resumed_from = resumption.url if resumption else ""
         self._state, self._ledger, self._take_outer = state, ledger, take_outer
-        self._sync_tape, self._post, self._failed = sync_tape, post, failed
-        self.root = Folder(writing.root_of(spec.checkpoints.folder, job, run_dir))
+        self._sync_tape, self._post = sync_tape, post
+        self._url = writing.root_of(spec.checkpoints.folder, job, run_dir)
+        self._root: Folder | None = None
         self._worker = worker or ThreadPoolExecutor(1, "checkpoint")
         self._open: dict[int, _Open] = {}
         if state.checkpoints.count:
@@ -95,27 +97,47 @@ class Checkpoints:
 
     def act(self, effect: SavingEffect, now: Instant) -> None:
         match effect:
-            case BeginCheckpoint():
+            case BeginCheckpoint(number):
                 self._sync_tape()
-                opened = _Open(
-                    effect,
-                    self.folder(effect.checkpoint),
-                    now,
-                    time.monotonic(),
-                    self._ledger.books(),
-                    {i.id: i.steps_before + self._steps(i.id) for i in self._state.islands.values()},
-                    self._take_outer(),
-                )
-                self._open[effect.checkpoint] = opened
-                self._worker.submit(self._guarded, effect.checkpoint, lambda: self._write_outer(opened))
+                try:
+                    opened = _Open(
+                        effect,
+                        self.folder(number),
+                        now,
+                        time.monotonic(),
+                        self._ledger.books(),
+                        {i.id: i.steps_before + self._steps(i.id) for i in self._state.islands.values()},
+                        self._take_outer(),
+                    )
+                except Exception as error:
+                    self._fail(number, error)
+                    return
+                self._open[number] = opened
+                self._worker.submit(self._guarded, number, lambda: self._write_outer(opened))
             case SealCheckpoint(number, parts):
                 self._worker.submit(self._guarded, number, lambda: self._seal(number, parts))
             case DropCheckpoint(number, reason):
                 log.info("checkpoint %d is removed: %s", number, reason)
                 self._worker.submit(self._remove, number)
 
+    @property
+    def root(self) -> Folder:
+        """Opened when it is first needed: one that cannot be is the misfortune of each checkpoint, not of the job."""
+        if self._root is None:
+            self._root = Folder(self._url)
+        return self._root
+
+    @root.setter
+    def root(self, folder: Folder) -> None:
+        self._root = folder
+
     def folder(self, number: int) -> Folder:
+        """Raises what an unusable ``checkpoints.folder`` raises."""
         return writing.checkpoint_folder(self.root, number)
+
+    def is_open(self, number: int) -> bool:
+        """Whether this checkpoint was begun, and has not failed or been sealed."""
+        return number in self._open
 
     def close(self) -> None:
         self._worker.shutdown(wait=False, cancel_futures=True)
@@ -125,13 +147,15 @@ class Checkpoints:
     def _guarded(self, number: int, work: Callable[[], None]) -> None:
         try:
             work()
-        except (AtollError, OSError) as error:
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            log.warning("checkpoint %d fails: %s", number, reason)
-            self._open.pop(number, None)
-            self._post(lambda at: CheckpointFailed(at, number, reason))
         except Exception as error:
-            self._failed(error)
+            self._fail(number, error)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        unforeseen = None if isinstance(error, AtollError | OSError) else error
+        log.warning("checkpoint %d fails: %s", number, reason, exc_info=unforeseen)
+        self._open.pop(number, None)
+        self._post(lambda at: CheckpointFailed(at, number, reason))
 
     def _write_outer(self, opened: _Open) -> None:
         states = opened.outer.result()
@@ -181,7 +205,7 @@ class Checkpoints:
         try:
             self._sync_tape()
             writing.remove(self.folder(number))
-        except (AtollError, OSError, ValueError) as error:  # it stays, and takes room; nothing rests on it
+        except Exception as error:  # it stays, and takes room; nothing rests on it
             log.warning("checkpoint %d cannot be removed: %s", number, first_line(error))
 
     def _tidy(self) -> None:
@@ -189,8 +213,8 @@ class Checkpoints:
         known = self._state.checkpoints
         wanted = {kept.number for kept in known.kept} | ({known.open.number} if known.open else set())
         try:
-            there = {int(name) for name in self.root.folders() if name.isdigit()}
-        except OSError as error:
+            there = {int(name) for name in self.root.folders() if name.isascii() and name.isdigit()}
+        except Exception as error:
             log.warning("nobody knows which checkpoints are there: %s", first_line(error))
             return
         for number in sorted(there - wanted):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,17 +31,35 @@ class ClusterFile:
         """The cluster of ``home``, up or not; ``None`` if none was started. Raises DataError for a damaged file."""
         path = cls.path(home)
         try:
-            return cls(**json.loads(path.read_text()))
+            found = cls(**json.loads(path.read_text()))
+            found.require_sense()
+            return found
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(detail=f"{path} is not readable as a cluster file ({error}); remove it.") from error
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(
+                detail=f"{path} is damaged, and is no cluster file any more ({error}). The cluster is known by the marks of "
+                "its processes: `atoll up` finds it by these and writes the file again, `atoll down` ends it."
+            ) from error
+
+    def require_sense(self) -> None:
+        """Raises ValueError for fields that no cluster has."""
+        if not all(isinstance(text, str) and text for text in (self.id, self.address, self.temp_dir)):
+            raise ValueError("id, address and temp_dir are texts")
+        if not (self.address.rpartition(":")[2].isdecimal() and Path(self.temp_dir).is_absolute()):
+            raise ValueError("address ends with a port, and temp_dir is absolute")
+        pairs = (text for pair in self.environment.items() for text in pair)
+        if not all(isinstance(text, str) and "\0" not in text for text in pairs):
+            raise ValueError("environment maps names to texts")
 
     def write(self, home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
-        draft = self.path(home).with_suffix(".draft")
+        path = self.path(home)
+        if path.is_dir() and not path.is_symlink():
+            set_aside(path)
+        draft = path.with_suffix(".draft")
         draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        os.replace(draft, self.path(home))
+        os.replace(draft, path)
 
     def answers(self) -> bool:
         """Whether somebody listens at the head's port."""
@@ -49,3 +69,10 @@ class ClusterFile:
         except OSError:
             return False
         return True
+
+
+def set_aside(path: Path) -> Path:
+    """What lies there has another name from now on, which says that it is damaged. Returns that."""
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:4]}")
+    os.rename(path, aside)
+    return aside

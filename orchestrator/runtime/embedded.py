@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -29,12 +28,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
+from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
+from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
 from orchestrator.runtime import processes
-from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
+from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
 from orchestrator.runtime.ray_start import LOOPBACK, Place, free_port, log_of, start_head, start_node
-from orchestrator.runtime.settings import CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
+from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
 
 START_TIMEOUT_S = 60.0
 ATTEMPTS = 4
@@ -55,7 +56,7 @@ def up(
     A head, or a node, that died is started again; islands elsewhere train on meanwhile. A cluster that is there keeps the
     groups it was begun with. ``places`` is by node name, for those that are not on loopback.
     """
-    cluster = ClusterFile.find(home)
+    cluster = _known(home)
     if cluster is not None and not processes.marked(cluster.id):
         down(home)  # what a machine's restart left of it
         cluster = None
@@ -65,9 +66,9 @@ def up(
     try:
         for _ in range(ATTEMPTS - 1):
             with suppress(InfrastructureError):  # Ray gives a node half a minute, too little on a busy machine
-                _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
+                _start_missing(cluster, _remembered_groups(cluster, groups), places, dashboard=dashboard)
                 return cluster
-        _start_missing(cluster, _remembered_groups(cluster), places, dashboard=dashboard)
+        _start_missing(cluster, _remembered_groups(cluster, groups), places, dashboard=dashboard)
     except BaseException:
         if fresh:
             down(home)
@@ -76,30 +77,91 @@ def up(
 
 
 def down(home: Path) -> int:
-    """End every process of the cluster and remove its files. Returns how many processes were ended; 0 if none was up."""
-    cluster = ClusterFile.find(home)
-    if cluster is None:
-        return 0
-    count = processes.end_all(cluster.id)
-    shutil.rmtree(cluster.temp_dir, ignore_errors=True)
-    ClusterFile.path(home).unlink(missing_ok=True)
+    """End every process of the cluster and remove its files. Returns how many processes were ended; 0 if none was up.
+
+    Whatever became of ``cluster.json``: by it and by their marks all processes of the home are found.
+    """
+    cluster, found = _read(home), clusters_of(home)
+    ids, folders = {one.id for one in found if one.pids}, {folder for one in found for folder in one.temp_dirs}
+    if cluster is not None and not _is_of_another(cluster, home):
+        ids.add(cluster.id)
+        folders.add(Path(cluster.temp_dir))
+    count = sum(processes.end_all(name) for name in sorted(ids))
+    for folder in folders:
+        remove(folder)
+    path = ClusterFile.path(home)
+    if path.is_dir() and not path.is_symlink():
+        set_aside(path)
+    path.unlink(missing_ok=True)
     return count
+
+
+def _known(home: Path) -> ClusterFile | None:
+    """The cluster of the home: by its file, or where that is lost by its own copy. Any other of this home is ended."""
+    cluster = _read(home)
+    if cluster is not None and _is_of_another(cluster, home):
+        cluster = None
+    found = clusters_of(home)
+    if cluster is None:
+        copies = (one.copy for one in found if one.pids and one.copy is not None)
+        if (cluster := next(copies, None)) is not None:
+            _say(f"the cluster of {home} is found again by its processes; {ClusterFile.path(home)} is written anew")
+            cluster.write(home)
+    for one in found:
+        if cluster is not None and one.id == cluster.id:
+            continue
+        if one.pids:
+            _say(f"a cluster of {home} that no file tells how to join is ended ({len(one.pids)} processes)")
+            processes.end_all(one.id)
+        for folder in one.temp_dirs:
+            remove(folder)
+    path = ClusterFile.path(home)
+    if cluster is None and os.path.lexists(path):
+        _say(f"nothing of the cluster in it runs; it is kept as {set_aside(path)}")
+    return cluster
+
+
+def _read(home: Path) -> ClusterFile | None:
+    try:
+        return ClusterFile.find(home)
+    except DataError as error:
+        _say(str(error))
+        return None
+
+
+def _is_of_another(cluster: ClusterFile, home: Path) -> bool:
+    """Whether the file came here with the copy of another home, whose cluster is none of ours."""
+    marks = [
+        e[HOME_MARKER] for _, e in processes.marked_by_any() if e[CLUSTER_MARKER] == cluster.id and HOME_MARKER in e
+    ]
+    if foreign := any(is_foreign(home, mark) for mark in marks):
+        _say(f"{ClusterFile.path(home)} is that of the cluster of {path_in(marks[0])}, which is left alone")
+    return foreign
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _prepare(home: Path, groups: tuple[NodeGroup, ...], head: Place, partition_tolerance_s: float) -> ClusterFile:
     """All that a cluster needs but its processes."""
+    home.mkdir(parents=True, exist_ok=True)
     # Ray's socket paths must stay below 107 bytes: not under HOME, which may be deep
-    temp_dir = Path(tempfile.mkdtemp(prefix="atoll-"))
+    temp_dir = Path(tempfile.mkdtemp(prefix=PREFIX))
     cluster = ClusterFile(
         id=uuid.uuid4().hex,
         address=f"{head.address}:{free_port()}",
         temp_dir=str(temp_dir),
-        environment=ray_environment(temp_dir / "token", partition_tolerance_s, temp_dir / "head-storage"),
+        environment={
+            **ray_environment(temp_dir / "token", partition_tolerance_s, temp_dir / "head-storage"),
+            HOME_MARKER: mark_of(home),
+        },
     )
     token = os.open(temp_dir / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(token, "w") as file:
         file.write(secrets.token_hex(32))
     _groups_path(cluster).write_text(json.dumps([group.model_dump() for group in groups]))
+    leave_marks(cluster, home)
     cluster.write(home)
     return cluster
 
@@ -108,8 +170,15 @@ def _groups_path(cluster: ClusterFile) -> Path:
     return Path(cluster.temp_dir, "groups.json")
 
 
-def _remembered_groups(cluster: ClusterFile) -> tuple[NodeGroup, ...]:
-    return tuple(NodeGroup.model_validate(group) for group in json.loads(_groups_path(cluster).read_text()))
+def _remembered_groups(cluster: ClusterFile, given: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
+    """The groups that the cluster was begun with; those given now, if nobody can tell any more."""
+    path = _groups_path(cluster)
+    try:
+        return tuple(NodeGroup.model_validate(group) for group in json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        _say(f"{path} is damaged ({first_line(error)}); the node groups given now take its place")
+        path.write_text(json.dumps([group.model_dump() for group in given]))
+        return given
 
 
 def _start_missing(

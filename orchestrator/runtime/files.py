@@ -27,7 +27,7 @@ from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import remembered
 from orchestrator.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
-from orchestrator.journal.storage import Journal
+from orchestrator.journal.storage import SUFFIX, Journal
 from orchestrator.merge import outer_optimizer, wire
 from orchestrator.merge.outer_state import OuterState
 from orchestrator.tape.driver import Fold
@@ -39,7 +39,11 @@ from orchestrator.tape.storage import TapeWriter, read_snapshot
 
 log = logging.getLogger(__name__)
 
+TAPE = "tape.jsonl"
 SNAPSHOT = "snapshot"
+JOURNAL = "journal"
+CHECKPOINTS = "checkpoints"
+LEFT_AT_THE_END = ("status.json", "report.json", "merged.safetensors")
 
 Make = Callable[[Instant], events.Event]
 
@@ -88,8 +92,9 @@ def open_files(
     Raises ConfigurationError when the folder holds another job, DataError when its files are damaged or do not fit each
     other, InfrastructureError while another process writes them.
     """
-    path, snapshot_path, disk = run_dir / "tape.jsonl", run_dir / SNAPSHOT, disk or LocalDisk()
+    path, snapshot_path, disk = run_dir / TAPE, run_dir / SNAPSHOT, disk or LocalDisk()
     if not _has_begun(path, disk):
+        _refuse_a_past(run_dir, disk)
         disk.remove(path)
         disk.remove(snapshot_path)
         _note_boot(run_dir, disk)
@@ -119,6 +124,8 @@ def open_files(
         if written.torn is not None:
             undecided = undecided_merges(past.core.state.rounds, journal.newest) if past.core.state.seeded else ()
             damage = [f"tape: {written.torn}", *damage, *(journal.drop_newest(fragment) for fragment in undecided)]
+        if not past.core.state.seeded:
+            _refuse_a_cut(path, journal, snapshot)
         files = JobFiles(tape, journal, header, past.core, past.folds, past.promises, past, tuple(damage))
         return _taken_up(files, spec)
     except Exception:
@@ -166,7 +173,7 @@ def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
 def _has_begun(path: Path, disk: Disk) -> bool:
     """Whether there is a past: who died before its tape's first line was whole leaves nothing to go on from."""
     try:
-        first, end, rest = _beginning(path, disk).partition(b"\n")
+        first, end, rest = beginning(path, disk).partition(b"\n")
     except FileNotFoundError:
         return False
     try:
@@ -176,10 +183,54 @@ def _has_begun(path: Path, disk: Disk) -> bool:
     return bool(end)
 
 
-def _beginning(path: Path, disk: Disk, size: int = 1 << 15) -> bytes:
+def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
+    """What has no tape must have no past either: each of these is written only when the tape's first line is durable.
+
+    Raises DataError. To begin anew would be to lose in silence what the job had merged.
+    """
+    there = disk.files(run_dir)
+    found = [name for name in (SNAPSHOT, *LEFT_AT_THE_END) if name in there]
+    if segments := [name for name in disk.files(run_dir / JOURNAL) if name.endswith(SUFFIX)]:
+        found.append(f"{JOURNAL} with {len(segments)} files")
+    if (run_dir / CHECKPOINTS).is_dir() and any((run_dir / CHECKPOINTS).iterdir()):
+        found.append(CHECKPOINTS)
+    if found:
+        lacks = "has no whole first line" if there.get(TAPE) else "is empty" if TAPE in there else "is missing"
+        raise DataError(
+            detail=f"The tape {run_dir / TAPE} {lacks}, but the job has run before: beside it lies {', '.join(found)}. "
+            "It does not begin anew over what it had merged. Put the tape back from a copy."
+        )
+
+
+def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> None:
+    """On a tape that knows of no Θ nothing was merged. Raises DataError where something else tells of a merge.
+
+    A merge is kept only when the tape is durable up to its decision, which lies behind Θ: no loss of power does this.
+    """
+    merged = [fragment for fragment in journal.fragments if _was_merged(journal, fragment)]
+    remembered = snapshot.core.state if snapshot else None
+    known = remembered is not None and remembered.tokens_before is None and remembered.global_version > 0
+    if merged or known:
+        evidence = f"the journal has merges of the fragments {merged}" if merged else "the snapshot knows of merges"
+        raise DataError(
+            detail=f"The tape {path} ends before the job had parameters, but {evidence}: it was cut, or is that of another "
+            "run. The job does not begin anew over what it had merged. Put the tape back from a copy."
+        )
+
+
+def _was_merged(journal: Journal, fragment: FragmentId) -> bool:
+    """Whether the fragment's newest entry stands on another, as every one does but that with which a job begins."""
+    newest = journal.newest(fragment)
+    if newest is None:
+        return False
+    facts, _ = journal.read(fragment, newest)
+    return bool(facts.base_digest or facts.contributors)
+
+
+def beginning(path: Path, disk: Disk, size: int = 1 << 15) -> bytes:
     """So much of a file that a line is in it, if there is one."""
     raw = disk.read(path, 0, size)
-    return raw if b"\n" in raw[:-1] or len(raw) < size else _beginning(path, disk, 2 * size)
+    return raw if b"\n" in raw[:-1] or len(raw) < size else beginning(path, disk, 2 * size)
 
 
 def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
@@ -250,7 +301,7 @@ def _journal(run_dir: Path, spec: JobSpec, policy: JobPolicy, tape: TapeWriter, 
     durability = spec.synchroniser.durability
     try:
         return Journal(
-            run_dir / "journal",
+            run_dir / JOURNAL,
             versions_kept=policy.staleness_max + 2,  # one more: the newest may lose its decision with the tape's end
             merges_max=durability.merges_max if durability.kind == "async" else 0,
             disk=disk,

@@ -105,7 +105,7 @@ class Interpreter:
             case f.Evaluate(global_version):
                 self._workshop.evaluate(global_version)
             case saving.RestoreFragments():
-                self._workshop.restore(effect, self._checkpoints.folder(effect.checkpoint))
+                self._workshop.restore(effect, self._checkpoints.folder)
             case saving.BeginCheckpoint() | saving.SealCheckpoint() | saving.DropCheckpoint():
                 self._save(effect)
             case f.ResolveCommand():
@@ -241,7 +241,7 @@ class Interpreter:
     def _save(self, effect: saving.SavingEffect) -> None:
         """What is saved here is cut before any island hears of it."""
         self._checkpoints.act(effect, self._now())
-        if isinstance(effect, saving.BeginCheckpoint):
+        if isinstance(effect, saving.BeginCheckpoint) and self._checkpoints.is_open(effect.checkpoint):
             folder = self._checkpoints.folder(effect.checkpoint).url
             for life in effect.islands:
                 if (link := self._link(*life)) is not None:

@@ -6,6 +6,7 @@ either way, keep their work, and offer it again. Both would be lies to go on wit
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 TAPE_REFUSES = "the tape cannot be written"
 JOURNAL_REFUSES = "the journal cannot be written"
+RUN_FOLDER_REFUSES = "the run's folder cannot be written"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Patience:
@@ -53,6 +56,16 @@ class Patience:
     def close(self) -> None:
         """Whoever still insists gives up."""
         self._closed.set()
+
+
+def only_full(work: Callable[[], None]) -> None:
+    """Do the work. OSError is raised only for a disk that is full, for which one waits; InfrastructureError for others."""
+    try:
+        work()
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise InfrastructureError(detail=str(error)) from error
 
 
 class PatientSink:

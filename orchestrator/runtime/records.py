@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import os
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from orchestrator.core.vocabulary import JobPhase
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import first_line
 from orchestrator.plain import finite
@@ -35,6 +37,7 @@ def write_parameters(
 ) -> None:
     """Θ as it stands, float32, with ``facts`` in the file's metadata."""
     draft = run_dir / f"{name}.draft"
+    draft.unlink(missing_ok=True)  # what was left there; a link would lead elsewhere
     contiguous = {name: np.ascontiguousarray(array) for name, array in parameters.items()}
     save_file(contiguous, draft, metadata=dict(facts))
     os.replace(draft, run_dir / name)
@@ -63,12 +66,30 @@ def write_status(run_dir: Path, status: dict[str, Any]) -> None:
     disk.sync(run_dir / "status.json")
 
 
+def ended_as(run_dir: Path, job: str) -> bool:
+    """Whether the job's final state is there, whole: what is damaged is to be written again."""
+    try:
+        status = json.loads(LocalDisk().read(run_dir / "status.json"))
+        return bool(
+            status["job_id"] == job and status["view"]["phase"] == JobPhase.FINISHED and status["view"]["outcome"]
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 def to_json(document: Any) -> str:
     """JSON for everybody: what is not a number (a loss before the first step) becomes null."""
     return json.dumps(finite(document), indent=1, allow_nan=False) + "\n"
 
 
 def _write(path: Path, text: str) -> None:
+    """Whatever lies in the way is moved aside, or replaced; nothing is written through a link."""
     draft = path.with_name(path.name + ".draft")
-    draft.write_text(text, encoding="utf-8")
+    for place in (draft, path):
+        if place.is_dir() and not place.is_symlink():
+            os.rename(place, place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}.aside"))
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
     os.replace(draft, path)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,18 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.accounting.goodput import Goodput
-from orchestrator.accounting.statistics import Statistics
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
 from orchestrator.core import saving
 from orchestrator.core.membership import WITH_PROCESS, Island
-from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
+from orchestrator.disk import LocalDisk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.runtime import ending, job_clock, orders
-from orchestrator.runtime.files import JobFiles, open_files
+from orchestrator.runtime.files import TAPE, JobFiles, beginning, open_files
 from orchestrator.runtime.interpreter import Interpreter
+from orchestrator.runtime.last_known import last_known
 from orchestrator.runtime.patience import TAPE_REFUSES, Patience
 from orchestrator.runtime.timers import Timers
 from orchestrator.tape.driver import Fold
@@ -69,9 +67,9 @@ def resumption_of(spec: JobSpec, run_dir: Path) -> Resumption | None:
 def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPolicy:
     """The job's policy. In one that goes on, node groups are in the regions that its tape has: some may be away just now."""
     try:
-        with (run_dir / "tape.jsonl").open(errors="replace") as tape:
-            header = decode_header(tape.readline())
-    except (FileNotFoundError, DataError):  # it begins, or its files are judged when they are opened
+        first, _, _ = beginning(run_dir / TAPE, LocalDisk()).partition(b"\n")
+        header = decode_header(first.decode(errors="replace"))
+    except (OSError, DataError):  # it begins, or its files are judged when they are opened
         return spec.policy(regions, spares=True, standbys=True)
     plans = (*header.policy.islands, *header.policy.standbys) if isinstance(header, Header) else ()
     begun_in = {plan.node_group: plan.region for plan in plans}
@@ -94,26 +92,13 @@ def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: S
         except ConfigurationError:
             raise  # the folder is another job's, and not to be written to
         except Exception as error:
-            ending.crash(job, run_dir, error, (), partial(_unknown, job, spec, policy))
+            ending.crash(job, run_dir, error, (), partial(_left, job, spec, policy, run_dir))
             raise
 
 
-def _unknown(job: str, spec: JobSpec, policy: JobPolicy) -> dict[str, Any]:
-    """The status of a job of which nothing is known but its specification."""
-    statistics = Statistics(policy).summary()
-    return {
-        "job_id": job,
-        "name": spec.name,
-        "started_at": time.time(),
-        "at": 0.0,
-        "view": asdict(Synchroniser(policy).view(0.0)),
-        "goodput": Goodput(policy).summary(),
-        "statistics": statistics,
-        "loss_curve": statistics["loss_curve"],
-        "commands": {},
-        "unigram_loss": None,
-        "fragment_parameters": [],
-    }
+def _left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> dict[str, Any]:
+    """The status of a job whose files cannot be gone on from: what they still say of how far it was."""
+    return last_known(run_dir, policy, time.time()).status(job, spec.name)
 
 
 def clock(files: JobFiles, run_dir: Path) -> tuple[float, float]:

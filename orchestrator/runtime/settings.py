@@ -30,6 +30,7 @@ CLUSTER_MARKER = "ATOLL_CLUSTER"
 """In the environment of every process of an embedded cluster: how ``down`` finds what is left of it."""
 NODE_MARKER = "ATOLL_NODE"
 """Beside that, the name of the node that the process belongs to."""
+TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 GROUP_LABEL = "atoll-node-group"
 REGION_LABEL = "region"
 INLINE_BYTES_MAX = 4 << 20
@@ -63,7 +64,7 @@ def ray_environment(
         "RAY_grpc_client_keepalive_timeout_ms": str(CONNECTION_PATIENCE_S * 1000),
         # Ray's ports listen on all interfaces: whoever reaches them could run code here, so a token is needed to speak
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token_path),
+        TOKEN_VARIABLE: str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
         # the monitor kills the largest worker at 95 % of the *host's* memory, whoever uses it
         "RAY_memory_monitor_refresh_ms": "0",

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from orchestrator.core.vocabulary import Instant
 from orchestrator.disk import Disk, LocalDisk
-from orchestrator.errors import DataError
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.snapshot import Snapshot, encode
 from orchestrator.tape.storage import TapeWriter, build, keep_snapshot
@@ -36,8 +35,8 @@ class Snapshots:
         self._count = driver.count
         try:
             raw = encode(Snapshot(self._tape.mark, at, driver.core, driver.folds), build())
-        except DataError as error:
-            log.warning("no snapshot was taken: %s", error)
+        except Exception:
+            log.exception("no snapshot could be made of step %d", driver.count)
             return
         self._under_way = self._writing.submit(self._write, raw)
 
@@ -49,5 +48,5 @@ class Snapshots:
     def _write(self, raw: bytes) -> None:
         try:
             keep_snapshot(self._path, raw, self._disk)
-        except OSError as error:
-            log.warning("a snapshot of %d bytes cannot be written: %s", len(raw), error)
+        except Exception as error:
+            log.warning("a snapshot of %d bytes cannot be written: %s: %s", len(raw), type(error).__name__, error)

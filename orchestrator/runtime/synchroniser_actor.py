@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,13 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
 from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
-from orchestrator.errors import Conflict, Fenced, NotFound
+from orchestrator.errors import Conflict, Fenced, NotFound, first_line
 from orchestrator.runtime import ending, faults, orders, records, returning
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.files import SNAPSHOT, Make
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.patience import TAPE_REFUSES, PatientSink
+from orchestrator.runtime.patience import RUN_FOLDER_REFUSES, TAPE_REFUSES, PatientSink, only_full
 from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.snapshots import Snapshots
 from orchestrator.runtime.timers import Timers
@@ -102,7 +103,6 @@ class SynchroniserActor:
                 self._workshop.take_outer,
                 lambda: self._patience.insist(TAPE_REFUSES, self._files.tape.sync),
                 self._post,
-                self._queue.put,
             ),
             now=self._now,
             failed=self._queue.put,
@@ -251,10 +251,35 @@ class SynchroniserActor:
         if effect is not None:
             log.info("the job ends as %s: %s", effect.outcome, effect.reason)
         self._patience.insist(TAPE_REFUSES, self._files.tape.close)
-        self._close()
-        if (self._run_dir / "status.json").exists():
+        if records.ended_as(self._run_dir, self._job):
+            self._close()
             ending.let_go(self._job)
             return
+        trouble = [self._left("its parameters", self._leave_parameters), self._left("its report", self._leave_report)]
+        with self._state:
+            status = self._status(self._now())
+        view, told = status["view"], [reason for reason in trouble if reason]
+        status["view"] = view | {"reason": "; ".join([view["reason"], *told] if view["reason"] else told)}
+        self._left("its final state", lambda: records.write_status(self._run_dir, status))
+        self._close()
+        if not trouble[0]:  # else the journal is all that there is of Θ
+            for what, work in (("journal", self._files.journal.clear), ("snapshot", self._snapshots.close)):
+                try:
+                    work()
+                except Exception:  # it takes room, and nothing rests on it
+                    log.exception("the %s cannot be removed", what)
+        ending.let_go(self._job)
+
+    def _left(self, what: str, work: Callable[[], None]) -> str:
+        """``work`` is done, once a full disk has room again; else why it could not be: no reason to call the job failed."""
+        try:
+            self._patience.insist(RUN_FOLDER_REFUSES, lambda: only_full(work))
+        except Exception as error:
+            log.exception("%s could not be written", what)
+            return f"{what} could not be written ({type(error).__name__}: {first_line(error)})"
+        return ""
+
+    def _leave_parameters(self) -> None:
         outcome = self._core.state.outcome
         assert outcome is not None
         facts = {"job": self._job, "outcome": outcome.value, "spec": self._spec.model_dump_json()}
@@ -262,14 +287,11 @@ class SynchroniserActor:
             records.write_parameters(self._run_dir, self._files.outer.parameters(), facts)
         elif self._workshop.seeded:
             records.write_parameters(self._run_dir, self._workshop.parameters(), facts)
+
+    def _leave_report(self) -> None:
         with self._state:
             document = self._report()
-            status = self._status(self._now())
         records.write_report(self._run_dir, document)
-        records.write_status(self._run_dir, status)
-        self._files.journal.clear()
-        self._snapshots.close()
-        ending.let_go(self._job)
 
     def _report(self) -> dict[str, Any]:
         facts = {"job_id": self._job, "name": self._spec.name, "started_at": self._started_at}

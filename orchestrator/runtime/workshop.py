@@ -25,7 +25,7 @@ from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
-from orchestrator.errors import Conflict, DataError, first_line
+from orchestrator.errors import Conflict, first_line
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import Insist, Keeper
 from orchestrator.journal.storage import Journal
@@ -101,7 +101,7 @@ class Workshop:
         """``MergeCompleted`` follows, or ``MergeFailed`` when nothing that may be published came of it."""
         self._merging.submit(self._guarded, lambda: self._merge(order))
 
-    def restore(self, order: saving.RestoreFragments, folder: Folder) -> None:
+    def restore(self, order: saving.RestoreFragments, folder: Callable[[int], Folder]) -> None:
         """Behind the merges ordered so far; ``FragmentRestored`` of each follows, or ``RollbackFailed``."""
         self._merging.submit(self._guarded, lambda: self._restore(order, folder))
 
@@ -210,12 +210,13 @@ class Workshop:
         told = (order.fragment, order.version, facts.digest, seconds, facts.base_digest, made.journal_seconds)
         self._post(lambda at: events.MergeCompleted(at, *told))
 
-    def _restore(self, order: saving.RestoreFragments, folder: Folder) -> None:
+    def _restore(self, order: saving.RestoreFragments, folder_of: Callable[[int], Folder]) -> None:
         assert self._keeper is not None, "a rollback was asked for before Θ was seeded"
         number = order.checkpoint
         try:
+            folder = folder_of(number)
             states = outer_states(folder, manifest_of(folder))  # all of it is read before anything is touched
-        except (DataError, OSError) as error:
+        except Exception as error:  # whatever it is: the job stands where it stood
             reason = f"{type(error).__name__}: {first_line(error)}"
             self._post(lambda at: saving.RollbackFailed(at, number, reason))
             return

@@ -169,13 +169,17 @@ def decode_header(line: str) -> Header | FleetHeader:
         )
     except KeyError as error:
         raise DataError(detail=f"the tape's header lacks the field {error}.") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DataError(detail=f"the tape's header has a field that cannot be: {error}.") from error
 
 
 def decode_line(line: str) -> Record | Footer:
     """A line after the header. Raises DataError if it is neither a record nor a footer, or its checksum does not fit."""
     data = _parse(without_checksum(line), "a record")
     if "end" in data:
-        return Footer(end=int(data["end"]), digest=str(data["digest"]))
+        if type(data["end"]) is not int or type(data.get("digest")) is not str:
+            raise DataError(detail=f"a footer has a number and a digest, this one {line[:80]!r}.")
+        return Footer(end=data["end"], digest=data["digest"])
     if strange := data.keys() - {"n", "event", "effects"}:
         raise DataError(detail=f"a record has no field {min(strange)!r}.")
     try:
@@ -186,12 +190,14 @@ def decode_line(line: str) -> Record | Footer:
         )
     except KeyError as error:
         raise DataError(detail=f"the record lacks the field {error}.") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DataError(detail=f"the record has a field that cannot be: {error}.") from error
 
 
 def _parse(line: str, what: str) -> dict[str, Any]:
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(detail=f"{what} is not JSON: {error} in {line[:80]!r}.") from error
     if not isinstance(data, dict):
         raise DataError(detail=f"{what} is no JSON object: {line[:80]!r}.")

@@ -72,7 +72,6 @@ class Saver:
             self._outer,
             shell.files.tape.sync,
             self._post,
-            self._failed,
             AtOnce(),
         )
         self._real.root = Watched(self._real.root.url, shell.reached)
@@ -114,6 +113,3 @@ class Saver:
     def _post(self, make: Callable[[float], Any]) -> int:
         self._posted.append(make)
         return len(self._posted)
-
-    def _failed(self, error: BaseException) -> None:
-        raise error

@@ -22,13 +22,14 @@ from orchestrator.core import events as e
 from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.saving import (
     BeginCheckpoint,
+    CheckpointFailed,
     CheckpointTaken,
     DropCheckpoint,
     RestoreFragments,
     SealCheckpoint,
 )
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
-from orchestrator.errors import DataError
+from orchestrator.errors import DataError, InternalError
 from orchestrator.merge.outer_state import FragmentState
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.simulation.host import Host
@@ -42,6 +43,8 @@ from orchestrator.simulation.swarm.operators import Saving
 from orchestrator.simulation.swarm.weather import Weather
 
 WRITING_S = (0.001, 0.3)
+FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError:")
+"""Why a checkpoint may fail in this world. To the job any other reason is as good, and here it is a mistake of ours."""
 Versions = dict[FragmentId, Version]
 
 
@@ -103,7 +106,6 @@ class SavingWorld(MortalWorld):
                 worker.outer,
                 lambda: insist("the tape cannot be written", self._files.tape.sync),
                 self._post,
-                _failed,
                 worker,
             )
             self._saver = self.generation, saver
@@ -119,6 +121,8 @@ class SavingWorld(MortalWorld):
         event = make(self.now)
         if isinstance(event, CheckpointTaken):
             self._check_sealed(event.checkpoint)
+        if isinstance(event, CheckpointFailed) and not event.reason.startswith(FORESEEN):
+            raise InternalError(detail=f"Checkpoint {event.checkpoint} failed as nobody foresaw: {event.reason}.")
         self.while_alive(0.0, told)
         return 0
 
@@ -231,7 +235,3 @@ class Outer(Future[list[tuple[FragmentState, int]]]):
 
     def result(self, timeout: float | None = None) -> list[tuple[FragmentState, int]]:
         return [self._made.get((p, v)) or self._made[p, Version(v - 1)] for p, v in sorted(self._cut.items())]
-
-
-def _failed(error: BaseException) -> None:
-    raise error

@@ -1,0 +1,172 @@
+"""``RUN_DIR/status.json``: the final state that a job leaves, believed only where all of it is what it should be.
+
+Everybody who lists jobs reads these files, so one that is damaged must be no more than the misfortune of its own job.
+Responsible for: a final state, or none, or why what lies there is none; and for finding that out once, not at every look.
+Refuses to know what becomes of a job whose final state is damaged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from api.jobs.control import StatusRecord
+from api.run.files import parsed, read_below
+from orchestrator.errors import DataError
+
+NAME = "status.json"
+BYTES_MAX = 64 << 20
+"""A job of 10,000 islands and as many recoveries leaves half of that."""
+KEPT_MAX = 256
+COUNT_MAX = 2**63 - 1
+TIME_S_MAX = 1e12
+
+Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
+Seconds = Annotated[float, Field(ge=-TIME_S_MAX, le=TIME_S_MAX, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _Island(_Part):
+    island: str
+    node_group: str
+    region: str
+    accelerator_count: Count
+    state: str
+    reason: str
+    incarnation: Count
+    node: str
+    pid: int | None
+    step: Count
+    steps_total: Count
+    tokens_total: Count
+    step_seconds: Seconds | None
+    loss: float | None
+    last_merge_at: Seconds | None
+    restarts: Count
+    flag: str = ""
+    quarantines: Count = 0
+    standby: bool = False
+
+
+class _Fragment(_Part):
+    fragment: Count
+    version: Count
+    phase: str
+    offered: list[str]
+    step: Count
+
+
+class _View(_Part):
+    phase: Literal["running", "finishing", "finished"]
+    outcome: Literal["completed", "cancelled", "failed"] | None
+    reason: str
+    pause_reason: str | None
+    epoch: Count
+    token_budget: Count
+    tokens_trained: Count
+    global_version: Count
+    cordoned: list[str] = []
+    islands: list[_Island]
+    fragments: list[_Fragment]
+
+
+class _Command(_Part):
+    kind: str
+    island: str | None
+    caller: str
+    at: Seconds
+    accepted: bool | None
+    detail: str
+
+
+class _Goodput(_Part):
+    goodput_ratio: Ratio | None = None
+
+
+class _Status(_Part):
+    job_id: str
+    name: str
+    started_at: Seconds
+    at: Seconds
+    view: _View
+    goodput: _Goodput
+    statistics: dict[str, Any]
+    loss_curve: list[Annotated[list[float | None], Field(min_length=3, max_length=3)]]
+    commands: dict[str, _Command]
+    fragment_parameters: list[Count] = []
+    last_known: bool = False
+
+
+_SHAPE = TypeAdapter(_Status)
+
+
+class Examined(NamedTuple):
+    """``record`` is a final state; ``damage`` says why what is there is none. Neither, where nothing final is there."""
+
+    record: StatusRecord | None = None
+    damage: str = ""
+
+
+class _Kept:
+    """What was found in the files examined last, by what the file system says of each."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._damages: OrderedDict[tuple[str, int, int, int, int], str] = OrderedDict()
+
+    def damage(self, mark: tuple[str, int, int, int, int]) -> str | None:
+        with self._lock:
+            return self._damages.get(mark)
+
+    def keep(self, mark: tuple[str, int, int, int, int], damage: str) -> None:
+        with self._lock:
+            self._damages[mark] = damage
+            if len(self._damages) > KEPT_MAX:
+                self._damages.popitem(last=False)
+
+
+_KEPT = _Kept()
+
+
+def examine(run_dir: Path) -> Examined:
+    """What the job left in ``run_dir``, however that is broken. A damaged file is read once, until it is another one."""
+    path = run_dir / NAME
+    try:
+        there = os.lstat(path)
+    except (OSError, ValueError):
+        return Examined()
+    mark = (str(path), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns)
+    if (known := _KEPT.damage(mark)) is not None:
+        return Examined(damage=known)
+    try:
+        record = parsed(read_below(run_dir, NAME, BYTES_MAX), path)
+        shape = _SHAPE.validate_python(record)
+        if shape.job_id != run_dir.name:
+            raise DataError(detail=f"{path} is that of another job, {shape.job_id!r:.80}.")
+    except FileNotFoundError:
+        return Examined()
+    except ValidationError as error:
+        damage = _told(path, error)
+    except (DataError, RecursionError, MemoryError) as error:
+        damage = str(error) or f"{path} cannot be read: {type(error).__name__}."
+    else:
+        over = shape.view.phase == "finished"
+        return Examined(record=record) if over else Examined()  # type: ignore[arg-type]  # that is what was checked
+    _KEPT.keep(mark, damage)
+    return Examined(damage=damage)
+
+
+def _told(path: Path, error: ValidationError) -> str:
+    first, count = error.errors(include_url=False)[0], error.error_count()
+    more = f", and {count - 1} more such things" if count > 1 else ""
+    place = ".".join(str(part) for part in first["loc"])[:120]
+    return f"{path} lacks what a final state has: at {place}: {first['msg'][:120]}{more}."
