@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.plain": frozenset(),
     "orchestrator.logbook": frozenset(),
     "orchestrator.disk": frozenset(),
+    "orchestrator.threads": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.sections": frozenset({"pydantic"}),
     "orchestrator.validation": frozenset({"orchestrator.errors", "pydantic"}),
@@ -165,6 +166,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.report",
             "orchestrator.simulation",
             "orchestrator.tape",
+            "orchestrator.threads",
             "fastapi",
             "starlette",
             "uvicorn",
@@ -197,6 +199,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.sections",
             "orchestrator.errors",
             "orchestrator.plain",
+            "orchestrator.threads",
             "pydantic",
         }
     ),

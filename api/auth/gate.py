@@ -9,8 +9,8 @@ refuses. What passes carries its holder in ``request.state.holder``.
     429     wrong tokens, too many from one address   Retry-After
 
 Every request to change something by a known holder has a row in the audit trail before it is carried out, and its status
-before it is answered. Strangers leave no rows: they could fill the disk. A stream of events that was let in asks again by
-itself (``api.routes.events``), and ends soon after its token does.
+before it is answered. Strangers leave no rows: they could fill the disk. A stream that was let in asks again by
+itself (``api.http.streams``), and ends soon after its token does.
 
 Source: OWASP Authorization Cheat Sheet (deny by default, check every request); RFC 6750, section 3.
 """
@@ -22,8 +22,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from urllib.parse import quote
 
-from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.limit import FailureLimit
@@ -31,6 +31,7 @@ from api.auth.roles import READS, TOKEN_REMEDY, Holder, bearer, refuse_role, req
 from api.auth.store import AccessStore, AuditRow
 from api.auth.tokens import Tokens
 from api.http import problems
+from api.http.pools import GATE
 from orchestrator.errors import Forbidden, RequestError, TooManyFailures, Unauthenticated
 
 PATH_CHARACTERS_MAX = 500
@@ -87,7 +88,7 @@ class Gate:
         if required_role(asked.method, asked.path) is None:
             return None
         token = bearer(asked.authorization)
-        if holder := self._tokens.remembered(token) or await run_in_threadpool(self._tokens.holder_of, token):
+        if holder := self._tokens.remembered(token) or await GATE.run(self._tokens.holder_of, token, key=asked.address):
             return holder
         wait_s = self._limit.failed(asked.address, time.monotonic())
         if wait_s:
@@ -106,20 +107,25 @@ class Gate:
             role=holder.role.value,
             address=asked.address,
             method=asked.method,
-            path=asked.path[:PATH_CHARACTERS_MAX],
+            path=printable(asked.path)[:PATH_CHARACTERS_MAX],
         )
-        number = await run_in_threadpool(self._store.begin_audit, row)
+        number = await GATE.run(self._store.begin_audit, row, key=asked.address)
 
         async def send_audited(message: Message) -> None:
             if message["type"] == "http.response.start":
-                await run_in_threadpool(self._store.end_audit, number, message["status"])
+                await GATE.run(self._store.end_audit, number, message["status"], key=asked.address)
             await send(message)
 
         try:
             yield send_audited
         except Exception:
-            await run_in_threadpool(self._store.end_audit, number, 500)  # it is answered further out
+            await GATE.run(self._store.end_audit, number, 500, key=asked.address)  # it is answered further out
             raise
+
+
+def printable(path: str) -> str:
+    """The path with its control characters, and all that does not show, as a URL writes them. It is read in terminals."""
+    return "".join(c if c.isprintable() and c != "%" else quote(c, safe="") for c in path)
 
 
 def asked_of(scope: Scope) -> Asked:

@@ -26,7 +26,7 @@ from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
-from api.jobs.looks import Look, Looks, refuse_outdated
+from api.jobs.looks import PATIENCE_S, Look, Looks, refuse_outdated
 from api.jobs.outbox import Outbox
 from api.jobs.translate import command_of, island_in, job_of, plans_of, summary_of
 from api.run.folder import Run, has_report, read_status
@@ -36,6 +36,8 @@ from orchestrator.config import JobSpec, parse_job
 from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import Conflict, InfrastructureError, InvalidJobSpec, NotFound
 
+LIST_PATIENCE_S = 1.5
+"""A list waits so long for jobs that are slow to answer; all are asked at once."""
 QUEUE_PATIENCE_S = 10.0
 """A submission waits so long for those that are being started, then is answered while it is queued."""
 
@@ -59,7 +61,7 @@ class Service:
         self.looks = Looks(self.record, store.generation)
         self.outbox = Outbox(control, store, lambda row: self.looks.fresh(row).record)
         self.cordons = Cordons(control, store, self.outbox)
-        self.queue = Dispatcher(control, store, self.cordons, self._answer, self.record, jobs_max)
+        self.queue = Dispatcher(control, store, self.cordons, self.looks, self._answer, self.record, jobs_max)
         self._adding = Lock()
         """Nothing is asked between a precondition and what is asked under it."""
 
@@ -109,7 +111,9 @@ class Service:
         except AlreadyKnown as known:
             refuse_other_request(known.row, digest, key)
             return self._answer(known.row)
-        self.queue.dispatch(QUEUE_PATIENCE_S)
+        self.queue.count_anew()
+        if not self.queue.is_behind(row):
+            self.queue.dispatch(QUEUE_PATIENCE_S)
         row = self._row(job)
         if row.state == JobState.FAILED:
             raise InfrastructureError(detail=f"Job {job} {row.reason}")
@@ -215,8 +219,11 @@ class Service:
         if earlier is not None:
             refuse_other_request(earlier, digest, key)
             command = earlier
+        needs_look = row.state != JobState.QUEUED or not self.queue.is_behind(row)
         self.outbox.push(row.job)
-        self.queue.wake()  # it may have made room
+        self.queue.count_anew()
+        if needs_look:
+            self.queue.wake()  # it may have made room
         return self.command(row.job, command.command)
 
     def command(self, job: str, command: str) -> Command:
@@ -270,11 +277,11 @@ class Service:
         except NotFound:
             return read_status(Path(row.run_dir))  # it may have ended between the two looks
 
-    def _answer(self, row: JobRow) -> Job:
-        return self._look(row).answer
+    def _answer(self, row: JobRow, patience_s: float = PATIENCE_S) -> Job:
+        return self._look(row, patience_s).answer
 
-    def _look(self, row: JobRow) -> Look:
-        look = self.looks.recent(row)
+    def _look(self, row: JobRow, patience_s: float = PATIENCE_S) -> Look:
+        look = self.looks.recent(row, patience_s)
         if look.answer is None and look.record is None and row.summary:
             look.answer = Job.model_validate(row.summary)
         elif look.answer is None:
@@ -289,11 +296,18 @@ class Service:
         return look
 
     def summary(self, row: JobRow) -> JobSummary:
+        """One line of a list. A job that does not say at once how it stands is shown as last known, with the reason."""
         if row.summary:
             return JobSummary.model_validate(row.summary)
+        if row.state == JobState.QUEUED:
+            return self._outlined(row, {"queue_position": self.queue.place(row.job), "reason": self.queue.why(row.job)})
         try:
-            return summary_of(self._answer(row))
+            return summary_of(self._answer(row, LIST_PATIENCE_S))
         except InfrastructureError as error:
-            return summary_of(job_of(row, None, *plans_of(row), report=False)).model_copy(
-                update={"reason": f"its state cannot be had right now: {error}"}
-            )
+            return self._outlined(row, {"reason": f"its state cannot be had right now: {error}"})
+
+    def _outlined(self, row: JobRow, more: dict[str, Any]) -> JobSummary:
+        """What is known of a job without asking it and without reading its specification again."""
+        outline = self.queue.outlines.of(row.job, lambda: row.spec)
+        job = job_of(row, None, [], outline.token_budget, report=False)
+        return summary_of(job).model_copy(update={"island_count": outline.island_count, **more})

@@ -12,12 +12,12 @@ from api.jobs.service import Service
 from api.schemas import Command
 
 
-def service_of(request: Request) -> Service:
+async def service_of(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-def caller_of(request: Request) -> str:
+async def caller_of(request: Request) -> str:
     """The name of the token that the gate let in."""
     holder: Holder = request.state.holder
     return holder.name
