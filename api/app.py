@@ -18,12 +18,16 @@ from api.auth.store import AccessStore
 from api.auth.tokens import Tokens
 from api.chaos.runs import ChaosRuns
 from api.http import problems
+from api.http.bodies import Bodies
 from api.http.guard import Guard
+from api.http.headers import SecurityHeaders
+from api.http.streams import Seats
 from api.installation.second_life import SecondLife, no_second_life
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.jobs.overseer import Overseer
 from api.jobs.parameters import Parameters
+from api.jobs.readiness import Readiness
 from api.jobs.service import Service
 from api.jobs.shelf import Shelf
 from api.jobs.tending import Tending
@@ -92,7 +96,8 @@ def create_app(
         await run_in_threadpool(tending.stop)
         await run_in_threadpool(plans.conductor.close)
 
-    app = FastAPI(title="atoll", version="1", description=DESCRIPTION, lifespan=lifespan)
+    about = {"title": "atoll", "version": "1", "description": DESCRIPTION}
+    app = FastAPI(**about, lifespan=lifespan, docs_url=None, redoc_url=None)  # /docs is our own
     app.state.service = service
     app.state.chaos = plans
     app.state.access = access
@@ -100,7 +105,8 @@ def create_app(
     app.state.metrics = Metrics(service, store)
     app.state.shelf = Shelf(service, store)
     app.state.parameters = Parameters(service, control)
-    app.state.seats = events.Seats()
+    app.state.seats = Seats()
+    app.state.readiness = Readiness(service.ready)
     app.state.histories = Histories()
     problems.install(app)
     everybody = (jobs, islands, commands, events, logs, merges, parameters, fleet, health, metrics, tokens, page)
@@ -109,5 +115,8 @@ def create_app(
     document.install(app)
     app.add_middleware(Gate, tokens=app.state.tokens, store=access)
     app.add_middleware(Guard, loopback=loopback)
+    app.add_middleware(problems.Failures)  # what these two raise is answered, too
+    app.add_middleware(Bodies)  # around all that refuses, since it knows what of a body is still to come
+    app.add_middleware(SecurityHeaders)
     app.add_middleware(Measured, seconds=app.state.metrics.request_seconds)  # outermost: refusals are measured too
     return app

@@ -21,6 +21,7 @@ import uvicorn
 
 from api.app import create_app
 from api.auth.code import OWN_PACKAGES, refuse_unfit
+from api.http.connections import HEAD_BYTES_MAX, Server, limits_of, raise_descriptor_limit
 from api.installation import past
 from api.installation.binding import LOOPBACK, Binding
 from api.installation.home import DATABASE_VARIABLE, Home
@@ -96,16 +97,20 @@ def serve(
             )
             app.state.tokens.leave_first(place)
             place.write_address(binding.url(listener), runs, binding.certificate)
-            server = uvicorn.Server(
+            server = Server(
                 uvicorn.Config(
                     app,
                     log_config=None,
                     access_log=False,
                     timeout_graceful_shutdown=1,  # event streams end when their job does, which is not now
                     proxy_headers=False,  # whoever is nearest is the client: failures are counted by address
+                    server_header=False,
+                    ws="none",
+                    h11_max_incomplete_event_size=HEAD_BYTES_MAX,
                     ssl_certfile=binding.certificate,
                     ssl_keyfile=binding.key,
-                )
+                ),
+                limits_of(raise_descriptor_limit()),
             )
             server.run(sockets=[listener])
         finally:

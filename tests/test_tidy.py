@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.logbook": frozenset(),
     "orchestrator.marks": frozenset({"psutil"}),
     "orchestrator.disk": frozenset(),
+    "orchestrator.threads": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.sections": frozenset({"pydantic"}),
     "orchestrator.validation": frozenset({"orchestrator.errors", "pydantic"}),
@@ -167,6 +168,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.report",
             "orchestrator.simulation",
             "orchestrator.tape",
+            "orchestrator.threads",
             "fastapi",
             "starlette",
             "uvicorn",
@@ -202,6 +204,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.sections",
             "orchestrator.errors",
             "orchestrator.plain",
+            "orchestrator.threads",
             "pydantic",
         }
     ),

@@ -10,8 +10,8 @@ refuses. What passes carries its holder in ``request.state.holder``.
     503     the store cannot be asked who that is, or cannot keep that it was asked
 
 Every request to change something by a known holder has a row in the audit trail before it is carried out, and its status
-before it is answered. Strangers leave no rows: they could fill the disk. A stream of events that was let in asks again by
-itself (``api.routes.events``), and ends soon after its token does.
+before it is answered. Strangers leave no rows: they could fill the disk. A stream that was let in asks again by
+itself (``api.http.streams``), and ends soon after its token does.
 
 Source: OWASP Authorization Cheat Sheet (deny by default, check every request); RFC 6750, section 3.
 """
@@ -23,8 +23,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from urllib.parse import quote
 
-from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.limit import FailureLimit
@@ -32,6 +32,7 @@ from api.auth.roles import READS, TOKEN_REMEDY, Holder, bearer, refuse_role, req
 from api.auth.store import AccessStore, AuditRow
 from api.auth.tokens import Tokens
 from api.http import problems
+from api.http.pools import GATE
 from orchestrator.errors import AtollError, Forbidden, InfrastructureError, TooManyFailures, Unauthenticated
 
 PATH_CHARACTERS_MAX = 500
@@ -81,11 +82,11 @@ class Gate:
             await inner(scope, receive, send)
             return
         try:
-            number = await run_in_threadpool(self._store.begin_audit, audited(asked, holder))
+            number = await GATE.run(self._store.begin_audit, audited(asked, holder), key=asked.address)
         except InfrastructureError as error:  # what cannot be kept is not done
             await refusal(error, asked.path)(scope, receive, send)
             return
-        async with self._audited(number, send) as send_audited:
+        async with self._audited(asked, number, send) as send_audited:
             await inner(scope, receive, send_audited)
 
     async def _holder(self, asked: Asked) -> Holder | None:
@@ -93,7 +94,7 @@ class Gate:
         if required_role(asked.method, asked.path) is None:
             return None
         token = bearer(asked.authorization)
-        if holder := self._tokens.remembered(token) or await run_in_threadpool(self._tokens.holder_of, token):
+        if holder := self._tokens.remembered(token) or await GATE.run(self._tokens.holder_of, token, key=asked.address):
             return holder
         wait_s = self._limit.failed(asked.address, time.monotonic())
         if wait_s:
@@ -104,24 +105,24 @@ class Gate:
         raise Unauthenticated(detail="The token is unknown, expired or revoked.", remedy=TOKEN_REMEDY)
 
     @asynccontextmanager
-    async def _audited(self, number: int, send: Send) -> AsyncIterator[Send]:
+    async def _audited(self, asked: Asked, number: int, send: Send) -> AsyncIterator[Send]:
         """The answer is sent by what this yields, which completes the row of the audit trail first."""
 
         async def send_audited(message: Message) -> None:
             if message["type"] == "http.response.start":
-                await run_in_threadpool(self._end_audit, number, message["status"])
+                await self._end_audit(asked, number, message["status"])
             await send(message)
 
         try:
             yield send_audited
         except Exception:
-            await run_in_threadpool(self._end_audit, number, 500)  # it is answered further out
+            await self._end_audit(asked, number, 500)  # it is answered further out
             raise
 
-    def _end_audit(self, number: int, status: int) -> None:
+    async def _end_audit(self, asked: Asked, number: int, status: int) -> None:
         """A store that fails only now keeps nobody from hearing what was done: whoever does not hear it does it again."""
         try:
-            self._store.end_audit(number, status)
+            await GATE.run(self._store.end_audit, number, status, key=asked.address)
         except InfrastructureError as error:
             logger.error(
                 "request %d of the audit trail was answered with %d, which is not kept: %s", number, status, error
@@ -135,8 +136,13 @@ def audited(asked: Asked, holder: Holder) -> AuditRow:
         role=holder.role.value,
         address=asked.address,
         method=asked.method,
-        path=asked.path[:PATH_CHARACTERS_MAX],
+        path=printable(asked.path)[:PATH_CHARACTERS_MAX],
     )
+
+
+def printable(path: str) -> str:
+    """The path with its control characters, and all that does not show, as a URL writes them. It is read in terminals."""
+    return "".join(c if c.isprintable() and c != "%" else quote(c, safe="") for c in path)
 
 
 def asked_of(scope: Scope) -> Asked:

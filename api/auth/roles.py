@@ -25,7 +25,7 @@ PREFIX = "atoll_"
 """So that a token which strayed into a repository or a log is recognised by those who look for such."""
 
 READS = frozenset({"GET", "HEAD"})
-OPEN = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"})
+OPEN = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/docs"})
 OPEN_FOLDER = "/web/"
 """The files of the page, which hold no data."""
 FOR_ADMINS = ("/v1/tokens", "/v1/audit")

@@ -2,6 +2,8 @@
 
 Responsible for the mapping: every exception becomes ``application/problem+json`` (``api.http.refusals`` turns it into the
 same exception again). It refuses to leak tracebacks: an unforeseen exception is logged here and answered with a plain 500.
+``Failures`` does so for whatever raises, the middleware inside it included; the connection stays as good as it was. The
+framework would answer, raise again, and have the connection cut behind an answer that did not say so.
 
 Source: RFC 9457, Problem Details for HTTP APIs.
 """
@@ -17,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.schemas import ProblemDocument, ProblemItem
 from orchestrator.errors import (
@@ -55,6 +58,14 @@ KINDS: tuple[tuple[type[AtollError], str, int, str], ...] = (
     (AtollError, "failure", 500, "The request failed"),
 )
 
+TITLES = {
+    404: "There is no such path",
+    405: "The path does not know this method",
+    408: "The request came too slowly",
+    413: "The body is too large",
+}
+RETRY_AFTER_S = 2
+
 logger = logging.getLogger(__name__)
 
 
@@ -74,46 +85,83 @@ def document_of(error: AtollError, instance: str = "") -> ProblemDocument:
 
 
 def install(app: FastAPI) -> None:
-    """From here on every failure of the app is answered with a problem document."""
+    """From here on what a route refuses is answered with a problem document. None of these functions waits for anything."""
 
     @app.exception_handler(AtollError)
-    def _ours(request: Request, error: AtollError) -> JSONResponse:
-        document = document_of(error, request.url.path)
-        if document.status >= 500:
-            bug = error if document.status == 500 else None  # the others have said all that is to be said
-            logger.error("%s %s: %s", request.method, request.url.path, error, exc_info=bug)
-        return response(document)
+    async def _ours(request: Request, error: AtollError) -> JSONResponse:
+        return answer_to(error, request.method, request.url.path)
 
     @app.exception_handler(RequestValidationError)
-    def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         items = [_item_of(detail) for detail in error.errors()]
         detail = "the request has fields that cannot be used"
         return response(_plain(422, "request", "The request cannot be used", detail, request.url.path, items))
 
     @app.exception_handler(HTTPException)
-    def _http(request: Request, error: HTTPException) -> JSONResponse:
-        title = {404: "There is no such path", 405: "The path does not know this method"}.get(
-            error.status_code, "The request was refused"
-        )
-        document = _plain(error.status_code, "request", title, str(error.detail), request.url.path)
-        if error.status_code in (404, 405):
-            document.remedy = "GET /openapi.json lists every path and method."
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        document = refused(error.status_code, str(error.detail), request.url.path)
         headers = dict(error.headers or {})
         if error.status_code == 405 and (methods := _methods_of(request)):
             headers["Allow"] = ", ".join(methods)
         return response(document, headers=headers)
 
-    @app.exception_handler(Exception)
-    def _unforeseen(request: Request, error: Exception) -> JSONResponse:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        detail = f"{type(error).__name__} while answering this request. This is a bug in atoll."
-        document = _plain(500, "internal", "A mistake of atoll's own", detail, request.url.path)
-        document.remedy = "Please report it with service.log of the service's home folder."
-        return response(document)
+
+class Failures:
+    """Middleware: what was raised and not answered inside is answered here, and goes no further."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def noted_send(message: Message) -> None:
+            nonlocal begun
+            begun = begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted_send)
+        except Exception as error:
+            if begun:
+                raise  # the answer cannot be taken back; the connection is cut, so that nobody takes it for whole
+            await answer_to(error, scope["method"], scope["path"])(scope, receive, send)
+
+
+def answer_to(error: Exception, method: str, path: str) -> JSONResponse:
+    """What is answered for this error; logged, where it is no fault of the caller's."""
+    match error:
+        case AtollError():
+            document = document_of(error, path)
+            if document.status == 503:
+                logger.error("%s %r: %s", method, path, error)
+            elif document.status >= 500:
+                logger.error("%s %r: %s", method, path, error, exc_info=error)
+        case HTTPException():
+            document = refused(error.status_code, str(error.detail), path)
+        case _:
+            logger.error("%s %r failed", method, path, exc_info=error)
+            detail = f"{type(error).__name__} while answering this request. This is a bug in atoll."
+            document = _plain(500, "internal", "A mistake of atoll's own", detail, path)
+            document.remedy = "Please report it with service.log of the service's home folder."
+    return response(document)
+
+
+def refused(status: int, detail: str, path: str = "") -> ProblemDocument:
+    """The problem document of a request that does not come as far as our own errors."""
+    document = _plain(status, "request", TITLES.get(status, "The request was refused"), detail, path)
+    if status in (404, 405):
+        document.remedy = "GET /openapi.json lists every path and method."
+    return document
 
 
 def response(document: ProblemDocument, headers: dict[str, str] | None = None) -> JSONResponse:
     body = document.model_dump(exclude_defaults=True) | {"status": document.status}
+    if document.status == 503:
+        headers = {"Retry-After": str(RETRY_AFTER_S), **(headers or {})}
     return JSONResponse(body, status_code=document.status, media_type=CONTENT_TYPE, headers=headers)
 
 

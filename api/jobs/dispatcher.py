@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
-from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, decide, wants_of
+from api.jobs.looks import Looks
+from api.jobs.outlines import Outline, Outlines
+from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, behind, decide, wants_of
 from api.jobs.tending import Tending
 from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.storage.store import JobRow, Store
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import IslandId
-from orchestrator.errors import AtollError, InfrastructureError
+from orchestrator.errors import AtollError, InfrastructureError, NotFound, first_line
 from orchestrator.sections import IslandsSection
 
 logger = logging.getLogger(__name__)
@@ -39,30 +42,37 @@ LOOK_EVERY_S = 2.0
 PATIENCE_S = 4.0
 """A running job that has not said by then how it stands is reckoned by its specification."""
 CLOSE_TIMEOUT_S = 5.0
+PLACES_HOLD_S = 0.25
 GONE_FOR_GOOD = frozenset({"stopped", "drained", "failed"})
 """States of an island that asks for no room. An operator may place it again; it then waits for some, in its job."""
 
 
 class Dispatcher:
-    """``look`` tells how a job stands and remembers it if it has ended; ``record`` is None for one of which nothing is."""
+    """``looks`` asks living jobs, ``look`` tells how one stands and remembers it if it has ended, within a time that it is
+    given; ``record`` is None for a job of which nothing is.
+    """
 
     def __init__(
         self,
         control: ControlPort,
         store: Store,
         cordons: Cordons,
-        look: Callable[[JobRow], Job],
+        looks: Looks,
+        look: Callable[[JobRow, float], Job],
         record: Callable[[JobRow], StatusRecord | None],
         jobs_max: int,
     ) -> None:
         self._control, self._store, self._cordons = control, store, cordons
-        self._look, self._record = look, record
+        self._looks, self._look, self._record = looks, look, record
         self._jobs_max = jobs_max
-        self._pool = ThreadPoolExecutor(8, "queue")
+        self.outlines = Outlines()
         self._one_at_a_time = threading.Lock()
         self._looking = Tending(self.dispatch, "queue", LOOK_EVERY_S)
         self._closing = False
         self._decided = NOTHING_QUEUED
+        self._first: tuple[str, int] | None = None
+        """The first of those that wait, and its priority."""
+        self._places: tuple[float, dict[str, int]] = (float("-inf"), {})
         self._inherited: set[str] = set()
         """Jobs that were being started when the process ended, or the store failed, and that are not settled yet."""
 
@@ -79,15 +89,38 @@ class Dispatcher:
         """Start nothing more. A start under way that does not end soon is left to the next process."""
         self._closing = True
         self._looking.stop(CLOSE_TIMEOUT_S)
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def wake(self) -> None:
         """Something changed: look soon."""
+        self.count_anew()
         self._looking.wake()
+
+    def count_anew(self) -> None:
+        """The queue has changed: places that were counted before hold no more."""
+        self._places = (float("-inf"), {})
 
     def why(self, job: str) -> str:
         """Why a queued job waits."""
-        return self._decided.waits.get(job, "it is about to be looked at")
+        waits = self._decided.waits
+        if job in waits or not waits:
+            return waits.get(job, "it is about to be looked at")
+        first, why = next(iter(waits.items()))
+        return behind(first, why)
+
+    def place(self, job: str) -> int | None:
+        """Which of the queued jobs this one is, from 1, counted a moment ago for all of them. None: it is not queued."""
+        counted_at, places = self._places
+        if time.monotonic() - counted_at > PLACES_HOLD_S:
+            places = {queued: place for place, (queued, _, _) in enumerate(self._store.queued(), 1)}
+            self._places = (time.monotonic(), places)
+        return places.get(job)
+
+    def is_behind(self, row: JobRow) -> bool:
+        """Whether one waits that this job may not overtake: then it cannot start now, and nobody need look."""
+        if self._first is None or self._first[0] == row.job or self._first[1] < row.priority:
+            return False
+        first = self._store.job(self._first[0])
+        return first is not None and first.state == JobState.QUEUED and first.priority >= row.priority
 
     @property
     def hopeless(self) -> bool:
@@ -100,44 +133,84 @@ class Dispatcher:
             self.wake()
             return
         try:
+            self.count_anew()
             self._settle_inherited()
-            queued = self._store.jobs(states={JobState.QUEUED})
+            queued = self._queued()
             before, self._decided = self._decided, self._decide(queued)
-            for job, why in self._decided.waits.items():
-                if before.waits.get(job) != why:
-                    logger.info("job %s waits: %s", job, why)
-            rows = {row.job: row for row in queued}
+            first, why = next(iter(self._decided.waits.items()), ("", ""))
+            self._first = next(((job.job, job.priority) for job in queued if job.job == first), None)
+            if why and before.waits.get(first) != why:
+                logger.info("job %s waits, and %d behind it: %s", first, len(self._decided.waits) - 1, why)
             for job in self._decided.starts:
-                self._start(rows[job])
+                try:
+                    if row := self._store.job(job):
+                        self._start(row)
+                except Exception:  # the others' turn is now, too; this one's comes again
+                    logger.exception("job %s could not be seen to", job)
         finally:
             self._one_at_a_time.release()
 
-    def _decide(self, queued: Sequence[JobRow]) -> Decision:
+    def _queued(self) -> list[QueuedJob]:
+        """The queued jobs, the next one first. One whose specification can no longer be read has failed, and says so."""
+        queued = []
+        for job, priority, number in self._store.queued():
+            try:
+                wants = self.outlines.of(job, lambda job=job: self._spec(job)).wants  # type: ignore[misc]
+            except (ValueError, TypeError, LookupError, ArithmeticError, AtollError) as error:
+                logger.error("job %s cannot be queued: %s", job, error)
+                reason = f"its stored specification cannot be used any more: {first_line(error)}"
+                self._store.move_job(job, JobState.QUEUED, JobState.FAILED, reason=reason, idempotency_key=None)
+                continue
+            queued.append(QueuedJob(job, priority, number, wants))
+        return queued
+
+    def _spec(self, job: str) -> Mapping[str, Any]:
+        row = self._store.job(job)
+        if row is None:
+            raise NotFound(detail=f"There is no job {job!r}.")
+        return row.spec
+
+    def _decide(self, queued: Sequence[QueuedJob]) -> Decision:
         if not queued:
             return NOTHING_QUEUED
-        jobs = [QueuedJob(row.job, row.priority, row.number, wants_of(sections_of(row).values())) for row in queued]
         alive = self._store.jobs(states={JobState.STARTING, JobState.RUNNING})
         try:
             groups = self._control.node_groups()
         except InfrastructureError as error:
-            return Decision((), {row.job: f"the cluster does not answer: {error}" for row in queued}, hopeless=False)
+            return Decision((), {job.job: f"the cluster does not answer: {error}" for job in queued}, hopeless=False)
         # Nobody is asked how they stand while all would fit beside the largest that each running job may become.
-        at_most = [wants_of(sections_of(row, spares=True).values()) for row in alive]
-        decided = decide(jobs, at_most, groups, self._jobs_max)
-        return decide(jobs, self._wants(alive), groups, self._jobs_max) if decided.waits else decided
+        at_most = [outline.wants_at_most for row in alive if (outline := self._outline(row))]
+        decided = decide(queued, at_most, groups, self._jobs_max)
+        return decide(queued, self._wants(alive), groups, self._jobs_max) if decided.waits else decided
+
+    def _outline(self, row: JobRow) -> Outline | None:
+        """None for a running job whose stored specification cannot be read: nobody knows what it wants."""
+        try:
+            return self.outlines.of(row.job, lambda: row.spec)
+        except (ValueError, TypeError, LookupError, ArithmeticError, AtollError) as error:
+            logger.warning("nobody knows what job %s wants: %s", row.job, first_line(error))
+            return None
 
     def _wants(self, alive: Sequence[JobRow]) -> list[Wants]:
         """What those of them that still run want at present."""
-        asked = {row.job: self._pool.submit(self._look, row) for row in alive}
-        done, _ = wait(asked.values(), timeout=PATIENCE_S)
+        self._looks.ask_all(alive)
+        due_at = time.monotonic() + PATIENCE_S
         wants = []
         for row in alive:
-            future, sections = asked[row.job], sections_of(row, spares=True)
-            if future not in done or isinstance(future.exception(), AtollError):
-                wants.append(wants_of(sections_of(row).values()))
-            elif not (job := future.result()).state.final:
+            if (outline := self._outline(row)) is None:
+                wants.append({})
+                continue
+            try:
+                job = self._look(row, max(0.0, due_at - time.monotonic()))
+            except Exception as error:
+                if not isinstance(error, AtollError):
+                    logger.exception("job %s cannot be looked at; it is reckoned by its specification", row.job)
+                wants.append(outline.wants)
+                continue
+            if not job.state.final:
+                sections = sections_of(row, spares=True)
                 there = [IslandId(island.island) for island in job.islands if island.state not in GONE_FOR_GOOD]
-                wants.append(wants_of(sections[island] for island in there))
+                wants.append(wants_of(sections[island] for island in there if island in sections))
         return wants
 
     def _start(self, row: JobRow) -> None:

@@ -1,10 +1,11 @@
 """How jobs stand, asked for at most a few times a second however many want to know, each answer with its version.
 
     asked ──▶ fresh within FRESH_S? ──yes──▶ the kept look
-                     └──────no──▶ ask the job, keep what it says
+                     └──────no──▶ one question to the job, for all who want to know; keep what it says
 
-Responsible for many readers costing a job no more than one, also when it does not answer: its silence is kept as long as an
-answer. Never does a later look show an earlier state: whoever asks afresh renews what all others see.
+Responsible for many readers costing a job no more than one, also when it does not answer: the question waits in a thread of
+its own, the first who asked waits with it, the others for a moment only, and its silence is kept longer than an answer.
+Never does a later look show an earlier state: whoever asks afresh renews what all others see.
 
 A job's version is its entity tag, ``"GENERATION.DIGEST"``. The digest is that of the answer, new with every look at a job
 that trains. The generation counts what was asked of the job, and is all that ``If-Match`` compares: progress is no conflict.
@@ -16,22 +17,35 @@ Source: RFC 9110, sections 8.8.3 (ETag) and 13.1 (preconditions).
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
 
 from api.jobs.control import StatusRecord
-from api.schemas import Job
+from api.schemas import Job, JobState
 from api.storage.store import JobRow
 from orchestrator.errors import InfrastructureError, PreconditionFailed
+from orchestrator.threads import BoundedThreads
 
 FRESH_S = 0.25
 """Well below what people notice, and well above what an answer takes."""
 STALE_MAX_S = 1.0
 """While one asks a job that is slow to answer, all others are content with what it said so long ago."""
-JOBS_MAX = 64
+SILENT_S = 2.0
+"""A job that did not answer is not asked again for so long. Whoever asks meanwhile hears of its silence at once."""
+PATIENCE_S = 15.0
+"""The one whose question it is waits as long as the control port does."""
+ASKED_S = 3.0
+"""The others wait until the question is so old."""
+QUESTIONS_MAX = 64
+JOBS_MAX = 128
+ALIVE = frozenset({JobState.STARTING, JobState.RUNNING})
+"""What the store says of jobs whose present state only they know."""
 
 
 class Look:
@@ -62,6 +76,14 @@ class Look:
         return tag_of(str(self.generation), self.body)
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A job is being asked how it stands."""
+
+    answer: Future[Look]
+    begun_at: float
+
+
 class Looks:
     """``ask`` says how a job stands, None if nothing is known; ``generation`` counts what was asked of it before that."""
 
@@ -70,20 +92,49 @@ class Looks:
         self._generation = generation
         self._kept: OrderedDict[str, Look] = OrderedDict()
         self._keeping = Lock()
-        self._asking: defaultdict[str, Lock] = defaultdict(Lock)
+        self._threads = BoundedThreads("questions to jobs", QUESTIONS_MAX)
+        self._questions: dict[str, Question] = {}
 
-    def recent(self, row: JobRow) -> Look:
+    def recent(self, row: JobRow, patience_s: float = PATIENCE_S) -> Look:
         """A look at most ``FRESH_S`` old; ``STALE_MAX_S`` while the job is being asked. Raises what its silence raises."""
-        asking, kept = self._asking[row.job], self._kept.get(row.job)
-        if kept and not kept.silence and asking.locked() and time.monotonic() - kept.asked_at < STALE_MAX_S:
+        now, kept = time.monotonic(), self._kept.get(row.job)
+        if kept and now - kept.asked_at <= (FRESH_S if kept.silence is None else SILENT_S):
+            return said(kept)
+        if JobState(row.state) not in ALIVE:
+            return self.fresh(row)  # what is known of it is on the disk
+        question, is_first = self._question(row)
+        if kept and kept.silence is None and not is_first and now - kept.asked_at < STALE_MAX_S:
             return kept
-        with asking:
+        if kept and kept.silence is not None:
+            patience_s = min(patience_s, FRESH_S)
+        elif not is_first:
+            patience_s = min(patience_s, question.begun_at + ASKED_S - now)
+        try:
+            return question.answer.result(max(0.0, patience_s))
+        except TimeoutError as error:
+            since_s = time.monotonic() - question.begun_at
+            detail = f"The synchroniser of job {row.job} was asked {since_s:.1f} s ago, and has not answered yet."
+            raise InfrastructureError(detail=detail, remedy="Try again; training goes on meanwhile.") from error
+
+    def ask_all(self, rows: Iterable[JobRow]) -> None:
+        """All of these that live are asked at once, so that whoever wants them all waits for the slowest only."""
+        for row in rows:
             kept = self._kept.get(row.job)
-            if kept is None or time.monotonic() - kept.asked_at > FRESH_S:
-                return self.fresh(row)
-            if kept.silence is not None:
-                raise kept.silence
-            return kept
+            if JobState(row.state) in ALIVE and (kept is None or time.monotonic() - kept.asked_at > FRESH_S):
+                with suppress(InfrastructureError):  # whoever wants this one hears of it
+                    self._question(row)
+
+    def _question(self, row: JobRow) -> tuple[Question, bool]:
+        """The question to this job that is under way, and whether it began just now."""
+        with self._keeping:
+            under_way = self._questions.get(row.job)
+            if under_way and not under_way.answer.done():
+                return under_way, False
+            question = Question(self._threads.begin(lambda: self.fresh(row)), time.monotonic())
+            self._questions[row.job] = question
+            for job in [job for job, one in self._questions.items() if one.answer.done() and one is not question]:
+                del self._questions[job]
+            return question, True
 
     def fresh(self, row: JobRow) -> Look:
         """A look from now. What shows nothing is not kept: the job may be about to begin."""
@@ -91,7 +142,7 @@ class Looks:
         try:
             look = Look(asked_at, self._ask(row), generation)
         except InfrastructureError as error:
-            self._keep(row.job, Look(time.monotonic(), None, generation, error))
+            self._keep(row.job, Look(time.monotonic(), None, generation, error))  # it is silent from now on
             raise
         if look.record is not None:
             self._keep(row.job, look)
@@ -104,7 +155,14 @@ class Looks:
                 self._kept[job] = look
             self._kept.move_to_end(job)
             while len(self._kept) > JOBS_MAX:
-                self._asking.pop(self._kept.popitem(last=False)[0], None)
+                self._kept.popitem(last=False)
+
+
+def said(look: Look) -> Look:
+    """The look itself. Raises its silence, if that is what it is."""
+    if look.silence is not None:
+        raise look.silence.with_traceback(None)  # the same one is raised again and again
+    return look
 
 
 def tag_of(generation: str, body: bytes) -> str:

@@ -1,29 +1,34 @@
 """Θ for whoever wants it: what an ended job left, or a picture of what a running one has merged so far.
 
 Responsible for an open file of safetensors, whose metadata holds the job's specification (``spec``), the model's
-configuration with it. A running job writes the picture into its folder for this one reading; its name is taken away at
-once, so that nothing stays behind however the reading ends. Refuses to know what is in it.
+configuration with it. A running job writes the picture into its folder; its name is taken away at once, so that nothing
+stays behind however the reading ends. Whoever asks within ``KEEP_S`` reads the same picture: however many ask, the job
+writes one, and the disk bears one for as long as somebody reads it. Refuses to know what is in it.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock, Timer
 from typing import BinaryIO
 
 from api.jobs.control import ControlPort
 from api.jobs.service import Service
 from api.run.files import open_below
-from orchestrator.errors import Conflict, InfrastructureError, NotFound
+from orchestrator.errors import AtollError, Conflict, InfrastructureError, NotFound, last_line
 
 MERGED = "merged.safetensors"
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 256 << 10
+KEEP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class OpenParameters:
-    """``job`` is the job's own id, also where ``latest`` was asked for."""
+    """``job`` is the job's own id, also where ``latest`` was asked for. Several may read of the same file."""
 
     job: str
     file: BinaryIO
@@ -33,15 +38,27 @@ class OpenParameters:
         return os.fstat(self.file.fileno()).st_size
 
     def chunks(self) -> Iterator[bytes]:
-        """All of it; the file is closed after."""
-        with self.file:
-            while chunk := self.file.read(CHUNK_BYTES):
-                yield chunk
+        """All of it. The file is closed when the last of its readers has let go of it."""
+        at = 0
+        while chunk := os.pread(self.file.fileno(), CHUNK_BYTES, at):
+            at += len(chunk)
+            yield chunk
+
+
+@dataclass(slots=True)
+class Picture:
+    """The last picture of one job, and since when it is there. While one thread has it made, the others wait for it."""
+
+    making: Lock = field(default_factory=Lock)
+    parameters: OpenParameters | None = None
+    made_at: float = float("-inf")
 
 
 class Parameters:
     def __init__(self, service: Service, control: ControlPort) -> None:
         self._service, self._control = service, control
+        self._pictures: dict[str, Picture] = {}
+        self._changing = Lock()
 
     def open(self, job: str) -> OpenParameters:
         """Raises NotFound for a job that ended and left none, Conflict for one that has none yet."""
@@ -50,14 +67,42 @@ class Parameters:
             return OpenParameters(run.job, self._service.result(run.job, MERGED))
         except Conflict:  # it still runs
             pass
+        picture = self._picture(run.job)
+        with picture.making:
+            if picture.parameters is None or time.monotonic() - picture.made_at > KEEP_S:
+                picture.parameters = None  # the disk need not bear two
+                try:
+                    picture.parameters = OpenParameters(run.job, self._made(run.job, run.folder))
+                except NotFound:  # it ended meanwhile
+                    return OpenParameters(run.job, self._service.result(run.job, MERGED))
+                picture.made_at = time.monotonic()
+                timer = Timer(KEEP_S, self._let_go, [run.job, picture.parameters])
+                timer.daemon = True
+                timer.start()
+            return picture.parameters
+
+    def _let_go(self, job: str, parameters: OpenParameters) -> None:
+        """Nobody new reads this picture. Its file is gone with the last of those who still do."""
+        with self._changing:
+            picture = self._pictures.get(job)
+            if picture and picture.parameters is parameters:
+                del self._pictures[job]
+
+    def _made(self, job: str, folder: Path) -> BinaryIO:
+        """A new picture, open, and without a name. Raises InfrastructureError where the disk refuses it."""
         try:
-            name = self._control.save_parameters(run.job)
-        except NotFound:  # it ended meanwhile
-            return OpenParameters(run.job, self._service.result(run.job, MERGED))
-        try:
-            file = open_below(run.folder, name)
-            (run.folder / name).unlink()
-        except OSError as error:
-            detail = f"The picture of job {run.job}, {name}, cannot be read: {error.strerror}."
-            raise InfrastructureError(detail=detail, remedy="Ask again.") from error
-        return OpenParameters(run.job, file)
+            name = self._control.save_parameters(job)
+            file = open_below(folder, name)
+            (folder / name).unlink()
+        except AtollError:
+            raise
+        except Exception as error:  # of the job's process, or of what writes the file there
+            detail = f"The parameters of job {job} could not be written into {folder}: {last_line(error)}."
+            raise InfrastructureError(
+                detail=detail, remedy="See whether its disk is full; training goes on."
+            ) from error
+        return file
+
+    def _picture(self, job: str) -> Picture:
+        with self._changing:
+            return self._pictures.setdefault(job, Picture())

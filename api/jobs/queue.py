@@ -84,7 +84,7 @@ def decide(
     for job in sorted(queued, key=lambda job: (-job.priority, job.number)):
         if waits:
             first, why = next(iter(waits.items()))
-            waits[job.job] = f"behind {first}: {why}"
+            waits[job.job] = behind(first, why)
         elif missing := _missing(fleet, job.wants):
             waits[job.job], hopeless = missing, True
         elif why := _too_little(free, fleet, job.wants):
@@ -95,6 +95,11 @@ def decide(
             starts.append(job.job)
             free = _without(free, job.wants)
     return Decision(tuple(starts), waits, hopeless)
+
+
+def behind(first: str, why: str) -> str:
+    """Why whoever comes after the first waits."""
+    return f"behind {first}: {why}"
 
 
 def wants_of(sections: Iterable[IslandsSection]) -> Wants:

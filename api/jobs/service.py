@@ -27,7 +27,7 @@ from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
-from api.jobs.looks import Look, Looks, refuse_outdated
+from api.jobs.looks import PATIENCE_S, Look, Looks, refuse_outdated
 from api.jobs.outbox import Outbox
 from api.jobs.translate import command_of, island_in, job_of, plans_of, summary_of, unreadable
 from api.run.files import open_below, parsed
@@ -40,6 +40,8 @@ from orchestrator.errors import Conflict, DataError, InfrastructureError, Invali
 
 REPORT = "report.json"
 REPORT_BYTES_MAX = 64 << 20
+LIST_PATIENCE_S = 1.5
+"""A list waits so long for jobs that are slow to answer; all are asked at once."""
 QUEUE_PATIENCE_S = 10.0
 """A submission waits so long for those that are being started, then is answered while it is queued."""
 
@@ -77,7 +79,7 @@ class Service:
         self.looks = Looks(self.record, store.generation)
         self.outbox = Outbox(control, store, lambda row: self.looks.fresh(row).record)
         self.cordons = Cordons(control, store, self.outbox)
-        self.queue = Dispatcher(control, store, self.cordons, self._answer, self.record, jobs_max)
+        self.queue = Dispatcher(control, store, self.cordons, self.looks, self._answer, self.record, jobs_max)
         self.clock = ClockWatch()
         self._adding = Lock()
         """Nothing is asked between a precondition and what is asked under it."""
@@ -93,9 +95,10 @@ class Service:
         self.cordons.tell_missed()
         self.outbox.turn()
 
-    def check_store(self) -> None:
-        """Raises InfrastructureError if what is asked of the service cannot be kept at present."""
+    def ready(self) -> int:
+        """How many node groups there are. Raises InfrastructureError if the store or the cluster does not answer."""
         self._store.check()
+        return len(self.node_groups())
 
     def node_groups(self) -> list[NodeGroupRecord]:
         return self._control.node_groups()
@@ -133,7 +136,9 @@ class Service:
         except AlreadyKnown as known:
             refuse_other_request(known.row, digest, key)
             return self._answer(known.row)
-        self.queue.dispatch(QUEUE_PATIENCE_S)
+        self.queue.count_anew()
+        if not self.queue.is_behind(row):
+            self.queue.dispatch(QUEUE_PATIENCE_S)
         row = self._row(job)
         if row.state == JobState.FAILED:
             raise InfrastructureError(detail=f"Job {job} {row.reason}")
@@ -249,8 +254,11 @@ class Service:
         if earlier is not None:
             refuse_other_request(earlier, digest, key)
             command = earlier
+        needs_look = row.state != JobState.QUEUED or not self.queue.is_behind(row)
         self.outbox.push(row.job)
-        self.queue.wake()  # it may have made room
+        self.queue.count_anew()
+        if needs_look:
+            self.queue.wake()  # it may have made room
         return self.command(row.job, command.command)
 
     def command(self, job: str, command: str) -> Command:
@@ -304,11 +312,11 @@ class Service:
         except NotFound:
             return read_status(Path(row.run_dir))  # it may have ended between the two looks
 
-    def _answer(self, row: JobRow) -> Job:
-        return self._look(row).answer
+    def _answer(self, row: JobRow, patience_s: float = PATIENCE_S) -> Job:
+        return self._look(row, patience_s).answer
 
-    def _look(self, row: JobRow) -> Look:
-        look = self.looks.recent(row)
+    def _look(self, row: JobRow, patience_s: float = PATIENCE_S) -> Look:
+        look = self.looks.recent(row, patience_s)
         if look.answer is None and look.record is None and row.summary and (kept := summary_in(row, Job)):
             look.answer = kept
         elif look.answer is None:
@@ -340,16 +348,26 @@ class Service:
         return made
 
     def summary(self, row: JobRow) -> JobSummary:
-        """Of any row that the store may hold: one that is damaged is told as that, and spoils no list."""
+        """Of any row that the store may hold: one that is damaged is told as that, and spoils no list.
+
+        A job that does not say at once how it stands is shown as last known, with the reason.
+        """
         if row.summary and (kept := summary_in(row, JobSummary)):
             return kept
+        if row.state == JobState.QUEUED:
+            return self._outlined(row, {"queue_position": self.queue.place(row.job), "reason": self.queue.why(row.job)})
         try:
-            return summary_of(self._answer(row))
+            return summary_of(self._answer(row, LIST_PATIENCE_S))
         except InfrastructureError as error:
-            why = f"its state cannot be had right now: {error}"
+            return self._outlined(row, {"reason": f"its state cannot be had right now: {error}"})
         except Exception as error:
             return summary_of(unreadable(row, error))
+
+    def _outlined(self, row: JobRow, more: dict[str, Any]) -> JobSummary:
+        """What is known of a job without asking it and without reading its specification again."""
         try:
-            return summary_of(self._made(row, None)).model_copy(update={"reason": why})
-        except InfrastructureError as error:
+            outline = self.queue.outlines.of(row.job, lambda: row.spec)
+            job = job_of(row, None, [], outline.token_budget, report=False)
+            return summary_of(job).model_copy(update={"island_count": outline.island_count, **more})
+        except Exception as error:
             return summary_of(unreadable(row, error))

@@ -32,6 +32,7 @@ class Shelf:
             rows = self._store.jobs(name=name, before=before, limit=limit + 1)
         else:
             rows = self._store.jobs(name=name, before=before, states={state, *ALIVE})
+        self._service.looks.ask_all(rows)
         found = (self._service.summary(row) for row in rows)
         wanted = (job for job in found if state is None or job.state == state)
         page = list(islice(wanted, limit))

@@ -70,7 +70,8 @@ def refusals_of(method: str, path: str, operation: dict[str, Any]) -> Iterator[t
         yield "409", "Not possible as things stand"
     if "if-match" in names:
         yield "412", "Something else was asked of it since the look that `If-Match` names"
-    if path == "/v1/jobs" and has_body:
+    if has_body:
+        yield "408", "The body did not come in time"
         yield "413", "The body is too large"
     if names or has_body:
         yield "422", "A value cannot be used; `problems` names each one"

@@ -10,12 +10,13 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.http.pools import JOBS, runs_in
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command
 from orchestrator.chaos.plan import PAYLOADS_MAX
 from orchestrator.core.vocabulary import Dose
 
-router = APIRouter(prefix="/v1/jobs/{job}/chaos", tags=["chaos"])
+router = APIRouter(prefix="/v1/jobs/{job}/chaos", tags=["chaos"], route_class=runs_in(JOBS))
 
 STOP_MAX_S = 3600.0
 Whom = Annotated[str, Field(min_length=1, max_length=200, description="an island of the job")]

@@ -11,14 +11,16 @@ from fastapi.responses import HTMLResponse
 from api.chaos.plans import plan_text, shown
 from api.chaos.runs import ChaosRuns
 from api.chaos.schemas import AskedPlan, ChaosRun, ChaosRunList, ShippedPlan, ShownPlans, VerdictDocument
+from api.http.headers import DOCUMENT
+from api.http.pools import JOBS, runs_in
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey
 from api.routes.jobs import parse_body
 
-router = APIRouter(prefix="/v1", tags=["chaos"])
+router = APIRouter(prefix="/v1", tags=["chaos"], route_class=runs_in(JOBS))
 RUNS = "/jobs/{job}/chaos/runs"
 
 
-def runs_of(request: Request) -> ChaosRuns:
+async def runs_of(request: Request) -> ChaosRuns:
     runs: ChaosRuns = request.app.state.chaos
     return runs
 
@@ -83,4 +85,4 @@ def get_chaos_verdict(job: str, run: str, runs: RunsHere) -> VerdictDocument:
 @router.get(RUNS + "/{run}/report", response_class=HTMLResponse)
 def get_chaos_report(job: str, run: str, runs: RunsHere) -> HTMLResponse:
     """The verdict as a page, complete in itself, to be shown to others; 409 until the job has ended."""
-    return HTMLResponse(runs.report(job, run))
+    return HTMLResponse(runs.report(job, run), headers={"Content-Security-Policy": DOCUMENT})

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Path, Request, Response
 
 from api.checkpoints.archive import archive_of
 from api.checkpoints.schemas import Checkpoints, RollbackOptions
+from api.http.pools import DOWNLOADS, JOBS, chunks_in, in_pool, runs_in
+from api.http.streams import Stream
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command
 
-router = APIRouter(prefix="/v1/jobs/{job}", tags=["checkpoints"])
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["checkpoints"], route_class=runs_in(JOBS))
 TAR = "application/x-tar"
 ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: {}}}}
 
 
 @router.get("/checkpoints")
+@in_pool(DOWNLOADS)
 def list_checkpoints(job: str, service: ServiceHere) -> Checkpoints:
     """The job's whole checkpoints, oldest first, also after its end. Files are not verified here, but when one is used."""
     return Checkpoints(checkpoints=service.checkpoints(job))
 
 
-@router.get("/checkpoints/{number}", response_class=StreamingResponse, responses=ARCHIVE)
+@router.get("/checkpoints/{number}", response_class=Stream, responses=ARCHIVE)
+@in_pool(DOWNLOADS)
 def download_checkpoint(
-    job: str, number: Annotated[int, Path(ge=1, le=2**31 - 1)], service: ServiceHere
-) -> StreamingResponse:
+    request: Request, job: str, number: Annotated[int, Path(ge=1, le=2**31 - 1)], service: ServiceHere
+) -> Stream:
     """One whole checkpoint as a tar, also of a running job. Its manifest has the digest of every file.
 
     Unpacked, it is a folder that `resume.checkpoint` of a specification takes, where all nodes reach it.
@@ -36,7 +39,7 @@ def download_checkpoint(
         "Content-Disposition": f'attachment; filename="{name}-checkpoint-{number}.tar"',
         "Content-Length": str(archive.byte_count),
     }
-    return StreamingResponse(archive.chunks(), media_type=TAR, headers=headers)
+    return Stream(request, chunks_in(DOWNLOADS, archive.chunks()), TAR, headers)
 
 
 @router.post("/checkpoints", status_code=202)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from api.http.pools import JOBS, runs_in
 from api.routes.dependencies import ServiceHere
 from api.schemas import Command, Commands
 
-router = APIRouter(prefix="/v1/jobs/{job}/commands", tags=["commands"])
+router = APIRouter(prefix="/v1/jobs/{job}/commands", tags=["commands"], route_class=runs_in(JOBS))
 
 
 @router.get("")

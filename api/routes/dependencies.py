@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
-from fastapi.responses import StreamingResponse
 
 from api.auth.roles import Holder
 from api.jobs.looks import unchanged
@@ -15,12 +12,12 @@ from api.jobs.service import Service
 from api.schemas import Command
 
 
-def service_of(request: Request) -> Service:
+async def service_of(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-def caller_of(request: Request) -> str:
+async def caller_of(request: Request) -> str:
     """The name of the token that the gate let in."""
     holder: Holder = request.state.holder
     return holder.name
@@ -65,22 +62,3 @@ def versioned(body: bytes, tag: str, if_none_match: str | None) -> Response:
     if unchanged(if_none_match, tag):
         return Response(status_code=304, headers=headers)
     return Response(body, media_type="application/json", headers=headers)
-
-
-CHUNK_BYTES = 1 << 20
-
-
-def sent(file: BinaryIO, media_type: str, filename: str | None = None) -> StreamingResponse:
-    """An open file as it is, and closed after. By its descriptor, for what its name leads to may be another one by then."""
-    length = os.fstat(file.fileno()).st_size
-    headers = {"Content-Length": str(length)}
-    if filename is not None:
-        headers["Content-Disposition"] = f'attachment; filename="{filename}"'
-    return StreamingResponse(_chunks(file, length), media_type=media_type, headers=headers)
-
-
-def _chunks(file: BinaryIO, left: int) -> Iterator[bytes]:
-    with file:
-        while left and (chunk := file.read(min(left, CHUNK_BYTES))):
-            yield chunk
-            left -= len(chunk)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from api.http.pools import FLEET, runs_in
 from api.jobs.looks import tag_of
 from api.jobs.service import Service
 from api.jobs.translate import command_of
 from api.routes.dependencies import ANONYMOUS, VERSIONED, Caller, IfMatch, IfNoneMatch, ServiceHere, versioned
 from api.schemas import NodeGroupChange, NodeGroups
 
-router = APIRouter(prefix="/v1/node-groups", tags=["fleet"])
+router = APIRouter(prefix="/v1/node-groups", tags=["fleet"], route_class=runs_in(FLEET))
 
 
 @router.get("", response_model=NodeGroups, responses=VERSIONED)

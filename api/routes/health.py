@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import asyncio
 
-from api.routes.dependencies import ServiceHere
+from fastapi import APIRouter, Request
+
+from api.http.pools import FLEET, runs_in
+from api.jobs.readiness import ANSWER_WITHIN_S, Readiness
 from api.schemas import Health
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=runs_in(FLEET))
 
 
 @router.get("/healthz")
@@ -17,8 +20,12 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz")
-def readyz(service: ServiceHere) -> Health:
-    """The store and the cluster answer too; 503 with the reason when one does not. Send no work here when this fails."""
-    service.check_store()
-    count = len(service.node_groups())
-    return Health(status="ok", detail=f"{count} node groups")
+async def readyz(request: Request) -> Health:
+    """The store and the cluster answer too; 503 with the reason when one does not, within a second.
+
+    Send no work here when this fails.
+    """
+    readiness: Readiness = request.app.state.readiness
+    if asked := readiness.asked():
+        await asyncio.wait({asyncio.wrap_future(asked)}, timeout=ANSWER_WITHIN_S)
+    return Health(status="ok", detail=f"{readiness.group_count()} node groups")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
+from api.http.pools import JOBS, runs_in
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command, Island, Islands
 
-router = APIRouter(prefix="/v1/jobs/{job}/islands", tags=["islands"])
+router = APIRouter(prefix="/v1/jobs/{job}/islands", tags=["islands"], route_class=runs_in(JOBS))
 
 
 class KillOptions(BaseModel):

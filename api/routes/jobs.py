@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import yaml
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 
+from api.http.headers import DOCUMENT
+from api.http.pools import JOBS, LISTS, PARSING, SUBMITS, in_pool, runs_in
+from api.http.streams import Stream, file_stream
 from api.jobs.looks import tag_of
 from api.jobs.service import REPORT
 from api.jobs.shelf import Shelf
@@ -24,17 +24,16 @@ from api.routes.dependencies import (
     IfNoneMatch,
     ServiceHere,
     accepted,
-    sent,
     versioned,
 )
 from api.schemas import Command, Job, Jobs, JobState, Scale
 from orchestrator.config import JobSpec
 from orchestrator.errors import ConfigurationError
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(JOBS))
 
 
-def shelf_of(request: Request) -> Shelf:
+async def shelf_of(request: Request) -> Shelf:
     shelf: Shelf = request.app.state.shelf
     return shelf
 
@@ -43,7 +42,6 @@ ShelfHere = Annotated[Shelf, Depends(shelf_of)]
 
 REPORT_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
 REPORT_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
-SPEC_BYTES_MAX = 1 << 20
 PRIORITY_MAX = 100
 """And no lower than its negative."""
 SPEC_SCHEMA = {"schema": JobSpec.model_json_schema()}
@@ -82,13 +80,14 @@ async def submit_job(
 
     It starts at once if there is room, else it is `queued`: by priority, then first come, and nobody overtakes.
     """
-    document = parse_body(await read_body(request), request.headers.get("content-type", ""))
-    job = await run_in_threadpool(service.submit, document, caller, idempotency_key, priority)
+    document = await PARSING.run(parse_body, await request.body(), request.headers.get("content-type", ""))
+    job = await SUBMITS.run(service.submit, document, caller, idempotency_key, priority)
     response.headers["Location"] = f"/v1/jobs/{job.job}"
     return job
 
 
 @router.get("", response_model=Jobs, responses=VERSIONED)
+@in_pool(LISTS)
 def list_jobs(
     shelf: ShelfHere,
     if_none_match: IfNoneMatch = None,
@@ -156,27 +155,19 @@ def scale_job(
     return accepted(command, response)
 
 
-@router.get("/{job}/report", response_class=StreamingResponse, responses=REPORT_JSON)
-@router.get("/{job}/report.json", response_class=StreamingResponse, responses=REPORT_JSON)
-def get_report(job: str, service: ServiceHere) -> StreamingResponse:
+@router.get("/{job}/report", response_class=Stream, responses=REPORT_JSON)
+@router.get("/{job}/report.json", response_class=Stream, responses=REPORT_JSON)
+def get_report(request: Request, job: str, service: ServiceHere) -> Stream:
     """The figures of a finished job; 409 while it is not finished."""
     service.report(job)  # damaged figures are refused, with the reason
-    return sent(service.result(job, REPORT), "application/json")
+    return file_stream(request, service.result(job, REPORT), "application/json")
 
 
-@router.get("/{job}/report.html", response_class=StreamingResponse, responses=REPORT_HTML)
-def get_report_page(job: str, service: ServiceHere) -> StreamingResponse:
+@router.get("/{job}/report.html", response_class=Stream, responses=REPORT_HTML)
+def get_report_page(request: Request, job: str, service: ServiceHere) -> Stream:
     """The page of a finished job, complete in itself; 409 while it is not finished."""
-    return sent(service.result(job, "report.html"), "text/html")
-
-
-async def read_body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > SPEC_BYTES_MAX:
-            raise HTTPException(413, f"A job specification has at most {SPEC_BYTES_MAX} bytes.")
-    return bytes(body)
+    page = service.result(job, "report.html")
+    return file_stream(request, page, "text/html", headers={"Content-Security-Policy": DOCUMENT})
 
 
 def parse_body(body: bytes, content_type: str) -> dict[str, Any]:

@@ -7,19 +7,20 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
+from api.http.pools import RECORDS, runs_in
 from api.merges.explaining import merge_of, summary_of
 from api.merges.history import Histories
 from api.routes.dependencies import ServiceHere
 from api.schemas import Merge, Merges
 from orchestrator.errors import NotFound
 
-router = APIRouter(prefix="/v1/jobs/{job}/merges", tags=["records"])
+router = APIRouter(prefix="/v1/jobs/{job}/merges", tags=["records"], route_class=runs_in(RECORDS))
 
 NUMBER_MAX = 2**53
 Number = Annotated[int, Path(ge=0, le=NUMBER_MAX)]
 
 
-def histories_of(request: Request) -> Histories:
+async def histories_of(request: Request) -> Histories:
     histories: Histories = request.app.state.histories
     return histories
 

@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
+from api.http.pools import LISTS, runs_in
 from api.metrics.exposition import Metrics
 
-router = APIRouter(tags=["metrics"])
+router = APIRouter(tags=["metrics"], route_class=runs_in(LISTS))
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

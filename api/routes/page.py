@@ -1,4 +1,5 @@
-"""The service's own page, for whoever has no Grafana at hand: one document at ``/`` and its files, from ``api/web``.
+"""The service's own page, for whoever has no Grafana at hand: one document at ``/`` and its files, from ``api/web``; and
+the reference of the API at ``/docs``.
 
 Responsible for how they are served. The files are read once, and stand under a path that names their content: a browser
 may keep them for ever, because other content has another path. The document names that path, so it is asked for anew each
@@ -15,13 +16,15 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from api.auth.roles import Holder, Role
+from api.http.pools import ACCESS, runs_in
+from api.openapi.reference import reference
 from api.schemas import Answer
 
-router = APIRouter()
+router = APIRouter(route_class=runs_in(ACCESS))
 
 FOLDER = Path(__file__).resolve().parent.parent / "web"
 DOCUMENT = "index.html"
@@ -63,7 +66,7 @@ class Whoami(Answer):
 
 
 @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-def document(request: Request) -> Response:
+async def document(request: Request) -> Response:
     """The page. A browser that has it already is told so."""
     files, digest = web()
     tag = f'"{digest}"'
@@ -76,7 +79,7 @@ def document(request: Request) -> Response:
 
 
 @router.api_route("/web/{digest}/{name}", methods=["GET", "HEAD"], include_in_schema=False)
-def static_file(digest: str, name: str) -> Response:
+async def static_file(digest: str, name: str) -> Response:
     """A style, a module or the icon of the page as it is now."""
     files, current = web()
     if digest != current or name not in files or name == DOCUMENT:
@@ -84,8 +87,16 @@ def static_file(digest: str, name: str) -> Response:
     return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix], headers=HEADERS | {"Cache-Control": KEEP})
 
 
+@router.get("/docs", include_in_schema=False)
+def docs(request: Request) -> Response:
+    """The reference of the API, which loads nothing but the page's own styles."""
+    app: FastAPI = request.app
+    text = reference(app.openapi(), f"web/{web()[1]}/")
+    return Response(text, media_type=MEDIA_TYPES[".html"], headers=HEADERS | {"Cache-Control": ASK_AGAIN})
+
+
 @router.get("/v1/whoami", tags=["access"])
-def whoami(request: Request) -> Whoami:
+async def whoami(request: Request) -> Whoami:
     """Whose token this is, and what it allows. The page shows no button that would be refused."""
     holder: Holder = request.state.holder
     return Whoami(name=holder.name, role=holder.role)

@@ -5,21 +5,24 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import StreamingResponse
 
+from api.http.pools import DOWNLOADS, chunks_in, runs_in
+from api.http.streams import Stream
 from api.jobs.parameters import Parameters
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(DOWNLOADS))
 BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 
 
-def parameters_of(request: Request) -> Parameters:
+async def parameters_of(request: Request) -> Parameters:
     parameters: Parameters = request.app.state.parameters
     return parameters
 
 
-@router.get("/{job}/parameters", response_class=StreamingResponse, responses=BYTES)
-def download_parameters(job: str, parameters: Annotated[Parameters, Depends(parameters_of)]) -> StreamingResponse:
+@router.get("/{job}/parameters", response_class=Stream, responses=BYTES)
+def download_parameters(
+    request: Request, job: str, parameters: Annotated[Parameters, Depends(parameters_of)]
+) -> Stream:
     """The merged parameters as safetensors: those a job left, or as they stand while it runs.
 
     The file's metadata has the job's specification under `spec`, and of a running job the fragments' `versions`. 409 while
@@ -30,4 +33,4 @@ def download_parameters(job: str, parameters: Annotated[Parameters, Depends(para
         "Content-Disposition": f'attachment; filename="{found.job}.safetensors"',
         "Content-Length": str(found.bytes_count),
     }
-    return StreamingResponse(found.chunks(), media_type="application/octet-stream", headers=headers)
+    return Stream(request, chunks_in(DOWNLOADS, found.chunks()), "application/octet-stream", headers)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request
 
 from api.auth.schemas import AuditEntry, AuditTrail, NewToken, Token, TokenList, TokenOptions
 from api.auth.store import AccessStore, TokenRow
 from api.auth.tokens import Tokens
+from api.http.pools import ACCESS, runs_in
 from api.routes.dependencies import ANONYMOUS, Caller
 
-router = APIRouter(prefix="/v1", tags=["access"])
+router = APIRouter(prefix="/v1", tags=["access"], route_class=runs_in(ACCESS))
 
 
-def tokens_of(request: Request) -> Tokens:
+async def tokens_of(request: Request) -> Tokens:
     tokens: Tokens = request.app.state.tokens
     return tokens
 
 
-def access_of(request: Request) -> AccessStore:
+async def access_of(request: Request) -> AccessStore:
     access: AccessStore = request.app.state.access
     return access
 
@@ -28,10 +29,9 @@ TokensHere = Annotated[Tokens, Depends(tokens_of)]
 
 
 @router.post("/tokens", status_code=201)
-def create_token(options: TokenOptions, response: Response, tokens: TokensHere, caller: Caller = ANONYMOUS) -> NewToken:
+def create_token(options: TokenOptions, tokens: TokensHere, caller: Caller = ANONYMOUS) -> NewToken:
     """Make a token. It is in this answer and nowhere else: a lost one is revoked, and another made."""
     row, raw = tokens.create(options.name, options.role, caller, options.expires_in_s)
-    response.headers["Cache-Control"] = "no-store"
     return NewToken(**said_of(row, tokens).model_dump(), token=raw)
 
 

@@ -172,6 +172,12 @@ class Store:
         with self._session() as session:
             return list(session.scalars(query))
 
+    def queued(self) -> list[tuple[str, int, int]]:
+        """Id, priority and number of every queued job, the next one first. Their specifications stay where they are."""
+        query = select(JobRow.job, JobRow.priority, JobRow.number).where(JobRow.state == "queued")
+        with self._session() as session:
+            return [(*row,) for row in session.execute(query.order_by(JobRow.priority.desc(), JobRow.number))]
+
     def remove_job(self, job: str) -> None:
         """The job and its commands are gone. Nothing happens if they were."""
         with self._session.begin() as session:

@@ -24,7 +24,7 @@ from api.storage.store import Store
 from orchestrator.errors import Conflict, NotFound
 from tests.api.clockwork import Clockwork
 
-OPEN = {"/", "/web/{digest}/{name}", "/healthz", "/readyz", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+OPEN = {"/", "/web/{digest}/{name}", "/healthz", "/readyz", "/openapi.json", "/docs"}
 """All that a stranger may read. Whoever adds a path here has thought about it."""
 FOR_ADMINS = ("/v1/tokens", "/v1/audit")
 

@@ -1,0 +1,133 @@
+"""What a request may bring, and how long it may take to: one limit for all routes, before any of them.
+
+    413    more than the route's limit: at once where Content-Length says so, else when so much has come
+    408    the body was not whole in time
+
+Responsible for nobody reading more than the limit, however a route reads; and for the connection after an answer that did
+not wait for the body. What is left of a small body is read and thrown away, so that the connection goes on. Else the answer
+says ``Connection: close``, and the last of it is held back for a moment while more is thrown away: a socket that is closed
+over unread data is reset, and the answer may be lost with it.
+
+FastAPI reads the JSON bodies of models in the event loop: the limit is what makes that fit (64 KiB take about a
+millisecond). What may be larger is read in a thread, by its route.
+
+Source: RFC 9110, 15.5.14 (413) and 10.1.1 (Expect); RFC 9112, 9.6 (closing a connection in stages).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.http.problems import refused, response
+
+BODY_BYTES_MAX = 64 << 10
+LARGE_BODIES = {("POST", "/v1/jobs"): 1 << 20}
+"""A specification may be long. Nothing else is."""
+PLAN_BYTES_MAX = 256 << 10
+"""The text of a chaos plan has at most 65,536 characters, of up to four bytes each."""
+BODY_WITHIN_S = 20.0
+REST_WITHIN_S = 0.2
+"""So long an answer waits for the rest of a small body."""
+LINGER_S = 1.0
+LINGER_BYTES_MAX = 1 << 20
+
+
+class Bodies:
+    """Middleware: bodies are within their limit, in size and in time."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        length = headers.get("content-length", "0")
+        if length == "0" and "transfer-encoding" not in headers:
+            await self._app(scope, receive, send)
+            return
+        body = Body(receive, limit_of(scope["method"], scope["path"]), may_wait="expect" not in headers)
+        answer = Answer(body, send)
+        if int(length) > body.bytes_max:  # h11 refuses a length that is none
+            document = refused(413, body.too_large(), scope["path"])
+            await response(document)(scope, body.receive, answer.send)
+            return
+        await self._app(scope, body.read, answer.send)
+
+
+def limit_of(method: str, path: str) -> int:
+    """How many bytes a body for this route may have."""
+    if path.startswith("/v1/jobs/") and path.endswith("/chaos/runs"):
+        return PLAN_BYTES_MAX
+    return LARGE_BODIES.get((method, path), BODY_BYTES_MAX)
+
+
+class Body:
+    """What came of a request's body, and whether it is whole. ``may_wait``: the client sends without being told to."""
+
+    def __init__(self, receive: Receive, bytes_max: int, may_wait: bool) -> None:
+        self.receive = receive
+        self.bytes_max = bytes_max
+        self.may_wait = may_wait
+        self.whole = False
+        self.answering = False
+        self._bytes_count = 0
+        self._due_at = time.monotonic() + BODY_WITHIN_S
+
+    async def read(self) -> Message:
+        """The next message of the request. Raises HTTPException when the body is too large or too slow."""
+        if self.whole:
+            return await self.receive()
+        try:
+            message = await asyncio.wait_for(self.receive(), max(0.0, self._due_at - time.monotonic()))
+        except TimeoutError as error:
+            if self.answering:  # nobody waits for the body; whoever asks waits for the client to leave
+                return {"type": "http.disconnect"}
+            raise HTTPException(408, f"The body was not here within {BODY_WITHIN_S:g} s.") from error
+        self._note(message)
+        if self._bytes_count > self.bytes_max and not self.answering:
+            raise HTTPException(413, self.too_large())
+        return message
+
+    async def discard(self, within_s: float, bytes_max: int) -> None:
+        """Read on and keep nothing, until the body is whole, so much has come, or the time is over."""
+        until, limit = time.monotonic() + within_s, self._bytes_count + bytes_max
+        while not self.whole and self._bytes_count < limit:
+            try:
+                self._note(await asyncio.wait_for(self.receive(), max(0.0, until - time.monotonic())))
+            except TimeoutError:
+                return
+
+    def too_large(self) -> str:
+        return f"A body for this path has at most {self.bytes_max} bytes."
+
+    def _note(self, message: Message) -> None:
+        self._bytes_count += len(message.get("body", b""))
+        self.whole = message["type"] == "http.disconnect" or not message.get("more_body", False)
+
+
+class Answer:
+    """What is sent about a request whose body may not be whole."""
+
+    def __init__(self, body: Body, send: Send) -> None:
+        self._body = body
+        self._send = send
+        self._closes = False
+
+    async def send(self, message: Message) -> None:
+        body = self._body
+        if message["type"] == "http.response.start":
+            body.answering = True
+            if body.may_wait:
+                await body.discard(REST_WITHIN_S, BODY_BYTES_MAX)
+            if not body.whole:
+                self._closes = True
+                MutableHeaders(scope=message)["Connection"] = "close"
+        elif self._closes and not message.get("more_body", False):
+            await self._send({**message, "more_body": True})
+            await body.discard(LINGER_S, LINGER_BYTES_MAX)
+            message = {"type": "http.response.body", "body": b""}
+        await self._send(message)

@@ -1,0 +1,329 @@
+"""Who may be connected, how many, and for how long without getting anywhere: before anything is known of who asks.
+
+    accepted ──▶ too many of its address, or in all? ──▶ one of those that ask nothing makes room, or it is refused
+        └──▶ TLS handshake ──▶ head of a request ──▶ answer ──▶ head of the next …
+              HANDSHAKE_S        HEAD_S                WRITE_S for what the client does not read
+
+Responsible for strangers not keeping others out: connections are counted from the instant they are accepted, in all and by
+address, and whoever neither finishes a handshake, nor a request's head, nor reads what is sent, is let go. Where there are
+too many, the one that has waited longest without a request is closed for the new one, so that a flood of idle or half
+open connections costs the flood its own. What is refused is logged, once a minute with a count.
+
+uvicorn speaks HTTP (``H11Protocol``); it accepts without counting, and waits for heads and slow readers without end. Bodies
+have their own limits (``api.http.bodies``).
+
+Source: RFC 9112, section 9.8; nginx's client_header_timeout, send_timeout and limit_conn, and its reuse of idle connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from api.http.problems import CONTENT_TYPE, refused
+
+HANDSHAKE_S = 10.0
+HEAD_S = 10.0
+WRITE_S = 30.0
+"""So long a client may read nothing of what waits for it, at most one piece of a download."""
+CLOSING_S = 10.0
+LOOK_EVERY_S = 1.0
+LOG_EVERY_S = 60.0
+HEAD_BYTES_MAX = 32 << 10
+WIRE_BYTES_MAX = 3 << 20
+"""Of one request, as it comes: a body of 1 MiB may come in chunks, but not each byte in one."""
+BACKLOG = 1024
+
+CONNECTIONS_MAX = 512
+DESCRIPTORS_MAX = 1 << 16
+DESCRIPTORS_APART = 64
+"""For the database, the cluster, the log, and what else the process has open."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many there may be, and how many of one address."""
+
+    total: int
+    each: int
+
+
+def limits_of(descriptor_count: int) -> ConnectionLimits:
+    """What a process with so many descriptors can bear: each connection may have a file open, too.
+
+    On loopback all users are one address, so that it has room for all streams of events and as many again.
+    """
+    total = max(8, min(CONNECTIONS_MAX, (descriptor_count - DESCRIPTORS_APART) // 2))
+    return ConnectionLimits(total, max(4, total // 4))
+
+
+def raise_descriptor_limit() -> int:
+    """As many descriptors as the system allows this process, up to a bound; returns how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft
+
+
+class Connection(H11Protocol):
+    """uvicorn's protocol, which notes since when it waits for whom."""
+
+    def __init__(self, config: uvicorn.Config, server: uvicorn.Server, refusals: Refusals) -> None:
+        super().__init__(config, server.server_state, server.lifespan.state)
+        self._refusals = refusals
+        self._asks_nothing_since = time.monotonic()
+        self._unread_since: float | None = None
+        self._closing_since: float | None = None
+        self._wire_bytes = 0
+        self.on_lost: Callable[[], None] = lambda: None
+
+    @property
+    def asks_nothing_since(self) -> float | None:
+        """Since when there is no request on it; None while there is one."""
+        return self._asks_nothing_since if self.cycle is None or self.cycle.response_complete else None
+
+    def late(self, now: float) -> str | None:
+        """Why it is let go, if it is."""
+        if self.transport.is_closing():
+            self._closing_since = self._closing_since or now
+            return "did not take what was left for them" if now - self._closing_since > CLOSING_S else None
+        if self._unread_since is not None and now - self._unread_since > WRITE_S:
+            return "did not read what they had asked for"
+        if (since := self.asks_nothing_since) is not None and now - since > HEAD_S:
+            return "did not finish the head of a request"
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.on_lost()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._wire_bytes += len(data)
+        if self._wire_bytes > WIRE_BYTES_MAX:
+            self._refusals.note("sent more than any request may have", str(self.client and self.client[0]))
+            self.transport.abort()
+            return
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        self._asks_nothing_since = time.monotonic()
+        self._wire_bytes = 0
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        self._unread_since = time.monotonic()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._unread_since = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """As for every other refusal, a problem document. uvicorn's own is text."""
+        self._refusals.note("sent what is no HTTP", str(self.client and self.client[0]))
+        if self.conn.our_state is h11.SEND_RESPONSE or self.conn.our_state is h11.IDLE:
+            self.transport.write(problem_of(400, "The request is not HTTP, or its head is too long."))
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A request that asks for another protocol is answered as if it had not. uvicorn logs two lines for each."""
+
+
+class Refusals:
+    """Who was refused, told in the log at once, then once a minute."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._last_address = ""
+        self._logged_at = float("-inf")
+
+    def note(self, what: str, address: str) -> None:
+        """A connection of this address was let go because they did ``what``."""
+        self._counts[what] += 1
+        self._last_address = address
+        self.tell()
+
+    def tell(self) -> None:
+        """Log what there is to tell, if the last time is long enough ago."""
+        now = time.monotonic()
+        if self._counts and now - self._logged_at > LOG_EVERY_S:
+            told = "; ".join(f"{count} {what}" for what, count in self._counts.items())
+            logger.warning("connections were closed: %s (the last of %s)", told, self._last_address)
+            self._counts.clear()
+            self._logged_at = now
+
+
+@dataclass(eq=False, slots=True)
+class Visit:
+    """One accepted connection. ``connection`` is None during the handshake."""
+
+    network: str
+    address: str
+    accepted_at: float
+    shaking_hands: asyncio.Task[None] | None = None
+    connection: Connection | None = None
+
+    @property
+    def asks_nothing_since(self) -> float | None:
+        return self.connection.asks_nothing_since if self.connection else self.accepted_at
+
+    def end(self) -> None:
+        if self.connection is not None:
+            self.connection.transport.abort()
+        elif self.shaking_hands is not None:
+            self.shaking_hands.cancel()
+
+
+class Door:
+    """What uvicorn has an ``asyncio.Server`` for: it accepts, but counts."""
+
+    def __init__(self, listener: socket.socket, server: uvicorn.Server, limits: ConnectionLimits) -> None:
+        self._listener, self._server, self._limits = listener, server, limits
+        self._visits: dict[str, set[Visit]] = {}
+        self._refusals = Refusals()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def open(self) -> None:
+        """From here on it accepts."""
+        self._listener.setblocking(False)
+        self._listener.listen(BACKLOG)
+        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._look_round())]
+
+    def close(self) -> None:
+        """Nobody comes in any more. uvicorn sees to those who are in."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(self._listener)
+            except OSError as error:  # no descriptor is left, or it went away again at once
+                self._refusals.note(f"could not be accepted: {error.strerror}", "somebody")
+                await asyncio.sleep(0.05)
+                continue
+            self._admit(accepted, str(peer[0]))
+
+    def _admit(self, accepted: socket.socket, address: str) -> None:
+        network = network_of(address)
+        full = ""
+        if len(self._visits.get(network, ())) >= self._limits.each:
+            full = f"were more than the {self._limits.each} of one address"
+            has_room = self._make_room([self._visits[network]])
+        elif sum(map(len, self._visits.values())) >= self._limits.total:
+            full = f"were more than the {self._limits.total} that the service bears"
+            has_room = self._make_room(sorted(self._visits.values(), key=len, reverse=True))
+        if full and not has_room:
+            self._refusals.note(full, address)
+            if self._server.config.ssl is None:
+                with suppress(OSError):
+                    accepted.send(problem_of(503, "The service has as many connections as it bears."))
+            accepted.close()
+            return
+        if full:
+            self._refusals.note(f"waited without a request and {full}", address)
+        visit = Visit(network, address, time.monotonic())
+        self._visits.setdefault(network, set()).add(visit)
+        visit.shaking_hands = asyncio.create_task(self._greet(accepted, visit))
+
+    def _make_room(self, networks: list[set[Visit]]) -> bool:
+        """The one that has waited longest without a request is gone, of the first network that has such. False if none."""
+        for visits in networks:
+            idle = [(since, visit) for visit in visits if (since := visit.asks_nothing_since) is not None]
+            if idle:
+                _, longest = min(idle, key=lambda pair: pair[0])
+                longest.end()
+                self._forget(longest)
+                return True
+        return False
+
+    async def _greet(self, accepted: socket.socket, visit: Visit) -> None:
+        """The connection is uvicorn's, after a handshake where there is TLS."""
+
+        def made() -> Connection:
+            connection = Connection(self._server.config, self._server, self._refusals)
+            connection.on_lost = lambda: self._forget(visit)
+            return connection
+
+        tls = self._server.config.ssl
+        try:
+            _, connection = await asyncio.get_running_loop().connect_accepted_socket(
+                made, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None
+            )
+            visit.connection = connection
+        except BaseException as error:
+            self._forget(visit)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            self._refusals.note("failed in the TLS handshake", visit.address)
+
+    async def _look_round(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now = time.monotonic()
+            for visit in [visit for here in self._visits.values() for visit in here]:
+                if visit.connection is not None and (why := visit.connection.late(now)):
+                    self._refusals.note(why, visit.address)
+                    visit.end()
+            self._refusals.tell()
+
+    def _forget(self, visit: Visit) -> None:
+        here = self._visits.get(visit.network, set())
+        here.discard(visit)
+        if not here:
+            self._visits.pop(visit.network, None)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which accepts through doors."""
+
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
+        super().__init__(config)
+        self._limits = limits
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        doors: list[Any] = [Door(listener, self, self._limits) for listener in sockets or ()]
+        self.servers = doors
+        for door in doors:
+            door.open()
+
+
+def network_of(address: str) -> str:
+    """What counts as one address: with IPv6 everybody has 2**64 of them."""
+    found = ip_address(address.partition("%")[0])
+    if not isinstance(found, IPv6Address):
+        return str(found)
+    return str(found.ipv4_mapped or int(found) >> 64)
+
+
+def problem_of(status: int, detail: str) -> bytes:
+    """A whole answer for a connection that ends with it, and has seen no request that could be read."""
+    body = refused(status, detail).model_dump_json(exclude_defaults=True).encode()
+    reason = {400: "Bad Request", 503: "Service Unavailable"}[status]
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
+        "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,181 @@
+"""Where requests wait: a pool of threads for each kind of thing that can keep them waiting.
+
+    GATE       who asks, and the audit trail: the database
+    ACCESS     tokens, the audit trail, what is open: the database and memory
+    JOBS       how a job stands, and commands to it: its synchroniser
+    LISTS      all jobs, and the service's figures: all synchronisers
+    FLEET      node groups: the cluster's head
+    SUBMITS    new jobs: the head, and checkpoints to go on from, which may lie far away
+    RECORDS    tapes, merges, logs, reports: the disk of runs
+    STREAMS    the same for answers that last
+    DOWNLOADS  checkpoints and parameters: folders that may lie far away
+    PARSING    bodies that take long to read
+
+Responsible for the one not starving the other: a dead head, a silent job or a slow disk takes the threads of its own pool
+only, and within a pool one job (or one address) takes a part of them only. Whoever finds no thread waits a moment, without
+holding one, and is then refused with 503. A call that lasts longer than the pool's deadline is answered 503, too, and keeps
+its thread until it returns. FastAPI would run all of them in one limit of 40 threads.
+
+A router's class says which pool its routes run in (``runs_in``), a route's own word goes before it (``in_pool``).
+``tests/attack/test_silent_cluster.py`` fails for a route that has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial, wraps
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar
+
+from fastapi.routing import APIRoute
+
+from orchestrator.errors import InfrastructureError
+from orchestrator.threads import BoundedThreads
+
+Answer = TypeVar("Answer")
+
+PATIENCE_S = 2.0
+"""So long a request waits for a thread."""
+DEADLINE_S = 30.0
+WAITING_MAX = 128
+
+
+class Pool:
+    """``each_max`` bounds how many of the threads one key takes: a job's id, or an address."""
+
+    def __init__(
+        self,
+        name: str,
+        threads_max: int,
+        *,
+        each_max: int | None = None,
+        deadline_s: float | None = DEADLINE_S,
+        patience_s: float | None = PATIENCE_S,
+        waiting_max: int = WAITING_MAX,
+    ) -> None:
+        self.name = name
+        self._threads = BoundedThreads(name, threads_max)
+        self._threads_max, self._each_max = threads_max, each_max or threads_max
+        self._deadline_s, self._patience_s, self._waiting_max = deadline_s, patience_s, waiting_max
+        self._taken: Counter[str] = Counter()
+        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+
+    async def run(self, call: Callable[..., Answer], *arguments: Any, key: str = "") -> Answer:
+        """What the call returns, run in a thread. Raises InfrastructureError for want of a thread, or of an answer."""
+        await self._enter(key)
+        loop = asyncio.get_running_loop()
+        try:
+            future = self._threads.begin(partial(call, *arguments))
+        except BaseException:
+            self._leave(key)
+            raise
+
+        def leave(_: Future[Answer]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the service has ended meanwhile
+                loop.call_soon_threadsafe(self._leave, key)
+
+        future.add_done_callback(leave)
+        answer = asyncio.wrap_future(future)
+        answer.add_done_callback(_forget)
+        await asyncio.wait({answer}, timeout=self._deadline_s)
+        if not answer.done():
+            detail = f"This took longer than the {self._deadline_s:g} s that the service has for {self.name}."
+            raise InfrastructureError(detail=detail, remedy="Try again in a moment.")
+        return answer.result()
+
+    async def _enter(self, key: str) -> None:
+        """There is a thread for this key, and it is taken."""
+        if self._has_room(key):
+            self._taken[key] += 1
+            return
+        if len(self._waiting) >= self._waiting_max:
+            raise self._is_full()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((key, turn))
+        try:
+            await asyncio.wait({turn}, timeout=self._patience_s)
+        except asyncio.CancelledError:
+            if turn.done():
+                self._leave(key)
+            raise
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove((key, turn))
+        if not turn.done():
+            raise self._is_full()
+
+    def _leave(self, key: str) -> None:
+        """A thread is free; whoever waits longest of those that may have it goes on."""
+        self._taken[key] -= 1
+        if not self._taken[key]:
+            del self._taken[key]
+        for waiting_key, turn in self._waiting:
+            if not turn.done() and self._has_room(waiting_key):
+                self._taken[waiting_key] += 1
+                turn.set_result(None)
+                return
+
+    def _has_room(self, key: str) -> bool:
+        return self._taken[key] < self._each_max and self._taken.total() < self._threads_max
+
+    def _is_full(self) -> InfrastructureError:
+        detail = f"The service has {self._threads_max} threads for {self.name}, and all that this may take are taken."
+        return InfrastructureError(detail=detail, remedy="Try again in a moment; what it waits for does not answer.")
+
+
+GATE = Pool("tokens", 8, each_max=6, deadline_s=15.0)
+ACCESS = Pool("access", 4)
+JOBS = Pool("jobs", 24, each_max=8)
+LISTS = Pool("lists of jobs", 4)
+FLEET = Pool("the fleet", 4)
+SUBMITS = Pool("submissions", 8, deadline_s=120.0, patience_s=10.0)
+RECORDS = Pool("records", 8)
+STREAMS = Pool("streams", 8, patience_s=None, waiting_max=1 << 16)
+DOWNLOADS = Pool("downloads", 8, each_max=4, deadline_s=150.0)
+PARSING = Pool("parsing", 2, patience_s=10.0)
+
+
+def in_pool(pool: Pool) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]]:
+    """The function runs in this pool, whatever its router says. Its parameter ``job`` is the key."""
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        @wraps(function)
+        async def pooled(**named: Any) -> Any:
+            return await pool.run(partial(function, **named), key=str(named.get("job", "")))
+
+        pooled.pool = pool  # type: ignore[attr-defined]
+        return pooled
+
+    return decorated
+
+
+def runs_in(pool: Pool) -> type[APIRoute]:
+    """The class of routes whose functions run in this pool, but for coroutines, which must not wait for anything."""
+
+    class PooledRoute(APIRoute):
+        def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+            chosen = hasattr(endpoint, "pool") or iscoroutinefunction(endpoint)
+            super().__init__(path, endpoint if chosen else in_pool(pool)(endpoint), **options)
+
+    return PooledRoute
+
+
+async def chunks_in(pool: Pool, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The same chunks, each made in a thread of the pool. The iterator is closed whatever comes."""
+    try:
+        while (chunk := await pool.run(next, chunks, None)) is not None:
+            yield chunk
+    finally:
+        close: Callable[[], None] = getattr(chunks, "close", lambda: None)
+        with suppress(InfrastructureError, ValueError):  # ValueError: its thread hangs in it, and closes it at its end
+            close()
+
+
+def _forget(answer: asyncio.Future[Any]) -> None:
+    """Whoever asked has left; an error that comes later is nobody's."""
+    if not answer.cancelled():
+        answer.exception()

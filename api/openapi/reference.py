@@ -1,0 +1,128 @@
+"""The reference of the API as one page of HTML, made of the OpenAPI document: /docs.
+
+Responsible for a page that loads nothing but two of the service's own styles and runs no script, so that it may stand on
+the same origin as the page with the token. The usual viewers fetch a megabyte of script from elsewhere. It says what the
+document says and nothing else; whatever it writes is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+SCHEMAS = "#/components/schemas/"
+METHODS = ("get", "post", "put", "patch", "delete")
+
+
+def reference(document: Mapping[str, Any], styles: str) -> str:
+    """The page. ``styles`` is the path below which its styles are."""
+    sections: dict[str, list[str]] = defaultdict(list)
+    for path, operations in document["paths"].items():
+        for method in (method for method in METHODS if method in operations):
+            operation = operations[method]
+            sections[operation.get("tags", ["service"])[0]].append(_operation(path, method, operation))
+    shapes = document.get("components", {}).get("schemas", {})
+    links = "".join(f'<li><a href="#{escape(tag)}">{escape(tag)}</a></li>' for tag in [*sections, "shapes"])
+    body = "".join(_section(tag, entries) for tag, entries in sections.items())
+    about = document["info"]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(about['title'])}: API</title>"
+        f'<link rel="icon" href="{escape(styles)}icon.svg" type="image/svg+xml">'
+        f'<link rel="stylesheet" href="{escape(styles)}colours.css">'
+        f'<link rel="stylesheet" href="{escape(styles)}reference.css"></head><body class="reference"><main>'
+        f"<h1>{escape(about['title'])}: API</h1><p>{escape(about.get('description', ''))}</p>"
+        '<p>For programs: <a href="/openapi.json">openapi.json</a></p>'
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav>{body}'
+        f"{_section('shapes', [_shape(name, shapes[name]) for name in sorted(shapes)])}</main></body></html>\n"
+    )
+
+
+def _section(name: str, entries: list[str]) -> str:
+    return f'<section id="{escape(name)}"><h2>{escape(name)}</h2>{"".join(entries)}</section>'
+
+
+def _operation(path: str, method: str, operation: Mapping[str, Any]) -> str:
+    rows = [
+        (p["name"], p["in"], _kind(p.get("schema", {})), "required" if p.get("required") else "", _about(p))
+        for p in operation.get("parameters", ())
+    ]
+    parts = [f"<p>{escape(operation.get('description', ''))}</p>", _table("Parameters", rows)]
+    for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
+        parts.append(_content("Body", media_type, content))
+    answers = operation.get("responses", {})
+    parts.append(_table("Answers", [(status, answer.get("description", "")) for status, answer in answers.items()]))
+    for status, answer in answers.items():
+        if status.startswith("2"):
+            parts += [
+                _content(f"Answer {status}", kind, content) for kind, content in answer.get("content", {}).items()
+            ]
+    heading = f"<b>{method.upper()}</b> <code>{escape(path)}</code> <span>{escape(operation.get('summary', ''))}</span>"
+    return f"<details><summary>{heading}</summary>{''.join(parts)}</details>"
+
+
+def _content(what: str, media_type: str, content: Mapping[str, Any]) -> str:
+    kind = _kind(content.get("schema", {}))
+    example = content.get("example")
+    shown = example if isinstance(example, str) else json.dumps(example, indent=2, ensure_ascii=False)
+    more = f"<pre>{escape(shown)}</pre>" if example is not None else ""
+    return f"<p>{escape(what)}, <code>{escape(media_type)}</code>: {kind}</p>{more}"
+
+
+def _shape(name: str, schema: Mapping[str, Any]) -> str:
+    required = schema.get("required", ())
+    rows = [
+        (field, _kind(about), "required" if field in required else "", _about({"schema": about}))
+        for field, about in schema.get("properties", {}).items()
+    ]
+    words = f"<p>{escape(schema.get('description', ''))}</p>" + (
+        f"<p>{escape(', '.join(map(str, schema['enum'])))}</p>" if "enum" in schema else ""
+    )
+    title = f'<summary id="{escape(name)}"><code>{escape(name)}</code></summary>'
+    return f"<details>{title}{words}{_table('Fields', rows)}</details>"
+
+
+def _table(caption: str, rows: list[tuple[str, ...]]) -> str:
+    """Cells are text, but for the types of ``_kind``, which are HTML already."""
+    if not rows:
+        return ""
+    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(row))}</tr>" for row in rows)
+    return f"<table><caption>{escape(caption)}</caption>{lines}</table>"
+
+
+def _cells(row: tuple[str, ...]) -> Iterator[str]:
+    return (cell if cell.startswith("<code>") else escape(cell) for cell in row)
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """The type, in HTML, with a link where it is one of the shapes."""
+    return "<code>" + _type(schema) + "</code>"
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    if name := schema.get("$ref", "").removeprefix(SCHEMAS):
+        return f'<a href="#{escape(name)}">{escape(name)}</a>'
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(map(_type, choices))
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    if "const" in schema or "enum" in schema:
+        return escape(" or ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")])))
+    return escape(str(schema.get("type", schema.get("title", "anything"))))
+
+
+def _about(parameter: Mapping[str, Any]) -> str:
+    """The description, with bounds and default."""
+    schema = parameter.get("schema", {})
+    parts = [schema, *schema.get("anyOf", ())]
+    words = [parameter.get("description") or schema.get("description", "")]
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<", "maxLength": "length ≤"}
+    words += [f"{sign} {part[bound]}" for bound, sign in signs.items() for part in parts if bound in part]
+    if schema.get("default") is not None:
+        words.append(f"default {json.dumps(schema['default'])}")
+    return "; ".join(filter(None, words))
