@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from api.http import eventstream
 from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
-from api.http.streams import Stream, file_stream, following
+from api.http.streams import File, Stream, following
 from api.routes.dependencies import ServiceHere
 from api.run.folder import Run
 from api.run.records import TapeReader
@@ -70,7 +70,7 @@ def download_tape(request: Request, job: str, service: ServiceHere) -> Response:
         raise NotFound(detail=f"Job {run.job} has written no tape.", remedy="It begins when the job's processes run.")
     name = f"{run.job}.tape.jsonl"
     if run.ended():
-        return file_stream(request, run.tape, NDJSON, download_as=name)
+        return File(request, run.tape, NDJSON, filename=name)
     # It grows while it is sent, so that no length can be promised; and a line half written is not sent.
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return Stream(request, chunks_in(RECORDS, whole_lines(TapeReader(run.tape))), NDJSON, headers)
