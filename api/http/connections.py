@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
-import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -138,7 +137,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """As for every other refusal, a problem document. uvicorn's own is text."""
         self._refusals.note("sent what is no HTTP", str(self.client and self.client[0]))
-        if self.conn.our_state is h11.SEND_RESPONSE or self.conn.our_state is h11.IDLE:
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(problem_of(400, "The request is not HTTP, or its head is too long."))
         self.transport.close()
 

@@ -1,28 +1,27 @@
 """Answers that last: streams that end with their token, a share of seats for each token, and files.
 
-Responsible for every answer that is sent piece by piece being a ``Stream``: it asks again whether its token is still valid,
-also while its client reads nothing, and ends within seconds when it is not. What has no promised length then ends; what has
-one is cut, so that nobody takes it for whole. Whoever follows a job takes a seat, of which a token has a share only; what
-ends by itself takes none.
+Responsible for every answer that is sent piece by piece being a ``Stream`` or a ``File``: it asks again whether its token
+is still valid, also while its client reads nothing, and ends within seconds when it is not. What has no promised length
+then ends; what has one is cut, so that nobody takes it for whole. Whoever follows a job takes a seat, of which a token has
+a share only; what ends by itself takes none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Annotated, BinaryIO
+from typing import Any, BinaryIO
 
 from fastapi import Query, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.auth.roles import Holder, bearer
 from api.auth.tokens import Tokens
-from api.http.pools import GATE, RECORDS, chunks_in
+from api.http.pools import GATE
 from orchestrator.errors import InfrastructureError
 
 SEATS_MAX = 64
@@ -31,13 +30,12 @@ SEATS_EACH = 24
 RECHECK_S = 2.0
 """How long a stream may outlive its token."""
 LAST_WORD_S = 1.0
-CHUNK_BYTES = 256 << 10
 
 logger = logging.getLogger(__name__)
 
 
 class Stream(StreamingResponse):
-    """A streaming answer that ends with the token of its request."""
+    """Pieces as they come. The answer ends with the token of its request."""
 
     def __init__(
         self,
@@ -48,63 +46,69 @@ class Stream(StreamingResponse):
         status_code: int = 200,
     ) -> None:
         super().__init__(chunks, status_code, headers, media_type)
-        self._tokens: Tokens = request.app.state.tokens
-        self._token = bearer(request.headers.get("Authorization", ""))
-        self._holder: Holder = request.state.holder
+        self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self.stream_response(send))
-        token_ended = asyncio.ensure_future(self._token_ended())
-        client_left = asyncio.ensure_future(self.listen_for_disconnect(receive))
-        tasks = (sending, token_ended, client_left)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            token_ended = await while_its_token_is_valid(
+                self._request, self.stream_response(send), self.listen_for_disconnect(receive)
+            )
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             if aclose := getattr(self.body_iterator, "aclose", None):
                 await aclose()
-        if not sending.cancelled():
-            sending.result()
-        elif not token_ended.cancelled():
-            logger.info(
-                "%s %r ends: the token %r is no longer valid", scope["method"], scope["path"], self._holder.name
-            )
-            if "content-length" not in self.headers:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), LAST_WORD_S)
-
-    async def _token_ended(self) -> None:
-        """Returns when the token is no longer valid."""
-        while True:
-            await asyncio.sleep(RECHECK_S)
-            with suppress(InfrastructureError):  # nobody can say just now; it is asked again
-                if await GATE.run(self._tokens.holder_of, self._token) is None:
-                    return
+        if token_ended and "content-length" not in self.headers:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), LAST_WORD_S)
 
 
-def file_stream(
-    request: Request,
-    file: BinaryIO,
-    media_type: str,
-    *,
-    download_as: str = "",
-    headers: Mapping[str, str] | None = None,
-) -> Stream:
-    """An open file to its present end, closed after. By its descriptor: its name may lead to another file by then."""
-    size = os.fstat(file.fileno()).st_size
-    about = {"Content-Length": str(size), **(headers or {})}
-    if download_as:
-        about["Content-Disposition"] = f'attachment; filename="{download_as}"'
-    return Stream(request, chunks_in(RECORDS, _pieces(file, size)), media_type, about)
+class File(FileResponse):
+    """An open file, or the range of it that was asked for. The answer is cut off with the token of its request.
+
+    The file is read by its descriptor, for its name may lead to another file by then, and closed after.
+    """
+
+    def __init__(
+        self, request: Request, file: BinaryIO, media_type: str, status_code: int = 200, **options: Any
+    ) -> None:
+        super().__init__(f"/dev/fd/{file.fileno()}", status_code, media_type=media_type, **options)
+        self._request, self._file = request, file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await while_its_token_is_valid(self._request, super().__call__(scope, receive, send))
 
 
-def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
-    with file:
-        while size > 0 and (piece := file.read(min(size, CHUNK_BYTES))):
-            size -= len(piece)
-            yield piece
+async def while_its_token_is_valid(
+    request: Request, answering: Coroutine[Any, Any, None], *ends: Coroutine[Any, Any, None]
+) -> bool:
+    """Answer, until that is through, one of the ends is there, or the token is no longer valid: then true."""
+    sending = asyncio.ensure_future(answering)
+    token_ended = asyncio.ensure_future(_token_ended(request))
+    tasks = [sending, token_ended, *map(asyncio.ensure_future, ends)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if not sending.cancelled():
+        sending.result()
+        return False
+    if is_over := not token_ended.cancelled():
+        holder: Holder = request.state.holder
+        logger.info("%s %r ends: the token %r is no longer valid", request.method, request.url.path, holder.name)
+    return is_over
+
+
+async def _token_ended(request: Request) -> None:
+    """Returns when the token is no longer valid."""
+    tokens: Tokens = request.app.state.tokens
+    token = bearer(request.headers.get("Authorization", ""))
+    while True:
+        await asyncio.sleep(RECHECK_S)
+        with suppress(InfrastructureError):  # nobody can say just now; it is asked again
+            if await GATE.run(tokens.holder_of, token) is None:
+                return
 
 
 class Seats:
@@ -133,9 +137,7 @@ class Seats:
 def following(default: bool, description: str) -> Callable[..., AsyncIterator[bool]]:
     """A dependency: whether the request is to follow, with a seat until its answer is through, if it is."""
 
-    async def seat(
-        request: Request, follow: Annotated[bool, Query(description=description)] = default
-    ) -> AsyncIterator[bool]:
+    async def seat(request: Request, follow: bool = Query(default, description=description)) -> AsyncIterator[bool]:
         if not follow:
             yield False
             return

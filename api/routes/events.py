@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from api.http import eventstream
 from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
-from api.http.streams import Stream, file_stream, following
+from api.http.streams import File, Stream, following
 from api.routes.dependencies import ServiceHere
 from api.run.files import open_below
 from api.run.folder import Run
@@ -74,7 +74,7 @@ def download_tape(request: Request, job: str, service: ServiceHere) -> Response:
         detail = f"Job {run.job} has written no tape that can be read: {error.strerror}."
         raise NotFound(detail=detail, remedy="It begins when the job's processes run.") from error
     if run.ended():
-        return file_stream(request, tape, NDJSON, download_as=name)
+        return File(request, tape, NDJSON, filename=name)
     tape.close()
     # It grows while it is sent, so that no length can be promised; and a line half written is not sent.
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}

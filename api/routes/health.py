@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request
 
 from api.http.pools import FLEET, runs_in
-from api.jobs.readiness import ANSWER_WITHIN_S, Readiness
+from api.jobs.readiness import ANSWER_WITHIN_S, Readiness, group_count
 from api.schemas import Health
 
 router = APIRouter(tags=["health"], route_class=runs_in(FLEET))
@@ -26,6 +26,8 @@ async def readyz(request: Request) -> Health:
     Send no work here when this fails.
     """
     readiness: Readiness = request.app.state.readiness
-    if asked := readiness.asked():
-        await asyncio.wait({asyncio.wrap_future(asked)}, timeout=ANSWER_WITHIN_S)
-    return Health(status="ok", detail=f"{readiness.group_count()} node groups")
+    question = readiness.asked()
+    answer = asyncio.wrap_future(question)
+    answer.add_done_callback(lambda done: done.exception())  # asked for here or not, it is said by the question itself
+    await asyncio.wait({answer}, timeout=ANSWER_WITHIN_S)
+    return Health(status="ok", detail=f"{group_count(question)} node groups")

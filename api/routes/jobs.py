@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.http.headers import DOCUMENT
 from api.http.pools import JOBS, LISTS, PARSING, SUBMITS, in_pool, runs_in
-from api.http.streams import Stream, file_stream
+from api.http.streams import File
 from api.jobs.looks import tag_of
 from api.jobs.service import REPORT
 from api.jobs.shelf import Shelf
@@ -155,19 +155,19 @@ def scale_job(
     return accepted(command, response)
 
 
-@router.get("/{job}/report", response_class=Stream, responses=REPORT_JSON)
-@router.get("/{job}/report.json", response_class=Stream, responses=REPORT_JSON)
-def get_report(request: Request, job: str, service: ServiceHere) -> Stream:
+@router.get("/{job}/report", response_class=File, responses=REPORT_JSON)
+@router.get("/{job}/report.json", response_class=File, responses=REPORT_JSON)
+def get_report(request: Request, job: str, service: ServiceHere) -> File:
     """The figures of a finished job; 409 while it is not finished."""
     service.report(job)  # damaged figures are refused, with the reason
-    return file_stream(request, service.result(job, REPORT), "application/json")
+    return File(request, service.result(job, REPORT), "application/json")
 
 
-@router.get("/{job}/report.html", response_class=Stream, responses=REPORT_HTML)
-def get_report_page(request: Request, job: str, service: ServiceHere) -> Stream:
+@router.get("/{job}/report.html", response_class=File, responses=REPORT_HTML)
+def get_report_page(request: Request, job: str, service: ServiceHere) -> File:
     """The page of a finished job, complete in itself; 409 while it is not finished."""
     page = service.result(job, "report.html")
-    return file_stream(request, page, "text/html", headers={"Content-Security-Policy": DOCUMENT})
+    return File(request, page, "text/html", headers={"Content-Security-Policy": DOCUMENT})
 
 
 def parse_body(body: bytes, content_type: str) -> dict[str, Any]:

@@ -1,41 +1,55 @@
 """The control plane's way to jobs on Ray: ``connect`` returns what ``api.jobs.control.ControlPort`` describes.
 
 A thin driver: it holds nothing that matters, so the process that uses it may die and another may connect. Every call
-answers or fails within seconds. Refuses to know HTTP, and to remember jobs: what has ended is in RUN_DIR/status.json.
+answers or fails within seconds, also while the head is dead: Ray itself waits for a head as long as it is told to bear cuts,
+so what asks the head is asked of its port first, and then in threads of its own with a deadline. Refuses to know HTTP, and
+to remember jobs: what has ended is in RUN_DIR/status.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import InfrastructureError, NotFound, last_line
 from orchestrator.runtime import cluster
+from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.names import synchroniser_name
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
+from orchestrator.threads import BoundedThreads
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
 SAVE_TIMEOUT_S = 120.0
+QUESTIONS_MAX = 16
+"""To the head, at a time. Each is answered within milliseconds, or by nobody."""
 ACCELERATORS = ("GPU", "TPU")
+
+Answer = TypeVar("Answer")
 
 
 def connect(home: Path) -> RayControlPort:
     """Join the cluster of ``home``. Raises InfrastructureError when there is none."""
     cluster.join(home)
-    return RayControlPort()
+    return RayControlPort(ClusterFile.find(home))
 
 
 class RayControlPort:
+    """``head`` is where the cluster's head listens; None where nobody knows, and it is asked without a look at its port."""
+
+    def __init__(self, head: ClusterFile | None = None) -> None:
+        self._head = head
+        self._questions = BoundedThreads("questions to the cluster's head", QUESTIONS_MAX)
+
     def node_groups(self) -> list[dict[str, Any]]:
         """Every group that has a node, by name; the head's own is not one of them."""
         groups: dict[str, dict[str, Any]] = {}
-        for node in cluster.nodes():
+        for node in self._ask_head(cluster.nodes):
             if not node.group or node.group == CONTROL_GROUP:
                 continue
             blank = {"name": node.group, "region": node.region, "nodes": 0, "cpus": 0.0, "cpus_free": 0.0}
@@ -59,7 +73,7 @@ class RayControlPort:
 
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
         kind: Any = ray.remote(SynchroniserActor)
-        actor = kind.options(
+        named = kind.options(
             name=synchroniser_name(job_id),
             namespace=NAMESPACE,
             lifetime="detached",
@@ -68,12 +82,14 @@ class RayControlPort:
             max_restarts=-1,
             max_concurrency=8,
             label_selector={GROUP_LABEL: CONTROL_GROUP},
-        ).remote(job_id, spec, regions, str(run_dir.resolve()), dict(cordoned))
+        )
+        facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned))
+        actor = self._ask_head(lambda: named.remote(*facts), START_TIMEOUT_S)
         try:
             ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            with suppress(ray.exceptions.RayError):
-                cluster.end_actors_of(job_id)  # what it had already made included
+            with suppress(ray.exceptions.RayError, InfrastructureError):
+                self._ask_head(lambda: cluster.end_actors_of(job_id))  # what it had already made included
             raise InfrastructureError(
                 detail=f"The synchroniser of job {job_id} did not start: {last_line(error)}",
                 remedy="Look at the cluster's logs (temp_dir in HOME/cluster.json).",
@@ -110,7 +126,11 @@ class RayControlPort:
 
     def save_parameters(self, job_id: str) -> str:
         """Θ as it stands is in a new file of the job's run folder, of this name. Raises Conflict before there is Θ."""
-        name: str = self._ask(job_id, "save_parameters", timeout_s=SAVE_TIMEOUT_S)
+        try:
+            name: str = self._ask(job_id, "save_parameters", timeout_s=SAVE_TIMEOUT_S)
+        except OSError as error:
+            detail = f"The parameters of job {job_id} could not be written: {error.strerror or error}."
+            raise InfrastructureError(detail=detail, remedy="Make room on the disk of its run folder.") from error
         return name
 
     def close(self) -> None:
@@ -119,7 +139,7 @@ class RayControlPort:
     def _ask(self, job_id: str, what: str, *arguments: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         import ray
 
-        actor = cluster.actor_named(synchroniser_name(job_id))
+        actor = self._ask_head(lambda: cluster.actor_named(synchroniser_name(job_id)))
         if actor is None:
             raise _not_here(job_id)
         try:
@@ -133,6 +153,15 @@ class RayControlPort:
                 detail=f"The synchroniser of job {job_id} does not answer: {last_line(error)}",
                 remedy="Try again; training goes on meanwhile.",
             ) from error
+
+    def _ask_head(self, call: Callable[[], Answer], within_s: float = ANSWER_TIMEOUT_S) -> Answer:
+        """What the call returns. Raises InfrastructureError at once where nobody listens, later where nobody answers."""
+        if self._head is not None and not self._head.answers():
+            raise InfrastructureError(
+                detail=f"The cluster's head at {self._head.address} does not answer: nobody listens there.",
+                remedy="`atoll up` starts it again; jobs train on meanwhile.",
+            )
+        return self._questions.answer(call, within_s, "The cluster's head")
 
 
 def _not_here(job_id: str) -> NotFound:

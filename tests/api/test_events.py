@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from api.auth.roles import Role
 from api.client import Client
 from api.http.eventstream import events_of, frames
+from api.http.streams import SEATS_EACH
 from api.routes import events
 from api.run.records import CHUNK_BYTES, TapeReader, number_of, offset_after
 from api.schemas import TapeRecord
@@ -100,10 +101,10 @@ def test_a_job_that_is_not_there_has_no_events_and_no_tape(client: Client) -> No
 def test_too_many_streams_are_refused_and_each_that_ends_makes_room(service: Installation, client: Client) -> None:
     job = client.submit(service.spec()).job
     wait_until(lambda: list(client.events(job, follow=False)))
-    streams = [client.events(job) for _ in range(events.STREAMS_MAX)]
+    streams = [client.events(job) for _ in range(SEATS_EACH)]
     for stream in streams:
         next(stream)
-    with pytest.raises(InfrastructureError, match=f"{events.STREAMS_MAX} event streams"):
+    with pytest.raises(InfrastructureError, match=f"follows {SEATS_EACH} event streams"):
         next(client.events(job))
     streams.pop().close()
     wait_until(lambda: there_is_room(client, job))

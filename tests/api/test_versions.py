@@ -88,7 +88,7 @@ class Asked:
 
 
 def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent() -> None:
-    asked, row = Asked(), JobRow(job="a-1")
+    asked, row = Asked(), JobRow(job="a-1", state="running")
     looks = Looks(asked, lambda _: 0)
     for asked.silent in (False, True):
         asked.count = 0
@@ -103,7 +103,7 @@ def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent() -> None:
 
 
 def test_nobody_but_one_waits_for_a_job_that_is_slow_to_answer() -> None:
-    asked, row = Asked(), JobRow(job="a-1")
+    asked, row = Asked(), JobRow(job="a-1", state="running")
     asked.gate.set()
     looks = Looks(asked, lambda _: 0)
     first = looks.recent(row)
@@ -118,7 +118,7 @@ def test_nobody_but_one_waits_for_a_job_that_is_slow_to_answer() -> None:
 
 
 def test_nobody_sees_an_older_state_than_another_has_seen() -> None:
-    asked, row = Asked(), JobRow(job="a-1")
+    asked, row = Asked(), JobRow(job="a-1", state="running")
     asked.gate.set()
     looks = Looks(asked, lambda _: 0)
     first, fresh = looks.recent(row), looks.fresh(row)
