@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.plain": frozenset(),
     "orchestrator.logbook": frozenset(),
     "orchestrator.disk": frozenset(),
+    "orchestrator.roots": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.sections": frozenset({"pydantic"}),
     "orchestrator.validation": frozenset({"orchestrator.errors", "pydantic"}),
@@ -61,7 +62,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.journal": frozenset(
         {CORE, "orchestrator.disk", "orchestrator.merge", "orchestrator.errors", "numpy"}
     ),
-    "orchestrator.checkpoints": frozenset({CORE, "orchestrator.merge", "orchestrator.errors", "numpy", "fsspec"}),
+    "orchestrator.checkpoints": frozenset(
+        {CORE, "orchestrator.merge", "orchestrator.roots", "orchestrator.errors", "numpy", "fsspec"}
+    ),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
     "orchestrator.tape": frozenset(
@@ -94,6 +97,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.runtime.checkpoints",
             "orchestrator.runtime.files",
             "orchestrator.runtime.patience",
+            "orchestrator.roots",
             "orchestrator.tape",
             "orchestrator.errors",
             "numpy",
@@ -124,6 +128,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.merge.wire",
             "orchestrator.merge.fragment_map",
             "orchestrator.checkpoints",
+            "orchestrator.roots",
             "orchestrator.errors",
             "jax",
             "numpy",
@@ -141,6 +146,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             CORE,
             "orchestrator.merge",
             "orchestrator.checkpoints",
+            "orchestrator.roots",
             "orchestrator.errors",
             "orchestrator.logbook",
             "ray",
@@ -163,6 +169,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.logbook",
             "orchestrator.plain",
             "orchestrator.report",
+            "orchestrator.roots",
             "orchestrator.simulation",
             "orchestrator.tape",
             "fastapi",
@@ -197,6 +204,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.sections",
             "orchestrator.errors",
             "orchestrator.plain",
+            "orchestrator.roots",
             "pydantic",
         }
     ),

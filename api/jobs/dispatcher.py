@@ -21,6 +21,7 @@ from pathlib import Path
 
 from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
+from api.jobs.places import refuse_outside
 from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, decide, wants_of
 from api.jobs.tending import Tending
 from api.run.folder import Run, prepare_run_dir
@@ -29,6 +30,7 @@ from api.storage.store import JobRow, Store
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import AtollError, InfrastructureError
+from orchestrator.roots import AllowedRoots
 from orchestrator.sections import IslandsSection
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,10 @@ GONE_FOR_GOOD = frozenset({"stopped", "drained", "failed"})
 
 
 class Dispatcher:
-    """``look`` tells how a job stands and remembers it if it has ended; ``record`` is None for one of which nothing is."""
+    """Jobs touch files below ``roots``. ``look`` tells how a job stands and remembers it if it has ended.
+
+    ``record`` is None for one of which nothing is.
+    """
 
     def __init__(
         self,
@@ -54,8 +59,9 @@ class Dispatcher:
         look: Callable[[JobRow], Job],
         record: Callable[[JobRow], StatusRecord | None],
         jobs_max: int,
+        roots: AllowedRoots,
     ) -> None:
-        self._control, self._store, self._cordons = control, store, cordons
+        self._control, self._store, self._cordons, self._roots = control, store, cordons, roots
         self._look, self._record = look, record
         self._jobs_max = jobs_max
         self._pool = ThreadPoolExecutor(8, "queue")
@@ -148,7 +154,9 @@ class Dispatcher:
         try:
             prepare_run_dir(run_dir, row.spec)
             cordoned = self._cordons.callers()
-            self._control.start_job(row.job, JobSpec.model_validate(row.spec), run_dir, cordoned)
+            spec = JobSpec.model_validate(row.spec)
+            refuse_outside(spec, self._roots)
+            self._control.start_job(row.job, spec, run_dir, cordoned, self._roots)
         except Exception as error:
             if self._closing:
                 return  # the cluster was left while it was starting; the next process sees what became of it

@@ -25,12 +25,14 @@ from pathlib import Path
 from api.checkpoints.finding import checkpoints_of
 from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
+from api.jobs.places import refuse_outside
 from api.jobs.tending import Tending
 from api.run.folder import Run, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
 from orchestrator.config import JobSpec
 from orchestrator.errors import AtollError
+from orchestrator.roots import AllowedRoots
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +53,10 @@ class Overseer:
         store: Store,
         cordons: Cordons,
         record: Callable[[JobRow], StatusRecord | None],
+        roots: AllowedRoots,
         taken_down: Path | None = None,
     ) -> None:
+        self._roots = roots
         self._control, self._store, self._cordons, self._record = control, store, cordons, record
         self._taken_down = taken_down
         self._pool = ThreadPoolExecutor(8, "overseer")
@@ -101,7 +105,8 @@ class Overseer:
         logger.warning("nothing of job %s runs any more; it is started again from its run folder", row.job)
         try:
             spec, cordoned = JobSpec.model_validate(row.spec), self._cordons.callers()
-            self._control.start_job(row.job, spec, Path(row.run_dir), cordoned)
+            refuse_outside(spec, self._roots, begun=True)
+            self._control.start_job(row.job, spec, Path(row.run_dir), cordoned, self._roots)
         except Exception as error:
             if not self._closing:  # else the cluster was left meanwhile; the next process sees what became of it
                 self._missed(row, error)
@@ -122,7 +127,9 @@ class Overseer:
     def _fail(self, row: JobRow, before: JobState, reason: str) -> None:
         self._tries.pop(row.job, None)
         try:
-            resume = f" with `--resume {row.job}`, from its newest checkpoint" if checkpoints_of(row) else ""
+            resume = (
+                f" with `--resume {row.job}`, from its newest checkpoint" if checkpoints_of(row, self._roots) else ""
+            )
         except AtollError:
             resume = ""  # whether there is one is not known
         self._store.move_job(row.job, before, JobState.FAILED, reason=f"{reason} Submit it again{resume}.")

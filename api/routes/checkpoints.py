@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Response
 from fastapi.responses import StreamingResponse
 
-from api.checkpoints.archive import archive_of
 from api.checkpoints.schemas import Checkpoints, RollbackOptions
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command
@@ -31,7 +30,7 @@ def download_checkpoint(
 
     Unpacked, it is a folder that `resume.checkpoint` of a specification takes, where all nodes reach it.
     """
-    name, archive = service.run(job).job, archive_of(service.checkpoints(job), number)
+    name, archive = service.run(job).job, service.checkpoint_archive(job, number)
     headers = {
         "Content-Disposition": f'attachment; filename="{name}-checkpoint-{number}.tar"',
         "Content-Length": str(archive.byte_count),

@@ -38,6 +38,7 @@ from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId
 from orchestrator.errors import AtollError, first_line
 from orchestrator.merge.outer_state import FragmentState
+from orchestrator.roots import AllowedRoots
 
 if TYPE_CHECKING:
     from orchestrator.runtime.links import Failed, Post
@@ -64,8 +65,8 @@ class _Open:
 class Checkpoints:
     """``act`` is called in the pump's thread, right after the folds have seen the record; ``failed`` hears of our bugs.
 
-    ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. ``worker``
-    takes the place of the one thread.
+    ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. ``roots`` are
+    what the job may touch. ``worker`` takes the place of the one thread.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Checkpoints:
         sync_tape: Callable[[], None],
         post: Post,
         failed: Failed,
+        roots: AllowedRoots,
         worker: Executor | None = None,
     ) -> None:
         self._job, self._spec = job, spec
@@ -87,7 +89,7 @@ class Checkpoints:
         self.resumed_from = resumption.url if resumption else ""
         self._state, self._ledger, self._take_outer = state, ledger, take_outer
         self._sync_tape, self._post, self._failed = sync_tape, post, failed
-        self.root = Folder(writing.root_of(spec.checkpoints.folder, job, run_dir))
+        self.root = Folder.within(roots, writing.root_of(spec.checkpoints.folder, job, run_dir))
         self._worker = worker or ThreadPoolExecutor(1, "checkpoint")
         self._open: dict[int, _Open] = {}
         if state.checkpoints.count:
@@ -189,8 +191,8 @@ class Checkpoints:
         known = self._state.checkpoints
         wanted = {kept.number for kept in known.kept} | ({known.open.number} if known.open else set())
         try:
-            there = {int(name) for name in self.root.folders() if name.isdigit()}
-        except OSError as error:
+            there = {number for name in self.root.folders() if (number := writing.number_of(name)) is not None}
+        except (AtollError, OSError) as error:
             log.warning("nobody knows which checkpoints are there: %s", first_line(error))
             return
         for number in sorted(there - wanted):

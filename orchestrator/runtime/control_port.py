@@ -6,7 +6,7 @@ answers or fails within seconds. Refuses to know HTTP, and to remember jobs: wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -15,12 +15,16 @@ from typing import Any
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import InfrastructureError, NotFound, last_line
+from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster
+from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.leftovers import TOKEN_VARIABLE
 from orchestrator.runtime.names import synchroniser_name
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
+NOTHING_MORE = AllowedRoots()
 SAVE_TIMEOUT_S = 120.0
 ACCELERATORS = ("GPU", "TPU")
 
@@ -28,10 +32,19 @@ ACCELERATORS = ("GPU", "TPU")
 def connect(home: Path) -> RayControlPort:
     """Join the cluster of ``home``. Raises InfrastructureError when there is none."""
     cluster.join(home)
-    return RayControlPort()
+    about = ClusterFile.find(home)
+    if about is None:
+        return RayControlPort()
+    token = about.environment.get(TOKEN_VARIABLE)
+    return RayControlPort((Path(about.temp_dir), *([Path(token)] if token else [])))
 
 
 class RayControlPort:
+    """``private`` are the cluster's own files, which jobs have no business in."""
+
+    def __init__(self, private: Sequence[Path] = ()) -> None:
+        self._private = private
+
     def node_groups(self) -> list[dict[str, Any]]:
         """Every group that has a node, by name; the head's own is not one of them."""
         groups: dict[str, dict[str, Any]] = {}
@@ -47,9 +60,16 @@ class RayControlPort:
         return [groups[name] for name in sorted(groups)]
 
     def start_job(
-        self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str] = MappingProxyType({})
+        self,
+        job_id: str,
+        spec: JobSpec,
+        run_dir: Path,
+        cordoned: Mapping[str, str] = MappingProxyType({}),
+        roots: AllowedRoots = NOTHING_MORE,
     ) -> None:
-        """From here on the job runs by itself. Asked twice, the second finds the first.
+        """From here on the job runs by itself, and touches nothing outside ``roots`` and its run folder.
+
+        Asked twice, the second finds the first.
 
         Where ``run_dir`` holds this job's tape, and nobody writes it any more, the job goes on from there.
         """
@@ -68,7 +88,7 @@ class RayControlPort:
             max_restarts=-1,
             max_concurrency=8,
             label_selector={GROUP_LABEL: CONTROL_GROUP},
-        ).remote(job_id, spec, regions, str(run_dir.resolve()), dict(cordoned))
+        ).remote(job_id, spec, regions, str(run_dir.resolve()), dict(cordoned), roots.without(*self._private))
         try:
             ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)
         except (ray.exceptions.RayError, TimeoutError) as error:

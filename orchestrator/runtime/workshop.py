@@ -25,13 +25,14 @@ from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
-from orchestrator.errors import Conflict, DataError, first_line
+from orchestrator.errors import AtollError, Conflict, first_line
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import Insist, Keeper
 from orchestrator.journal.storage import Journal
 from orchestrator.logbook import service_logbook
 from orchestrator.merge import fragment_map, outer_optimizer, wire
 from orchestrator.merge.outer_state import FragmentState, NotFinite, OuterState
+from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, records
 from orchestrator.runtime.links import Post
 from orchestrator.runtime.names import evaluator_name
@@ -69,8 +70,10 @@ class Workshop:
         insist: Insist,
         post: Post,
         failed: Callable[[BaseException], None],
+        roots: AllowedRoots,
     ) -> None:
         self._job, self._spec, self._run_dir = job, spec, run_dir
+        self._roots = roots
         self._payloads, self._post, self._failed = payloads, post, failed
         self._journal, self._epoch, self._insist = journal, epoch, insist
         self._merging = ThreadPoolExecutor(1, "merge")
@@ -169,7 +172,7 @@ class Workshop:
         outer = knobs.outer_optimizer
         optimizer = outer_optimizer.create(outer.kind, outer.lr, outer.momentum)
         if resumption is not None:
-            states = outer_states(resumption.folder, resumption.manifest)
+            states = outer_states(resumption.folder(self._roots), resumption.manifest)
             state = OuterState.restored(states, knobs.averaging, optimizer)
             steps = [fragment.step for fragment in resumption.manifest.fragments]
         else:
@@ -215,7 +218,7 @@ class Workshop:
         number = order.checkpoint
         try:
             states = outer_states(folder, manifest_of(folder))  # all of it is read before anything is touched
-        except (DataError, OSError) as error:
+        except (AtollError, OSError) as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             self._post(lambda at: saving.RollbackFailed(at, number, reason))
             return
@@ -258,7 +261,7 @@ class Workshop:
                     label_selector={GROUP_LABEL: CONTROL_GROUP},
                 )
                 .remote(
-                    self._spec.model_dump(mode="json"),
+                    self._spec.model_dump(mode="json") | {"roots": self._roots},
                     environment,
                     service_logbook(self._run_dir, "evaluator", self._evaluators_made),
                 )

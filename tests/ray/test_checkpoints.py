@@ -31,7 +31,7 @@ def taken(job: Job, count: int) -> list[Any]:
 
 
 def checkpoints_of(job: Job) -> list[Manifest]:
-    return listed(Folder(str(job.run_dir / "checkpoints")))
+    return listed(Folder.own(job.run_dir / "checkpoints"))
 
 
 def test_a_job_that_trains_is_saved_every_few_merges_and_keeps_the_latest(start: Start) -> None:
@@ -45,7 +45,7 @@ def test_a_job_that_trains_is_saved_every_few_merges_and_keeps_the_latest(start:
     ][-2:]
     saved = recorded(job, saving.IslandSaved)
     for manifest in kept:
-        assert verified(Folder(str(job.run_dir / "checkpoints" / f"{manifest.number:06d}"))) == manifest
+        assert verified(Folder.own(job.run_dir / "checkpoints" / f"{manifest.number:06d}")) == manifest
         of_this = {event.island: event.tokens_total for event in saved if event.checkpoint == manifest.number}
         assert manifest.tokens_trained == sum(of_this.values())  # each island once, at its own cut, nobody died
         assert {part.island: part.tokens_total for part in manifest.parts} == of_this
