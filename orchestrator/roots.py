@@ -317,7 +317,7 @@ def _given(urls: Sequence[str], kind: Kind, home: Path) -> tuple[Root, ...]:
 
 
 def _given_place(url: str, kind: Kind, home: Place) -> Place:
-    local = "://" not in url and "::" not in url
+    local = re.match(r"[^/]*:", url) is None  # what is written as a URL is one, or wrong
     try:
         place = place_of(os.path.abspath(url) if local and url else url)
     except (ConfigurationError, ValueError) as error:

@@ -89,7 +89,7 @@ class Folder:
         """What others wrote below this folder survives a loss of power."""
         if not self._there.local:
             return
-        with self._opened() as (folder, _):
+        with self._itself() as folder:
             for name, _ in _walk(folder):
                 _sync(name, folder)
             _sync(".", folder)
@@ -149,7 +149,7 @@ class Folder:
     def names(self) -> list[str]:
         """Every file below this folder, by its path from here; none if there is no such folder."""
         if self._there.local:
-            with suppress(FileNotFoundError), self._opened() as (folder, _):
+            with suppress(FileNotFoundError), self._itself() as folder:
                 return sorted("/".join(name_parts(name)) for name, is_folder in _walk(folder) if not is_folder)
             return []
         with self._reached("listing it"):
@@ -161,7 +161,7 @@ class Folder:
     def folders(self) -> list[str]:
         """The folders right below this one, by name; what could be no checkpoint's is left out."""
         if self._there.local:
-            with suppress(FileNotFoundError), self._opened() as (folder, _), _scanned(".", folder) as entries:
+            with suppress(FileNotFoundError), self._itself() as folder, _scanned(".", folder) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
             return []
         with self._reached("listing it"):
@@ -189,27 +189,26 @@ class Folder:
                 self._store.rm(self._path, recursive=True)
             return
         real = self._there.real()
-        with suppress(FileNotFoundError):
-            above = open_folder(real.parent)
-            try:
-                shutil.rmtree(real.name, dir_fd=above)
-            finally:
-                os.close(above)
+        with suppress(FileNotFoundError), _closing(open_folder(real.parent)) as above:
+            shutil.rmtree(real.name, dir_fd=above)
 
     # ── on this machine ───────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
-    def _opened(self, name: str = "", *, create: bool = False) -> Iterator[tuple[int, str]]:
-        """The folder that holds the file, as a descriptor, and the file's last name; without a name, this folder."""
-        parts = self._below(name) if name else ()
-        real = self._there.real()
-        if (file := real.joinpath(*parts)) != Path(os.path.realpath(file)):
+    def _opened(self, name: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
+        """The folder that holds the file, as a descriptor, and the file's last name."""
+        parts = self._below(name)
+        file = (real := self._there.real()).joinpath(*parts)
+        if file != Path(os.path.realpath(file)):
             raise DataError(detail=f"{self.url}/{name} is reached by a link, which no checkpoint holds.")
-        descriptor = open_folder(real, parts[:-1], create=create)
-        try:
-            yield descriptor, parts[-1] if parts else ""
-        finally:
-            os.close(descriptor)
+        with _closing(open_folder(real, parts[:-1], create=create)) as folder:
+            yield folder, parts[-1]
+
+    @contextmanager
+    def _itself(self) -> Iterator[int]:
+        """This folder as a descriptor."""
+        with _closing(open_folder(self._there.real())) as folder:
+            yield folder
 
     # ── in a store ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -299,17 +298,19 @@ def _walk(folder: int) -> Iterator[tuple[str, bool]]:
 
 @contextmanager
 def _scanned(name: str, folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
-    descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-    try:
-        with os.scandir(descriptor) as entries:
-            yield entries
-    finally:
-        os.close(descriptor)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    with _closing(os.open(name, flags, dir_fd=folder)) as descriptor, os.scandir(descriptor) as entries:
+        yield entries
 
 
 def _sync(name: str, folder: int) -> None:
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    try:
+    with _closing(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)) as descriptor:
         os.fsync(descriptor)
+
+
+@contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.reading import listed, verified
+from orchestrator.config import parse_job
 from orchestrator.core import saving
 from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, MergeCompleted
+from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.errors import InfrastructureError, NotFound
+from orchestrator.roots import AllowedRoots
+from orchestrator.runtime import cluster
+from orchestrator.runtime.control_port import RayControlPort
+from orchestrator.runtime.names import island_name
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GROUPS, Job, synthetic
@@ -124,6 +133,30 @@ def test_four_islands_become_six_and_four_again_and_every_token_is_counted_once(
                 job is second or sum(a.merged for a in mine) > 0
             )  # the second ends before every fragment had its turn
             assert 0 <= sum(a.carried for a in mine) == before.kept[p]
+
+
+def test_a_job_that_would_go_on_from_outside_its_roots_is_not_started_and_leaves_nothing(
+    start: Start, port: RayControlPort, tmp_path: Path
+) -> None:
+    """Whoever asked the control port: the synchroniser looks itself. And an island that is told of another folder refuses it."""
+    job = start(synthetic(10**6))
+    for group in GROUPS:
+        job.wait_for_merge(group, 1)
+    outside, roots = tmp_path.parent / f"{tmp_path.name}-outside", AllowedRoots.only(tmp_path)
+    for section in ({"resume": {"checkpoint": str(outside)}}, {"checkpoints": {"folder": str(outside)}}):
+        spec = parse_job(synthetic(100, **section))
+        with pytest.raises(InfrastructureError, match="is no place for checkpoints of jobs here"):
+            port.start_job("outside", spec, tmp_path / "outside", {}, roots)
+        with pytest.raises(NotFound):
+            port.status("outside")
+    island = cluster.actor_named(island_name(job.id, IslandId(GROUPS[0]), Incarnation(1)))
+    assert island is not None
+    ray.get(island.save.remote(1, 77, str(outside)), timeout=60)
+    log = job.run_dir / "logs"
+    job.wait_until(
+        lambda: "is no place for checkpoints" in "".join(p.read_text() for p in log.rglob("*.log")), "a refusal"
+    )
+    assert not outside.exists()
 
 
 def test_a_running_job_goes_back_to_a_checkpoint_and_trains_on_from_there(start: Start) -> None:
