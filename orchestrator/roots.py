@@ -72,10 +72,20 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """``hidden``: whether what has a name that begins with a dot somewhere below the root belongs to it."""
+    """``hidden``: whether what has a name that begins with a dot somewhere below the root belongs to it.
+
+    The last ``made_by_jobs`` components of its path could be links that a job has put there, and are not followed.
+    """
 
     place: Place
     hidden: bool = True
+    made_by_jobs: int = 0
+
+    def real(self) -> Root:
+        """Where links lead today. Only for roots on this machine."""
+        end = len(self.place.parts) - self.made_by_jobs
+        above = Place(LOCAL, self.place.parts[:end]).real()
+        return replace(self, place=Place(LOCAL, (*above.parts, *self.place.parts[end:])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +119,7 @@ class Allowed:
         """Where it is on this machine, links followed, and still below a root. Raises OutsideRoots if it is not."""
         assert self.local, "a store has no links"
         real = self.place.real()
-        roots = tuple(replace(root, place=root.place.real()) for root in self.roots if root.place.protocol == LOCAL)
+        roots = tuple(root.real() for root in self.roots if root.place.protocol == LOCAL)
         self._refuse_outside(real, roots, tuple(place.real() for place in self.private))
         return Path(str(real))
 
@@ -142,10 +152,10 @@ class AllowedRoots:
 
     def with_run(self, run_dir: Path) -> AllowedRoots:
         """With the checkpoints in a job's own run folder, wherever that is: the service chose it."""
-        return self.with_checkpoints(run_dir / "checkpoints")
+        return self.with_checkpoints(run_dir / "checkpoints", made_by_jobs=2)
 
-    def with_checkpoints(self, folder: Path) -> AllowedRoots:
-        root = Root(_local(os.path.abspath(folder)))
+    def with_checkpoints(self, folder: Path, made_by_jobs: int = 0) -> AllowedRoots:
+        root = Root(_local(os.path.abspath(folder)), made_by_jobs=made_by_jobs)
         return self if root in self.checkpoints else replace(self, checkpoints=(*self.checkpoints, root))
 
     def without(self, *private: Path | str) -> AllowedRoots:

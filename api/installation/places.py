@@ -27,8 +27,9 @@ def roots_of(
 ) -> AllowedRoots:
     """Raises ConfigurationError for a root that can be none, or is in a store for which a package is missing."""
     private = [key.resolve()] if key else []
-    if database and database.startswith("sqlite:///"):
-        private.append(Path(database.removeprefix("sqlite:///")).resolve())
+    if database and database.startswith("sqlite"):
+        file = database.partition(":///")[2].partition("?")[0]
+        private += [Path(f"{file}{suffix}").resolve() for suffix in ("", "-wal", "-shm", "-journal") if file]
     roots = defaults(home.resolve(), runs.resolve(), checkpoints, data, Path.cwd(), private)
     refuse_unreachable(roots.checkpoints)
     return roots

@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.installation.places import roots_of
 from learners import checkpointing, corpus
 from orchestrator.checkpoints import manifest as manifests
 from orchestrator.checkpoints.folder import Folder
@@ -357,6 +358,35 @@ def test_a_folder_in_the_working_folder_gives_nothing_of_the_home_by_its_files_n
     assert (tmp_path / "state" / "token").read_text() == "the token"
 
 
+@pytest.mark.parametrize("replaced", ["run/checkpoints", "run"])
+def test_a_run_folder_that_a_job_has_put_a_link_in_place_of_gives_nothing(tmp_path: Path, replaced: str) -> None:
+    """Jobs may write into the runs folder: in containers, all of it."""
+    secret = make(tmp_path / "secret" / "checkpoints", 1)
+    (tmp_path / "runs" / replaced).parent.mkdir(parents=True)
+    (tmp_path / "runs" / replaced).symlink_to(tmp_path / "secret" / Path(replaced).relative_to("run"))
+    for roots in (AllowedRoots(), defaults(tmp_path / "home", tmp_path / "runs", ("/nowhere",), (), tmp_path, ())):
+        folder = Folder.within(roots.with_run(tmp_path / "runs" / "run"), f"{tmp_path}/runs/run/checkpoints")
+        for use in (
+            folder.folders,
+            lambda folder=folder: folder.write("x", b"x"),
+            lambda folder=folder: listed(folder),
+        ):
+            with pytest.raises((OutsideRoots, DataError)):
+                use()
+    assert manifest_of(secret).number == 1
+
+
+def test_the_database_and_its_journal_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in (f"sqlite:///{tmp_path}/it.db", "sqlite:///it.db", "sqlite+pysqlite:///it.db?timeout=9"):
+        roots = roots_of(tmp_path / "home", tmp_path / "runs", (), (), url, Path("key.pem"))
+        for name in ("it.db", "it.db-wal", "it.db-journal", "key.pem"):
+            with pytest.raises(OutsideRoots):
+                open_data(roots, f"{tmp_path}/{name}")
+        with pytest.raises(FileNotFoundError):
+            open_data(roots, f"{tmp_path}/text.txt")
+
+
 # ── manifests and listings ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -582,8 +612,6 @@ def test_what_a_store_raises_is_told_as_an_error_of_ours(tmp_path: Path, monkeyp
 
 
 def test_a_root_whose_package_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from api.installation.places import roots_of
-
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=r"s3://bucket/x cannot be reached from here: ImportError"):

@@ -138,7 +138,7 @@ def test_four_islands_become_six_and_four_again_and_every_token_is_counted_once(
 def test_a_job_that_would_go_on_from_outside_its_roots_is_not_started_and_leaves_nothing(
     start: Start, port: RayControlPort, tmp_path: Path
 ) -> None:
-    """Whoever asked the control port: the synchroniser looks itself. And an island that is told of another folder refuses it."""
+    """Whoever asked the control port: the synchroniser looks itself. An island refuses another folder that it is told."""
     job = start(synthetic(10**6))
     for group in GROUPS:
         job.wait_for_merge(group, 1)
