@@ -28,7 +28,7 @@ from api.jobs.dispatcher import JOBS_MAX
 from api.jobs.overseer import Overseer
 from api.jobs.parameters import Parameters
 from api.jobs.readiness import Readiness
-from api.jobs.service import Service
+from api.jobs.service import NOTHING_MORE, Service
 from api.jobs.shelf import Shelf
 from api.jobs.tending import Tending
 from api.merges.history import Histories
@@ -53,6 +53,7 @@ from api.routes import (
     tokens,
 )
 from api.storage.store import Store
+from orchestrator.roots import AllowedRoots
 
 DESCRIPTION = """Elastic orchestration of Decoupled DiLoCo training.
 
@@ -70,16 +71,18 @@ def create_app(
     jobs_max: int = JOBS_MAX,
     second_life: SecondLife = no_second_life,
     taken_down: Path | None = None,
+    roots: AllowedRoots = NOTHING_MORE,
 ) -> FastAPI:
     """The REST API over this control port and store. Runs write below ``runs_dir``.
 
     ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only. Of the
     jobs at most ``jobs_max`` run at a time, and the others wait. ``second_life`` is what ``kill_api`` strikes with, and
-    ``taken_down`` the file that says that what ran here was ended on purpose.
+    ``taken_down`` the file that says that what ran here was ended on purpose. Files that specifications name are touched
+    below ``roots`` only, and the checkpoints of others in ``runs_dir``.
     """
-    service = Service(control, store, runs_dir, packages, jobs_max)
+    service = Service(control, store, runs_dir, packages, jobs_max, roots)
     access = AccessStore(store.engine)
-    overseer = Overseer(control, store, service.cordons, service.record, taken_down)
+    overseer = Overseer(control, store, service.cordons, service.record, service.roots, taken_down)
     plans = ChaosRuns(service, store, second_life)
 
     @asynccontextmanager

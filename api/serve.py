@@ -25,11 +25,13 @@ from api.http.connections import HEAD_BYTES_MAX, Server, limits_of, raise_descri
 from api.installation import past
 from api.installation.binding import LOOPBACK, Binding
 from api.installation.home import DATABASE_VARIABLE, Home
+from api.installation.places import KINDS, roots_of
 from api.installation.second_life import second_life_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.storage.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
+from orchestrator.roots import AllowedRoots
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--key", type=Path, help="the certificate's key (PEM)")
     parser.add_argument("--insecure", action="store_true", help="allow HTTP beyond loopback")
     parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="jobs may name its code")
+    for kind, what in KINDS.items():
+        parser.add_argument(f"--{kind}", action="append", default=[], metavar="ROOT", help=what)
     parser.add_argument("--jobs-max", type=int, default=JOBS_MAX, help="so many run at a time, the others wait")
     parser.add_argument("--port", type=int, default=0, help="0 takes any free one")
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
@@ -58,7 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
         database = options.database or os.environ.get(DATABASE_VARIABLE)
         if options.new_store:
             past.begin_anew(Home(options.home), database)
-        serve(options.home, options.runs, binding, listener, options.control, database, packages, options.jobs_max)
+        roots = roots_of(options.home, options.runs, options.checkpoints, options.data, database, options.key)
+        serve(
+            options.home, options.runs, binding, listener, options.control, database, packages, options.jobs_max, roots
+        )
     except AtollError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError | Conflict) else 1
@@ -74,6 +81,7 @@ def serve(
     database: str | None,
     packages: tuple[str, ...],
     jobs_max: int,
+    roots: AllowedRoots,
 ) -> None:
     """Serve until told to stop by SIGTERM or SIGINT."""
     home, runs = home.resolve(), runs.resolve()
@@ -94,6 +102,7 @@ def serve(
                 jobs_max=jobs_max,
                 second_life=second_life_of(place),
                 taken_down=place.taken_down,
+                roots=roots,
             )
             app.state.tokens.leave_first(place)
             place.write_address(binding.url(listener), runs, binding.certificate)

@@ -39,6 +39,7 @@ RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-st
 SERVICE = (
     *(sys.executable, "-m", "api.serve", "--home", str(HOME), "--runs", str(RUNS)),
     *("--control", "orchestrator.runtime.control_port:connect", "--port", str(SERVICE_PORT)),
+    *("--checkpoints", str(RUNS), "--data", str(STATE / "data")),  # not all of STATE, which has the cluster's secret
     *("--host", "0.0.0.0", "--insecure"),  # within the compose network; published on the host's loopback only
 )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import monotonic
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from learners.adoption import FragmentWork
@@ -22,11 +23,9 @@ from learners.contract import Arrays, Snapshot, Trainer
 from learners.odometer import Odometer
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, File, Part, encode_part
-from orchestrator.checkpoints.reading import manifest_of
-from orchestrator.checkpoints.writing import parameters_name
+from orchestrator.checkpoints.reading import manifest_of, outer_parameters, verify
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
-from orchestrator.errors import DataError
-from orchestrator.merge import wire
+from orchestrator.errors import DataError, first_line
 
 ORBAX, PLAIN = "arrays", "arrays.safetensors"
 
@@ -111,14 +110,13 @@ class Restored:
         return True
 
 
-def restored(url: str, island: IslandId) -> Restored:
-    """What the checkpoint at ``url`` has of the island. Raises DataError when that is nothing, or damaged."""
-    folder = Folder(url)
+def restored(folder: Folder, island: IslandId) -> Restored:
+    """What the checkpoint in the folder has of the island. Raises DataError when that is nothing, or damaged."""
     manifest = manifest_of(folder)
     part = next((part for part in manifest.parts if part.island == island), None)
     if part is None:
-        raise DataError(detail=f"The checkpoint {url} holds no state of {island}.")
-    outer = tuple(wire.decode(folder.read(parameters_name(p))) for p in range(len(manifest.fragments)))
+        raise DataError(detail=f"The checkpoint {folder.url} holds no state of {island}.")
+    outer = tuple(outer_parameters(folder, manifest))
     versions = tuple(Version(fragment.version) for fragment in manifest.fragments)
     return Restored(part, read(folder, part), versions, outer)
 
@@ -127,14 +125,17 @@ def read(folder: Folder, part: Part) -> Arrays:
     """The arrays of the part. Raises DataError when a file is not what it was."""
     own = folder.sub(part.island)
     for file in part.files:
-        if own.fingerprint(file.name) != (file.size, file.digest):
-            raise DataError(detail=f"{own.url}/{file.name} is damaged.")
-    if any(file.name == PLAIN for file in part.files):
-        return load(own.read(PLAIN))
+        verify(own, file)
+    for file in part.files:
+        if file.name == PLAIN:
+            return _plain(own.read(PLAIN, file.size), f"{own.url}/{PLAIN}")
+    listed = {file.name for file in part.files}
     if own.local is not None:
+        if strangers := [name for name in own.names() if name.startswith(f"{ORBAX}/") and name not in listed]:
+            raise DataError(detail=f"{own.url}/{strangers[0]} is no file of the checkpoint, and Orbax would read it.")
         return _read_orbax(own.local / ORBAX)
     with tempfile.TemporaryDirectory() as here:
-        own.download(Path(here))
+        own.download(Path(here), sorted(listed))
         return _read_orbax(Path(here) / ORBAX)
 
 
@@ -149,6 +150,13 @@ def _write_orbax(arrays: Mapping[str, np.ndarray], own: Folder) -> None:
             checkpointer.save(Path(here) / ORBAX, dict(arrays))
             checkpointer.wait_until_finished()
             own.upload(Path(here))
+
+
+def _plain(content: bytes, what: str) -> Arrays:
+    try:
+        return load(content)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DataError(detail=f"{what} is no file of arrays: {first_line(error)}.") from error
 
 
 def _read_orbax(path: Path) -> Arrays:

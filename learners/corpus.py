@@ -15,12 +15,14 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.roots import AllowedRoots, open_data
 
+NOWHERE = AllowedRoots()
 SEPARATOR = b"\n"
 DOCUMENT_BYTES_MAX = 1 << 16
 """Longer documents count as several, so that one long file can still be split."""
@@ -35,12 +37,12 @@ class Corpus:
     held_out: np.ndarray
 
 
-def load(section: Mapping[str, Any]) -> Corpus:
-    """Read and split what the ``data`` section of a job specification names.
+def load(section: Mapping[str, Any], roots: AllowedRoots = NOWHERE) -> Corpus:
+    """Read and split what the ``data`` section of a job specification names; files only below ``roots``.
 
     Raises ConfigurationError when a file cannot be read, or when there is too little text to hold some of it out.
     """
-    documents = builtin_documents() if section["source"] == "builtin" else file_documents(section)
+    documents = builtin_documents() if section["source"] == "builtin" else file_documents(section, roots)
     return split(documents, section["held_out_ratio"], section["sequence_length"])
 
 
@@ -51,17 +53,18 @@ def builtin_documents() -> Iterator[bytes]:
         yield path.read_bytes()
 
 
-def file_documents(section: Mapping[str, Any]) -> Iterator[bytes]:
-    """The documents of ``data.files``, in the order given there."""
+def file_documents(section: Mapping[str, Any], roots: AllowedRoots) -> Iterator[bytes]:
+    """The documents of ``data.files``, in the order given there. Raises OutsideRoots for one that lies below no root."""
     for name in section["files"]:
         path = Path(name)
         try:
-            if path.suffix == ".jsonl":
-                yield from _json_lines(path, section["text_field"])
-            elif path.suffix == ".parquet":
-                yield from _parquet(path, section["text_field"])
-            else:
-                yield path.read_bytes()
+            with open_data(roots, name) as file:
+                if path.suffix == ".jsonl":
+                    yield from _json_lines(file, path, section["text_field"])
+                elif path.suffix == ".parquet":
+                    yield from _parquet(file, path, section["text_field"])
+                else:
+                    yield file.read()
         except OSError as error:
             detail = f"data.files: {path} cannot be read here ({error.strerror or error}). It must exist on every node."
             raise ConfigurationError(detail=detail) from error
@@ -133,26 +136,25 @@ def _joined(pieces: Sequence[bytes]) -> np.ndarray:
     return np.frombuffer(SEPARATOR.join(pieces), np.uint8)
 
 
-def _json_lines(path: Path, field: str) -> Iterator[bytes]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield json.loads(line)[field].encode()
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ConfigurationError(
-                    detail=f"data.files: {path}, line {number}, holds no object with a text field {field!r} "
-                    f"({type(error).__name__}). Set data.text_field to the field's name."
-                ) from error
+def _json_lines(lines: IO[bytes], path: Path, field: str) -> Iterator[bytes]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield json.loads(line)[field].encode()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigurationError(
+                detail=f"data.files: {path}, line {number}, holds no object with a text field {field!r} "
+                f"({type(error).__name__}). Set data.text_field to the field's name."
+            ) from error
 
 
-def _parquet(path: Path, field: str) -> Iterator[bytes]:
+def _parquet(content: IO[bytes], path: Path, field: str) -> Iterator[bytes]:
     from pyarrow import ArrowInvalid
     from pyarrow.parquet import ParquetFile  # here, because it takes 0.1 s and few jobs need it
 
     try:
-        file = ParquetFile(path)
+        file = ParquetFile(content)
         if field not in file.schema_arrow.names:
             detail = (
                 f"data.files: {path} has the columns {file.schema_arrow.names}, not {field!r}. Set data.text_field."

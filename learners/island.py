@@ -43,6 +43,7 @@ from orchestrator.core.messages import Broken, Letter, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, Incarnation, IslandId, Version
 from orchestrator.errors import InfrastructureError
 from orchestrator.merge import fragment_map, wire
+from orchestrator.roots import AllowedRoots
 
 EXPORT_TIMEOUT_S = 30.0
 THROTTLE_TIMEOUT_S = 300.0
@@ -64,6 +65,7 @@ class Island:
         log.info("%s, incarnation %d, is process %d", island, book.number, os.getpid())
         self._island, self._incarnation = island, Incarnation(book.number)
         self._synthetic = False
+        self._roots = AllowedRoots()
         self._saves: set[int] = set()
         self._outbox = Outbox()
         self._loop: IslandLoop | None = None
@@ -89,9 +91,10 @@ class Island:
     def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, hurry: bool) -> None:
         """Begin to build and compile the model; ``Ready`` or ``Broken`` follows.
 
+        ``spec["roots"]`` is what this island may touch of files that others name to it.
         An island that comes back may ``hurry``: until it is ready, it does not give way to those that train.
         """
-        self._synthetic = spec["trainer"].startswith(SYNTHETIC)
+        self._synthetic, self._roots = spec["trainer"].startswith(SYNTHETIC), spec["roots"]
         self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not self._synthetic
         threading.Thread(
             target=self._prepare, args=(spec, shard_index, shard_count, hurry), name="prepare", daemon=True
@@ -142,7 +145,7 @@ class Island:
         self._correspondence.heed(epoch)
 
         def load() -> tuple[tuple[Version, ...], int]:
-            saved = checkpointing.restored(folder, self._island)
+            saved = checkpointing.restored(Folder.within(self._roots, folder), self._island)
             self._built().load_saved(saved, cursor)
             return saved.versions, saved.part.step
 
@@ -258,7 +261,8 @@ class Island:
         try:
             cut = asked.result()
             orbax = not self._synthetic
-            part = checkpointing.write(cut, Folder(folder), self._island, self._incarnation, orbax=orbax)
+            there = Folder.within(self._roots, folder)
+            part = checkpointing.write(cut, there, self._island, self._incarnation, orbax=orbax)
         except Exception as error:  # a full disk is only one of the ways; training goes on
             log.exception("this island's part of checkpoint %d is not written", checkpoint)
             self._outbox.put(NotSaved(checkpoint, in_words(error)))

@@ -249,7 +249,7 @@ class _Text:
 
     @cached_property
     def corpus(self) -> corpus.Corpus:
-        return corpus.load(self._spec["data"])
+        return corpus.load(self._spec["data"], self._spec.get("roots", corpus.NOWHERE))
 
     @cached_property
     def held_out(self) -> np.ndarray:

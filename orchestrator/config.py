@@ -7,6 +7,7 @@ environment variable outranks the file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -156,7 +157,10 @@ def read_job_document(path: Path) -> dict[str, Any]:
     data = document.get("data")
     if isinstance(data, dict) and isinstance(data.get("files"), list):
         folder = path.resolve().parent
-        data["files"] = [str(folder / name) if isinstance(name, str) else name for name in data["files"]]
+        data["files"] = [
+            os.path.abspath(folder / name) if isinstance(name, str) and "\0" not in name else name
+            for name in data["files"]
+        ]
     return document
 
 

@@ -2,7 +2,8 @@
 
     AtollError
     ├── ConfigurationError      the job specification or the service's settings
-    │   └── InvalidJobSpec      … with every problem at once
+    │   ├── InvalidJobSpec      … with every problem at once
+    │   └── OutsideRoots        … a file or folder that jobs may not touch (roots.py)
     ├── RequestError            a command that cannot be done as asked
     │   ├── NotFound
     │   ├── Conflict
@@ -76,6 +77,16 @@ class InvalidJobSpec(ConfigurationError):
 
     def __str__(self) -> str:
         return "\n".join([f"{self.detail} ({len(self.problems)} problems):", *(f"  - {p}" for p in self.problems)])
+
+
+@dataclass(eq=False, kw_only=True)
+class OutsideRoots(ConfigurationError):
+    """A file or folder that no root holds which was named when the service was started (``atoll up --checkpoints``)."""
+
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.detail} {self.remedy}".rstrip()
 
 
 @dataclass(eq=False, kw_only=True)

@@ -32,7 +32,7 @@ class DataSection(Section):
     """``source: builtin`` is the Python standard library's own source; otherwise ``files`` (.txt, .jsonl, .parquet).
 
     The commands of ``atoll`` take files relative to the specification; over REST they must be absolute. Every island's
-    node must have them.
+    node must have them, below a root (`atoll up --data`).
     """
 
     source: Literal["builtin", "files"] = "builtin"
@@ -170,8 +170,8 @@ class RecoverySection(Section):
 class CheckpointsSection(Section):
     """When checkpoints are taken by themselves (``JobPolicy.checkpoints``); ``atoll checkpoint`` takes one at any time.
 
-    ``folder`` is a path or URL (as fsspec has them) that every node reaches; each job has a folder of its own in it. Absent:
-    the job's run folder.
+    ``folder`` is a path or URL below a root (`atoll up --checkpoints`) that every node reaches; each job has a folder of its
+    own in it. Absent: the job's run folder.
     """
 
     every_merges: Annotated[int, Field(ge=0)] = 0

@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.marks": frozenset({"psutil"}),
     "orchestrator.disk": frozenset(),
     "orchestrator.threads": frozenset({"orchestrator.errors"}),
+    "orchestrator.roots": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.sections": frozenset({"pydantic"}),
     "orchestrator.validation": frozenset({"orchestrator.errors", "pydantic"}),
@@ -63,7 +64,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.journal": frozenset(
         {CORE, "orchestrator.disk", "orchestrator.merge", "orchestrator.errors", "numpy"}
     ),
-    "orchestrator.checkpoints": frozenset({CORE, "orchestrator.merge", "orchestrator.errors", "numpy", "fsspec"}),
+    "orchestrator.checkpoints": frozenset(
+        {CORE, "orchestrator.merge", "orchestrator.roots", "orchestrator.errors", "numpy", "fsspec"}
+    ),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
     "orchestrator.tape": frozenset(
@@ -96,6 +99,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.runtime.checkpoints",
             "orchestrator.runtime.files",
             "orchestrator.runtime.patience",
+            "orchestrator.roots",
             "orchestrator.tape",
             "orchestrator.errors",
             "numpy",
@@ -126,6 +130,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.merge.wire",
             "orchestrator.merge.fragment_map",
             "orchestrator.checkpoints",
+            "orchestrator.roots",
             "orchestrator.errors",
             "jax",
             "numpy",
@@ -143,6 +148,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             CORE,
             "orchestrator.merge",
             "orchestrator.checkpoints",
+            "orchestrator.roots",
             "orchestrator.errors",
             "orchestrator.logbook",
             "ray",
@@ -166,6 +172,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.marks",
             "orchestrator.plain",
             "orchestrator.report",
+            "orchestrator.roots",
             "orchestrator.simulation",
             "orchestrator.tape",
             "orchestrator.threads",
@@ -205,6 +212,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.errors",
             "orchestrator.plain",
             "orchestrator.threads",
+            "orchestrator.roots",
             "pydantic",
         }
     ),

@@ -6,18 +6,18 @@ for what comes being unpacked inside its folder only, and believed once every by
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO
+from functools import partial
+from pathlib import Path
 
 from api.checkpoints.schemas import Checkpoint
-from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.folder import CHUNK_BYTES, Folder
 from orchestrator.checkpoints.manifest import MANIFEST
 from orchestrator.checkpoints.reading import manifest_of, verified
-from orchestrator.errors import DataError, NotFound
+from orchestrator.errors import Conflict, DataError, NotFound, OutsideRoots
+from orchestrator.roots import AllowedRoots, name_parts, shown
 
 BLOCK_BYTES = tarfile.BLOCKSIZE
 END_BYTES = 2 * BLOCK_BYTES
@@ -38,23 +38,31 @@ class Archive:
         """Raises OSError when a file goes away meanwhile, as the oldest checkpoint does when a new one is there."""
         for name, size in self.sizes.items():
             yield _head(name, size)
-            yield from self.folder.chunks(name)
+            left = size
+            for chunk in self.folder.chunks(name):
+                yield chunk[:left]
+                left -= min(left, len(chunk))
+            if left:
+                raise OSError(f"{self.folder.url}/{name} has become shorter than its manifest says")
             yield bytes(_padding(size))
         yield bytes(END_BYTES)
 
 
-def archive_of(checkpoints: Sequence[Checkpoint], number: int) -> Archive:
-    """The one of that number. Raises NotFound, with those there are."""
+def archive_of(checkpoints: Sequence[Checkpoint], number: int, roots: AllowedRoots) -> Archive:
+    """The one of that number: the files of its manifest, all below its folder. Raises NotFound, with those there are."""
     there = ", ".join(str(one.number) for one in checkpoints) or "none"
     missing = NotFound(detail=f"There is no checkpoint {number}; there are: {there}.", remedy="Older ones are removed.")
     found = next((one for one in checkpoints if one.number == number), None)
     if found is None:
         raise missing
-    folder = Folder(found.url)
     try:
-        sizes = {file.name: file.size for file in manifest_of(folder).files}
-        return Archive(folder, {**sizes, MANIFEST: len(folder.read(MANIFEST))})
-    except (DataError, FileNotFoundError) as error:  # it went a moment ago
+        folder = Folder.within(roots, found.url)
+        sizes = {file.name: file.size for file in manifest_of(folder).files if file.name != MANIFEST}
+        if damaged := [name for name, size in sizes.items() if folder.size(name) != size]:
+            detail = f"Checkpoint {number} is damaged: {damaged[0]} has not the size that its manifest says."
+            raise Conflict(detail=detail, remedy="Fetch another one.")
+        return Archive(folder, {**sizes, MANIFEST: folder.size(MANIFEST)})
+    except (DataError, OutsideRoots, FileNotFoundError) as error:  # it went a moment ago
         raise missing from error
 
 
@@ -63,28 +71,24 @@ def unpack(archive: Path, target: Path) -> None:
 
     Raises DataError if the archive is no sound checkpoint, OSError if it cannot be written; what is there then is no use.
     """
+    folder = Folder.own(target)
     try:
-        with tarfile.open(archive) as packed:
+        names: set[str] = set()
+        with tarfile.open(archive, "r:") as packed:  # as it was sent: nothing in it is larger than itself
             for member in packed:
-                path = PurePosixPath(member.name)
-                if not member.isfile() or path.is_absolute() or ".." in path.parts:
-                    raise DataError(detail=f"it holds {member.name!r}, which no checkpoint has.")
+                name = "/".join(name_parts(member.name))
+                if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None or name in names:
+                    raise DataError(detail=f"it holds {shown(name)} as something that no checkpoint has, or twice.")
+                names.add(name)
                 content = packed.extractfile(member)
                 assert content is not None
-                _write(content, target / path)
-        folder = Folder(str(target.absolute()))
+                folder.write_all(name, iter(partial(content.read, CHUNK_BYTES), b""))
         known = {MANIFEST, *(file.name for file in verified(folder).files)}
         if strangers := sorted(set(folder.names()) - known):
             raise DataError(detail=f"it holds {strangers[0]!r}, of which its manifest does not know.")
     except (DataError, tarfile.TarError) as error:
         raise DataError(detail=f"{archive} is no archive of a sound checkpoint: {error}") from error
     folder.sync()
-
-
-def _write(content: IO[bytes], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        shutil.copyfileobj(content, file)
 
 
 def _head(name: str, size: int) -> bytes:

@@ -16,20 +16,39 @@ from orchestrator.checkpoints.reading import listed
 from orchestrator.checkpoints.resumption import find
 from orchestrator.checkpoints.writing import checkpoint_folder, root_of
 from orchestrator.config import JobSpec
-from orchestrator.errors import AtollError, InfrastructureError, InvalidJobSpec, Problem
+from orchestrator.errors import (
+    AtollError,
+    ConfigurationError,
+    Conflict,
+    InfrastructureError,
+    InvalidJobSpec,
+    OutsideRoots,
+    Problem,
+    first_line,
+)
+from orchestrator.roots import AllowedRoots
 from orchestrator.sections import ResumeSection
 
 FIELD = "resume.checkpoint"
 REMEDY = "`atoll checkpoints JOB` lists those of a job."
 
 
-def checkpoints_of(row: JobRow) -> list[Checkpoint]:
-    """Oldest first. Raises InfrastructureError when they cannot be looked at."""
-    root = _root(row)
+def checkpoints_of(row: JobRow, roots: AllowedRoots) -> list[Checkpoint]:
+    """Oldest first. Raises Conflict where jobs may not look (any more), InfrastructureError when they cannot be looked at.
+
+    And nothing that is no error of ours: a row may have been stored by another build, or be damaged.
+    """
     try:
+        root = _root(row, roots)
         found = listed(root)
-    except OSError as error:
-        raise InfrastructureError(detail=f"The checkpoints at {root.url} cannot be read: {error}.") from error
+    except ConfigurationError as error:
+        detail = f"The checkpoints of job {row.job} are where jobs may not look: {getattr(error, 'detail', error)}"
+        raise Conflict(detail=detail, remedy=getattr(error, "remedy", "")) from error
+    except AtollError:
+        raise
+    except Exception as error:
+        detail = f"The checkpoints of job {row.job} cannot be read: {type(error).__name__}: {first_line(error)}."
+        raise InfrastructureError(detail=detail) from error
     return [
         Checkpoint(
             number=manifest.number,
@@ -45,8 +64,11 @@ def checkpoints_of(row: JobRow) -> list[Checkpoint]:
     ]
 
 
-def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None]) -> JobSpec:
-    """The specification, with the folder of the checkpoint it goes on from. Raises InvalidJobSpec when there is none."""
+def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None], roots: AllowedRoots) -> JobSpec:
+    """The specification, with the folder of the checkpoint it goes on from. Raises InvalidJobSpec when there is none.
+
+    Of what lies below no root nothing is looked at, and the answer is the same whatever that is.
+    """
     if spec.resume is None:
         return spec
     asked = spec.resume.checkpoint
@@ -54,15 +76,23 @@ def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None]) -> JobSpe
     if row is None and not asked.startswith("/") and "://" not in asked:
         raise _problem(f"{asked!r} is no job of this service, no URL, and no absolute path.")
     try:
-        found = find(_root(row).url if row else asked, spec.model_dump(mode="json"))
-    except (AtollError, OSError, ValueError) as error:  # ValueError: what no file can be called
+        of_row = roots.with_run(Path(row.run_dir)) if row else roots
+        found = find(of_row, _url(row) if row else asked, spec.model_dump(mode="json"))
+    except OutsideRoots as error:
+        raise _problem(error.detail, error.remedy) from error
+    except (AtollError, OSError, ValueError) as error:
         raise _problem(f"{type(error).__name__}: {error}") from error
     return spec.model_copy(update={"resume": ResumeSection(checkpoint=found.url, refused=found.refused)})
 
 
-def _root(row: JobRow) -> Folder:
-    return Folder(root_of(JobSpec.model_validate(row.spec).checkpoints.folder, row.job, Path(row.run_dir)))
+def _root(row: JobRow, roots: AllowedRoots) -> Folder:
+    """The run folder's own are always allowed: the service chose where that is."""
+    return Folder.within(roots.with_run(Path(row.run_dir)), _url(row))
 
 
-def _problem(message: str) -> InvalidJobSpec:
-    return InvalidJobSpec(problems=(Problem(FIELD, message, REMEDY),))
+def _url(row: JobRow) -> str:
+    return root_of(JobSpec.model_validate(row.spec).checkpoints.folder, row.job, Path(row.run_dir))
+
+
+def _problem(message: str, remedy: str = REMEDY) -> InvalidJobSpec:
+    return InvalidJobSpec(problems=(Problem(FIELD, message, remedy),))

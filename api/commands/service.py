@@ -39,6 +39,27 @@ def up(
     allow: Annotated[
         list[str] | None, typer.Option("--allow", metavar="PACKAGE", help="Jobs may name its code. Repeatable.")
     ] = None,
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoints",
+            metavar="ROOT",
+            help="Jobs may read and write checkpoints below this folder or URL (s3://BUCKET/PREFIX). Repeatable. "
+            "Default: below the working folder, without hidden files. Always HOME/checkpoints and RUNS; nothing else of "
+            "HOME.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="ROOT",
+            help="Jobs may read text files below this folder. Repeatable. Default: below the working folder, without "
+            "hidden files. HOME/data always; nothing else of HOME.",
+            show_default=False,
+        ),
+    ] = None,
     jobs_max: Annotated[
         int | None, typer.Option("--jobs-max", min=1, help="How many jobs run at a time; the others wait. Default: 16.")
     ] = None,
@@ -63,7 +84,19 @@ def up(
     binding = Binding(host, certificate, key, insecure)
     packages = tuple(allow or ())
     wanted = Installation(
-        Home(home), runs, groups, port, control, binding, packages, database, jobs_max, new_store, partition_tolerance
+        Home(home),
+        runs,
+        groups,
+        port,
+        control,
+        binding,
+        packages,
+        database,
+        tuple(checkpoints or ()),
+        tuple(data or ()),
+        jobs_max,
+        new_store,
+        partition_tolerance,
     )
     bring_up(wanted, say)
 

@@ -32,6 +32,7 @@ from api.installation import past
 from api.installation.binding import Binding
 from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
+from api.installation.places import roots_of
 from api.installation.shipped import CONFIGS
 from orchestrator.errors import ConfigurationError, InfrastructureError
 from orchestrator.marks import marked_pids
@@ -62,6 +63,9 @@ class Installation:
     packages: tuple[str, ...] = ()
     """Whose code jobs may name, besides learners' own."""
     database: str | None = None
+    checkpoints: tuple[str, ...] = ()
+    """Roots below which jobs may read and write checkpoints; none leaves it to the service. ``data`` likewise, to read."""
+    data: tuple[str, ...] = ()
     jobs_max: int | None = None
     """How many jobs run at a time; None leaves it to the service."""
     new_store: bool = False
@@ -81,6 +85,7 @@ def up(wanted: Installation, say: Say) -> Address:
     """
     wanted.binding.refuse_if_unfit()
     refuse_unfit(wanted.packages)
+    roots_of(wanted.home.path, wanted.runs, wanted.checkpoints, wanted.data)
     with wanted.home.locked_for_change("up"):
         return start(wanted, say)
 
@@ -233,6 +238,9 @@ def options_of(wanted: Installation) -> list[str]:
         options += ["--insecure"]
     for package in wanted.packages:
         options += ["--allow", package]
+    for kind, roots in (("--checkpoints", wanted.checkpoints), ("--data", wanted.data)):
+        for root in roots:
+            options += [kind, root]
     if wanted.jobs_max is not None:
         options += ["--jobs-max", str(wanted.jobs_max)]
     return options

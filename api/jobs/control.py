@@ -19,6 +19,7 @@ from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Dose
+from orchestrator.roots import AllowedRoots
 
 CommandKind = Literal["kill", "drain", "readd", "scale", "cordon", "uncordon", "checkpoint", "rollback", "cancel"]
 FaultKind = Literal[
@@ -86,8 +87,12 @@ class ControlPort(Protocol):
         """The node groups of the fleet, by name."""
         ...
 
-    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str]) -> None:
+    def start_job(
+        self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str], roots: AllowedRoots
+    ) -> None:
         """From here on the job exists and runs by itself, and writes its tape and report under ``run_dir``.
+
+        Files that its specification names it touches below ``roots`` only, for as long as it lives.
 
         ``cordoned`` says which node groups it places nothing on until it is told otherwise, and who cordoned each.
         Where ``run_dir`` holds the job's tape, and nothing of it runs, it goes on from there, with what it knew of cordons.

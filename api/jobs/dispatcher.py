@@ -24,6 +24,7 @@ from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
 from api.jobs.looks import Looks
 from api.jobs.outlines import Outline, Outlines
+from api.jobs.places import refuse_outside
 from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, behind, decide, wants_of
 from api.jobs.tending import Tending
 from api.run.folder import Run, prepare_run_dir
@@ -32,6 +33,7 @@ from api.storage.store import JobRow, Store
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import AtollError, InfrastructureError, NotFound, first_line
+from orchestrator.roots import AllowedRoots
 from orchestrator.sections import IslandsSection
 
 logger = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ GONE_FOR_GOOD = frozenset({"stopped", "drained", "failed"})
 
 class Dispatcher:
     """``looks`` asks living jobs, ``look`` tells how one stands and remembers it if it has ended, within a time that it is
-    given; ``record`` is None for a job of which nothing is.
+    given; ``record`` is None for a job of which nothing is. Jobs touch files below ``roots``.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class Dispatcher:
         look: Callable[[JobRow, float], Job],
         record: Callable[[JobRow], StatusRecord | None],
         jobs_max: int,
+        roots: AllowedRoots,
     ) -> None:
-        self._control, self._store, self._cordons = control, store, cordons
+        self._control, self._store, self._cordons, self._roots = control, store, cordons, roots
         self._looks, self._look, self._record = looks, look, record
         self._jobs_max = jobs_max
         self.outlines = Outlines()
@@ -230,7 +233,9 @@ class Dispatcher:
         run_dir = Path(row.run_dir)
         try:
             prepare_run_dir(run_dir, row.spec)
-            self._control.start_job(row.job, JobSpec.model_validate(row.spec), run_dir, cordoned)
+            spec = JobSpec.model_validate(row.spec)
+            refuse_outside(spec, self._roots)
+            self._control.start_job(row.job, spec, run_dir, cordoned, self._roots)
         except Exception as error:
             if self._closing:
                 return  # the cluster was left while it was starting; the next process sees what became of it

@@ -34,6 +34,7 @@ from typing import Any
 from api.checkpoints.finding import checkpoints_of
 from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
+from api.jobs.places import refuse_outside
 from api.jobs.tending import Complaints, Tending, reason_of
 from api.jobs.translate import last_known_of
 from api.run.files import is_there
@@ -42,6 +43,7 @@ from api.schemas import JobState
 from api.storage.store import JobRow, Store
 from orchestrator.config import JobSpec
 from orchestrator.errors import AtollError, InfrastructureError
+from orchestrator.roots import AllowedRoots
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +77,10 @@ class Overseer:
         store: Store,
         cordons: Cordons,
         record: Callable[[JobRow], StatusRecord | None],
+        roots: AllowedRoots,
         taken_down: Path | None = None,
     ) -> None:
+        self._roots = roots
         self._control, self._store, self._cordons, self._record = control, store, cordons, record
         self._taken_down = taken_down
         self._pool = ThreadPoolExecutor(8, "overseer")
@@ -200,7 +204,8 @@ class Overseer:
         logger.warning("nothing of job %s runs any more; it is started again from its run folder", row.job)
         try:
             spec = JobSpec.model_validate(row.spec)
-            self._control.start_job(row.job, spec, Path(row.run_dir), cordoned)
+            refuse_outside(spec, self._roots, begun=True)
+            self._control.start_job(row.job, spec, Path(row.run_dir), cordoned, self._roots)
         except Exception as error:
             if not self._closing:  # else the cluster was left meanwhile; the next process sees what became of it
                 self._missed(row, error)
@@ -241,7 +246,9 @@ class Overseer:
         self._lives.pop(row.job, None)
         self._complaints.settle(f"job {row.job}")
         try:
-            resume = f" with `--resume {row.job}`, from its newest checkpoint" if checkpoints_of(row) else ""
+            resume = (
+                f" with `--resume {row.job}`, from its newest checkpoint" if checkpoints_of(row, self._roots) else ""
+            )
         except Exception as error:  # whether there is one is not known, which is no reason to leave the job as it is
             logger.warning("job %s: whether it has checkpoints is not known: %s", row.job, reason_of(error))
             resume = ""

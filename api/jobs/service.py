@@ -19,6 +19,7 @@ from threading import Lock
 from typing import Any, BinaryIO, TypeVar
 
 from api.auth.code import OWN_PACKAGES, code_problems
+from api.checkpoints.archive import Archive, archive_of
 from api.checkpoints.finding import checkpoints_of, resolved
 from api.checkpoints.schemas import Checkpoint
 from api.clocks import ClockWatch
@@ -29,6 +30,7 @@ from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.looks import PATIENCE_S, Look, Looks, refuse_outdated
 from api.jobs.outbox import Outbox
+from api.jobs.places import places_outside
 from api.jobs.translate import command_of, island_in, job_of, plans_of, summary_of, unreadable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
@@ -36,7 +38,8 @@ from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
 from api.storage.store import AlreadyKnown, CommandRow, JobRow, Store
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core.vocabulary import Dose
-from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, first_line
+from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
+from orchestrator.roots import AllowedRoots
 
 REPORT = "report.json"
 REPORT_BYTES_MAX = 64 << 20
@@ -45,6 +48,7 @@ LIST_PATIENCE_S = 1.5
 QUEUE_PATIENCE_S = 10.0
 """A submission waits so long for those that are being started, then is answered while it is queued."""
 
+NOTHING_MORE = AllowedRoots()
 SUFFIX_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without the characters that are read as one another."""
 
@@ -64,6 +68,8 @@ def summary_in(row: JobRow, kind: type[Summary]) -> Summary | None:
 
 
 class Service:
+    """Jobs touch files below ``roots``, and the checkpoints of jobs in ``runs_dir``."""
+
     def __init__(
         self,
         control: ControlPort,
@@ -71,7 +77,9 @@ class Service:
         runs_dir: Path,
         packages: tuple[str, ...] = OWN_PACKAGES,
         jobs_max: int = JOBS_MAX,
+        roots: AllowedRoots = NOTHING_MORE,
     ) -> None:
+        self.roots = roots.with_checkpoints(runs_dir)
         self._control = control
         self._store = store
         self._runs_dir = runs_dir
@@ -79,7 +87,9 @@ class Service:
         self.looks = Looks(self.record, store.generation)
         self.outbox = Outbox(control, store, lambda row: self.looks.fresh(row).record)
         self.cordons = Cordons(control, store, self.outbox)
-        self.queue = Dispatcher(control, store, self.cordons, self.looks, self._answer, self.record, jobs_max)
+        self.queue = Dispatcher(
+            control, store, self.cordons, self.looks, self._answer, self.record, jobs_max, self.roots
+        )
         self.clock = ClockWatch()
         self._adding = Lock()
         """Nothing is asked between a precondition and what is asked under it."""
@@ -280,19 +290,27 @@ class Service:
 
     def _validated(self, document: Mapping[str, Any]) -> JobSpec:
         groups, foreign = self._control.node_groups(), code_problems(document, self._packages)
+        outside: tuple[Problem, ...] = ()
         try:
             spec = parse_job(document)
-            spec = resolved(spec, self._store.job)
+            outside = places_outside(spec, self.roots, begun=True)
+            spec = resolved(spec, self._store.job, self.roots)
         except InvalidJobSpec as error:
-            more = fleet_problems(sections_of(document), groups)
+            more = (*outside, *fleet_problems(sections_of(document), groups))
             raise InvalidJobSpec(problems=(*error.problems, *more, *foreign)) from error
-        if problems := (*fleet_problems(spec.islands, groups), *foreign):
+        if problems := (*outside, *fleet_problems(spec.islands, groups), *foreign):
             raise InvalidJobSpec(problems=problems)
         return spec
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
         """The job's whole checkpoints, oldest first."""
-        return checkpoints_of(self._row(job))
+        return checkpoints_of(self._row(job), self.roots)
+
+    def checkpoint_archive(self, job: str, number: int) -> Archive:
+        """One of them as a tar stream. Raises NotFound, with those there are."""
+        row = self._row(job)
+        roots = self.roots.with_run(Path(row.run_dir))
+        return archive_of(checkpoints_of(row, self.roots), number, roots)
 
     def _row(self, job: str) -> JobRow:
         row = self._store.job(job)

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 
-from api.checkpoints.archive import archive_of
 from api.checkpoints.schemas import Checkpoints, RollbackOptions
 from api.http.pools import DOWNLOADS, JOBS, chunks_in, in_pool, runs_in
 from api.http.streams import Stream
@@ -34,7 +33,7 @@ def download_checkpoint(
 
     Unpacked, it is a folder that `resume.checkpoint` of a specification takes, where all nodes reach it.
     """
-    name, archive = service.run(job).job, archive_of(service.checkpoints(job), number)
+    name, archive = service.run(job).job, service.checkpoint_archive(job, number)
     headers = {
         "Content-Disposition": f'attachment; filename="{name}-checkpoint-{number}.tar"',
         "Content-Length": str(archive.byte_count),

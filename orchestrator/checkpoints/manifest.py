@@ -5,20 +5,30 @@
     CHECKPOINT/ISLAND/part.json              what the island's arrays belong to, and their files
     CHECKPOINT/ISLAND/arrays…                parameters and inner optimizer state
 
-Responsible for the words; that what is read was written so. Refuses to know files, and to decide anything.
+Responsible for the words; that what is read has them, each of its type and within bounds. Whoever can write where
+checkpoints are can make a manifest with a right digest, so nothing is believed of one: what is malformed is DataError, and
+names lead nowhere else. Refuses to know files, and to decide anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from orchestrator.checkpoints.sealed import digest_of, seal, unseal
 from orchestrator.errors import DataError
+from orchestrator.roots import name_parts, shown
 
 SCHEMA = "atoll-checkpoint/1"
 MANIFEST, PART = "manifest.json", "part.json"
+MANIFEST_BYTES_MAX, PART_BYTES_MAX = 32 << 20, 4 << 20
+"""A thousand islands of a hundred fragments, with the files that Orbax writes, make 6 MB; as objects, ten times that."""
+COUNT_MAX, NUMBER_MAX, SECONDS_MAX = 2**62, 2**31 - 1, 1e12
+FRAGMENTS_MAX, PARTS_MAX, FILES_MAX, LEGS_MAX, TEXT_MAX = 10_000, 100_000, 1_000_000, 10_000, 1000
+_DIGEST = re.compile(r"[0-9a-f]{16,128}")
 
 T = TypeVar("T")
 
@@ -106,7 +116,7 @@ def part_digest(part: Part) -> str:
 
 def decode_part(content: bytes, what: str) -> Part:
     """Raises DataError, naming ``what``, unless these are the bytes of a part."""
-    return _part(unseal(content, what), what)
+    return _read(what, _part, unseal(content, what))
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -118,30 +128,151 @@ def decode(content: bytes, what: str) -> Manifest:
     return from_document(unseal(content, what), what)
 
 
-def from_document(document: Mapping[str, Any], what: str) -> Manifest:
+def from_document(document: Any, what: str) -> Manifest:
     """The manifest that this is the plain form of. Raises DataError as ``decode``."""
-    if document.get("schema") != SCHEMA:
-        raise DataError(detail=f"{what} is of schema {document.get('schema')!r}; this build reads {SCHEMA!r}.")
-    made = _made(Manifest, document, what)
-    parts = tuple(_part(part, what) for part in document["parts"])
-    files = tuple(_made(File, file, what) for file in document["files"])
-    fragments = tuple(_made(Fragment, fragment, what) for fragment in document["fragments"])
-    legs = tuple(tuple(leg) for leg in document["legs"])
-    return Manifest(**{**made_fields(made), "parts": parts, "files": files, "fragments": fragments, "legs": legs})
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise DataError(detail=f"{what} is of schema {shown(schema)}; this build reads {SCHEMA!r}.")
+    return _read(what, _manifest, document)
 
 
-def made_fields(made: Any) -> dict[str, Any]:
-    return {field.name: getattr(made, field.name) for field in fields(made)}
+# ── what each field may be ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _part(document: Mapping[str, Any], what: str) -> Part:
-    part = _made(Part, document, what)
-    return Part(**{**made_fields(part), "files": tuple(_made(File, file, what) for file in document["files"])})
+def _manifest(document: Any) -> Manifest:
+    values = _fields(Manifest, document)
+    if not isinstance(values["spec"], dict):
+        raise _Unfit("spec", "is no object")
+    manifest = Manifest(
+        job=_text(values["job"], "job"),
+        number=_count(values["number"], "number", 1, NUMBER_MAX),
+        at=_seconds(values["at"], "at"),
+        taken_at=_seconds(values["taken_at"], "taken_at"),
+        spec=values["spec"],
+        fragments=_list(values["fragments"], "fragments", FRAGMENTS_MAX, _fragment),
+        tokens_trained=_count(values["tokens_trained"], "tokens_trained"),
+        merged_tokens=_counts(values["merged_tokens"], "merged_tokens", FRAGMENTS_MAX),
+        cursors=_counts(values["cursors"], "cursors", PARTS_MAX),
+        legs=_list(values["legs"], "legs", LEGS_MAX, lambda leg: _counts(leg, "legs", PARTS_MAX)),
+        parts=_list(values["parts"], "parts", PARTS_MAX, _part),
+        files=_files(values["files"]),
+    )
+    _agree(manifest)
+    return manifest
 
 
-def _made(kind: type[T], document: Mapping[str, Any], what: str) -> T:
+def _agree(manifest: Manifest) -> None:
+    """Its lists are as long as each other, and what belongs to a part is listed."""
+    count, names = len(manifest.fragments), {file.name for file in manifest.files}
+    if not count or len(manifest.merged_tokens) != count:
+        raise _Unfit("merged_tokens", f"has {len(manifest.merged_tokens)} entries for {count} fragments")
+    if not manifest.cursors or not all(manifest.legs):
+        raise _Unfit("cursors", "of one leg are none")
+    if len({part.island for part in manifest.parts}) != len(manifest.parts):
+        raise _Unfit("parts", "has an island twice")
+    if max(manifest.merged_tokens) > manifest.tokens_trained:
+        raise _Unfit("merged_tokens", "has more than was trained")
+    for part in manifest.parts:
+        if len(part.versions) != count:
+            raise _Unfit("versions", f"of {shown(part.island)} has {len(part.versions)} entries for {count} fragments")
+        if strangers := {f"{part.island}/{file.name}" for file in part.files} - names:
+            raise _Unfit("files", f"lacks {shown(min(strangers))}, which a part has")
+
+
+def _part(document: Any) -> Part:
+    values = _fields(Part, document)
+    island = values["island"]
+    if len(name_parts(island)) != 1:
+        raise _Unfit("island", f"is {shown(island)}, no name")
+    part = Part(
+        island=island,
+        incarnation=_count(values["incarnation"], "incarnation"),
+        step=_count(values["step"], "step"),
+        asked_step=_count(values["asked_step"], "asked_step"),
+        steps_total=_count(values["steps_total"], "steps_total"),
+        tokens_total=_count(values["tokens_total"], "tokens_total"),
+        cursor=_count(values["cursor"], "cursor"),
+        versions=_counts(values["versions"], "versions", FRAGMENTS_MAX),
+        step_counts=_counts(values["step_counts"], "step_counts", FRAGMENTS_MAX),
+        token_counts=_counts(values["token_counts"], "token_counts", FRAGMENTS_MAX),
+        files=_files(values["files"]),
+    )
+    if not len(part.versions) == len(part.step_counts) == len(part.token_counts):
+        raise _Unfit("versions", "and the counts of steps and tokens are not equally many")
+    return part
+
+
+def _fragment(document: Any) -> Fragment:
+    values = _fields(Fragment, document)
+    version, step = _count(values["version"], "version"), _count(values["step"], "step")
+    return Fragment(version, step, _hex(values["digest"]))
+
+
+def _files(value: Any) -> tuple[File, ...]:
+    files = _list(value, "files", FILES_MAX, _file)
+    if len({file.name for file in files}) != len(files):
+        raise _Unfit("files", "has a name twice")
+    return files
+
+
+def _file(document: Any) -> File:
+    values = _fields(File, document)
+    return File("/".join(name_parts(values["name"])), _count(values["size"], "size"), _hex(values["digest"]))
+
+
+class _Unfit(ValueError):
+    """A field that is not what it should be, and how."""
+
+    def __str__(self) -> str:
+        return " ".join(self.args)
+
+
+def _read(what: str, read: Callable[[Any], T], document: Any) -> T:
     try:
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
-        return kind(**values)
-    except (TypeError, AttributeError) as error:
-        raise DataError(detail=f"{what} was written by another build: {error}.") from error
+        return read(document)
+    except (_Unfit, DataError) as error:
+        raise DataError(detail=f"{what} is no document of this build: {error}.") from error
+
+
+def _fields(kind: type, document: Any) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    if not isinstance(document, dict):
+        raise _Unfit(kind.__name__.lower(), f"is {shown(document)}, no object")
+    if wrong := names ^ document.keys():
+        raise _Unfit(kind.__name__.lower(), f"has {len(wrong)} fields too many or too few")
+    return document
+
+
+def _list(value: Any, name: str, count_max: int, read: Callable[[Any], T]) -> tuple[T, ...]:
+    """A list, as JSON has it, or the tuple that it was made of."""
+    if not isinstance(value, list | tuple) or len(value) > count_max:
+        raise _Unfit(name, f"is no list of at most {count_max:,}")
+    return tuple(read(one) for one in value)
+
+
+def _counts(value: Any, name: str, count_max: int) -> tuple[int, ...]:
+    return _list(value, name, count_max, lambda one: _count(one, name))
+
+
+def _count(value: Any, name: str, least: int = 0, most: int = COUNT_MAX) -> int:
+    if type(value) is not int or not least <= value <= most:  # a bool is an int to Python
+        raise _Unfit(name, f"is no whole number from {least} to {most}")
+    return value
+
+
+def _seconds(value: Any, name: str) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= SECONDS_MAX:
+        raise _Unfit(name, f"is no number of seconds up to {SECONDS_MAX:g}")
+    return value  # type: ignore[no-any-return]
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or len(value) > TEXT_MAX or not value.isprintable():
+        raise _Unfit(name, f"is no text of at most {TEXT_MAX:,} printable characters")
+    return value
+
+
+def _hex(value: Any) -> str:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise _Unfit("digest", "is none, in hexadecimal")
+    return value

@@ -6,15 +6,22 @@ checkpoint is used for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import MANIFEST, Manifest, decode
-from orchestrator.checkpoints.writing import momentum_name, parameters_name
+from orchestrator.checkpoints.manifest import MANIFEST, MANIFEST_BYTES_MAX, File, Manifest, decode
+from orchestrator.checkpoints.writing import momentum_name, number_of, parameters_name
 from orchestrator.core.vocabulary import Version
-from orchestrator.errors import DataError
+from orchestrator.errors import DataError, OutsideRoots
 from orchestrator.merge import wire
 from orchestrator.merge.outer_state import FragmentState
+from orchestrator.roots import AllowedRoots
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,7 @@ class Found:
 def manifest_of(folder: Folder) -> Manifest:
     """Raises DataError when there is none, or it is damaged. The files it lists are not looked at."""
     try:
-        content = folder.read(MANIFEST)
+        content = folder.read(MANIFEST, MANIFEST_BYTES_MAX)
     except FileNotFoundError as error:
         raise DataError(detail=f"{folder.url} holds no whole checkpoint: {MANIFEST} is missing.") from error
     return decode(content, f"{folder.url}/{MANIFEST}")
@@ -39,35 +46,43 @@ def verified(folder: Folder) -> Manifest:
     """The manifest, every file of which was read and is what it says. Raises DataError with what is wrong."""
     manifest = manifest_of(folder)
     for file in manifest.files:
-        try:
-            size, digest = folder.fingerprint(file.name)
-        except FileNotFoundError as error:
-            raise DataError(detail=f"The checkpoint {folder.url} lacks {file.name}.") from error
-        if size != file.size:
-            detail = f"{folder.url}/{file.name} has {size} bytes, and had {file.size} when the checkpoint was taken."
-            raise DataError(detail=f"{detail} It was cut or overwritten.")
-        if digest != file.digest:
-            raise DataError(detail=f"{folder.url}/{file.name} is damaged: its digest is {digest}, not {file.digest}.")
+        verify(folder, file)
     return manifest
+
+
+def verify(folder: Folder, file: File) -> None:
+    """The file was read and is what is said of it. Raises DataError with what is wrong."""
+    try:
+        size = folder.size(file.name)
+        digest = folder.fingerprint(file.name)[1] if size == file.size else ""
+    except FileNotFoundError as error:
+        raise DataError(detail=f"The checkpoint {folder.url} lacks {file.name}.") from error
+    if size != file.size:
+        detail = f"{folder.url}/{file.name} has {size} bytes, and had {file.size} when the checkpoint was taken."
+        raise DataError(detail=f"{detail} It was cut or overwritten: it is damaged.")
+    if digest != file.digest:
+        raise DataError(detail=f"{folder.url}/{file.name} is damaged: its digest is {digest}, not {file.digest}.")
 
 
 def listed(root: Folder) -> list[Manifest]:
     """The checkpoints of a job's folder, oldest first, by their manifests alone; what is not whole is left out."""
     found = []
-    for name in root.folders():
+    for name, number in _numbered(root):
         try:
-            found.append(manifest_of(root.sub(name)))
-        except DataError:
+            manifest = manifest_of(root.sub(name))
+        except (DataError, OutsideRoots):
             continue
-    return sorted(found, key=lambda manifest: manifest.number)
+        if manifest.number == number:  # else it is another's, copied
+            found.append(manifest)
+    return found
 
 
-def newest_sound(url: str) -> Found:
+def newest_sound(roots: AllowedRoots, url: str) -> Found:
     """The checkpoint at ``url``, or the newest of a folder of them; if that is damaged, the one before it, and so on.
 
-    Raises DataError, with every reason, when there is none.
+    Raises DataError, with every reason, when there is none; OutsideRoots where jobs may not look.
     """
-    asked = Folder(url)
+    asked = Folder.within(roots, url)
     refused: list[str] = []
     for folder in _candidates(asked):
         try:
@@ -80,23 +95,48 @@ def newest_sound(url: str) -> Found:
 
 def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
     """Θ and momentum of every fragment. Raises DataError where a file is not what it was."""
-    states = []
+    return [
+        FragmentState(
+            Version(fragment.version), parameters, _arrays(folder, manifest, momentum_name(p)), fragment.digest
+        )
+        for p, (fragment, parameters) in enumerate(
+            zip(manifest.fragments, outer_parameters(folder, manifest), strict=True)
+        )
+    ]
+
+
+def outer_parameters(folder: Folder, manifest: Manifest) -> Iterator[Mapping[str, Array]]:
+    """Θ of one fragment after the other. Raises as ``outer_states``."""
     for number, fragment in enumerate(manifest.fragments):
-        parameters = wire.decode(folder.read(parameters_name(number)))
-        momentum = wire.decode(folder.read(momentum_name(number)))
+        parameters = _arrays(folder, manifest, parameters_name(number))
         if (found := wire.digest(parameters)) != fragment.digest:
             raise DataError(detail=f"Fragment {number} of {folder.url} is {found}, and should be {fragment.digest}.")
-        states.append(FragmentState(Version(fragment.version), parameters, momentum, fragment.digest))
-    return states
+        yield parameters
+
+
+def _arrays(folder: Folder, manifest: Manifest, name: str) -> Mapping[str, Array]:
+    size = next((file.size for file in manifest.files if file.name == name), None)
+    if size is None:
+        raise DataError(detail=f"The manifest of {folder.url} lists no {name}.")
+    return wire.decode(folder.read(name, size))
+
+
+def _numbered(root: Folder) -> list[tuple[str, int]]:
+    """The folders in it that are called as checkpoints are, oldest first."""
+    named = ((name, number_of(name)) for name in root.folders())
+    return sorted(((name, number) for name, number in named if number is not None), key=lambda each: each[1])
 
 
 def _candidates(asked: Folder) -> list[Folder]:
     """Itself if it is one, behind it older neighbours if it is called by a number; else those in it. Newest first."""
-    name = asked.url.rpartition("/")[2]
-    if name.isdigit():
-        root = Folder(asked.url.rpartition("/")[0])
-        older = [other for other in root.folders() if other.isdigit() and other < name]
-        return [asked, *(root.sub(other) for other in reversed(older))]
-    if MANIFEST in asked.names():
+    own = number_of(asked.url.rpartition("/")[2])
+    if own is not None:
+        root = asked.parent()  # None where that is outside, so that there are no neighbours
+        return (
+            [asked, *(root.sub(name) for name, number in reversed(_numbered(root)) if number < own)]
+            if root
+            else [asked]
+        )
+    if asked.has(MANIFEST):
         return [asked]
-    return [asked.sub(other) for other in reversed(asked.folders()) if other.isdigit()]
+    return [asked.sub(name) for name, _ in reversed(_numbered(asked))]

@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import Manifest, from_document
+from orchestrator.checkpoints.manifest import MANIFEST_BYTES_MAX, Manifest, from_document
 from orchestrator.checkpoints.reading import newest_sound
 from orchestrator.checkpoints.sealed import seal, unseal
 from orchestrator.core.saving import JobResumed, SavedIsland
 from orchestrator.core.vocabulary import Instant, IslandId, Version
 from orchestrator.errors import DataError
+from orchestrator.roots import AllowedRoots
 
 FILE = "resumed.json"
+BYTES_MAX = 2 * MANIFEST_BYTES_MAX
 SAME = (
     ("trainer",),
     ("model",),
@@ -48,9 +51,9 @@ class Resumption:
         """With this one."""
         return (*self.manifest.legs, self.manifest.cursors)
 
-    @property
-    def folder(self) -> Folder:
-        return Folder(self.url)
+    def folder(self, roots: AllowedRoots) -> Folder:
+        """Raises OutsideRoots where jobs may not look any more."""
+        return Folder.within(roots, self.url)
 
     def event(self, at: Instant, islands: frozenset[IslandId]) -> JobResumed:
         """What the job begins with; of islands that are not there any more nothing is kept."""
@@ -74,26 +77,26 @@ class Resumption:
         )
 
 
-def find(url: str, spec: Mapping[str, Any]) -> Resumption:
-    """The newest sound checkpoint at ``url`` for a job of this specification. Raises DataError when there is none."""
-    found = newest_sound(url)
+def find(roots: AllowedRoots, url: str, spec: Mapping[str, Any]) -> Resumption:
+    """The newest sound checkpoint at ``url`` for a job of this specification. Raises as ``newest_sound``."""
+    found = newest_sound(roots, url)
     if differing := differences(found.manifest.spec, spec):
         detail = f"The checkpoint {found.folder.url} is of another kind of job: {'; '.join(differing)}."
         raise DataError(detail=detail)
     return Resumption(found.folder.url, found.manifest, found.refused)
 
 
-def begun(run_dir: Path, spec: Mapping[str, Any]) -> Resumption | None:
+def begun(roots: AllowedRoots, run_dir: Path, spec: Mapping[str, Any]) -> Resumption | None:
     """What the job in ``run_dir`` goes on from, as it was found when it began. Raises DataError as ``find``."""
     resume = spec.get("resume")
     if resume is None:
         return None
     if (run_dir / FILE).exists():
         return kept(run_dir)
-    found = find(resume["checkpoint"], spec)
+    found = find(roots, resume["checkpoint"], spec)
     here = replace(found, refused=(*resume["refused"], *found.refused))
     told = {"url": here.url, "refused": list(here.refused), "manifest": asdict(here.manifest)}
-    Folder(str(run_dir)).write(FILE, seal(told))
+    Folder.own(run_dir).write(FILE, seal(told))
     return here
 
 
@@ -102,8 +105,11 @@ def kept(run_dir: Path) -> Resumption | None:
     path = run_dir / FILE
     if not path.exists():
         return None
-    told = unseal(path.read_bytes(), str(path))
-    return Resumption(told["url"], from_document(told["manifest"], str(path)), tuple(told["refused"]))
+    told = unseal(Folder.own(run_dir).read(FILE, BYTES_MAX), str(path))
+    url, refused = told.get("url"), told.get("refused")
+    if not isinstance(url, str) or not isinstance(refused, list) or not all(isinstance(why, str) for why in refused):
+        raise DataError(detail=f"{path} is damaged: it does not say where the job goes on from.")
+    return Resumption(url, from_document(told.get("manifest"), str(path)), tuple(refused))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -112,7 +118,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for path in SAME:
         was, is_now = _at(before, path), _at(now, path)
         if was != is_now:
-            told.append(f"{'.'.join(path)} was {was!r} and is {is_now!r}")
+            told.append(f"{'.'.join(path)} was {brief(was)} and is {brief(is_now)}")
     return told
 
 

@@ -6,12 +6,24 @@ Refuses to decide which islands are waited for, and what is kept (``core.checkpo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.checkpoints.manifest import MANIFEST, PART, File, Manifest, Part, decode_part, encode, part_digest
+from orchestrator.checkpoints.manifest import (
+    MANIFEST,
+    NUMBER_MAX,
+    PART,
+    PART_BYTES_MAX,
+    File,
+    Manifest,
+    Part,
+    decode_part,
+    encode,
+    part_digest,
+)
 from orchestrator.errors import DataError
 from orchestrator.merge import wire
 from orchestrator.merge.outer_state import FragmentState
@@ -24,6 +36,12 @@ def root_of(folder: str | None, job: str, run_dir: Path) -> str:
 
 def checkpoint_folder(root: Folder, number: int) -> Folder:
     return root.sub(f"{number:06d}")
+
+
+def number_of(name: str) -> int | None:
+    """Which checkpoint's folder has this name; None for any other folder."""
+    number = int(name) if re.fullmatch(r"[0-9]{6,10}", name) else 0
+    return number if 0 < number <= NUMBER_MAX and name == f"{number:06d}" else None
 
 
 def parameters_name(fragment: int) -> str:
@@ -53,7 +71,7 @@ def read_part(folder: Folder, island: str, digest: str) -> tuple[Part, tuple[Fil
     """The island's part, of that digest, and its files as the manifest lists them. Raises DataError, OSError."""
     name = f"{island}/{PART}"
     try:
-        part = decode_part(folder.read(name), f"{folder.url}/{name}")
+        part = decode_part(folder.read(name, PART_BYTES_MAX), f"{folder.url}/{name}")
     except FileNotFoundError as error:
         raise DataError(
             detail=f"The part of {island} is not at {folder.url}. Every node must reach checkpoints.folder by that name."

@@ -15,6 +15,7 @@ from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.merge import fragment_map, outer_optimizer, wire
 from orchestrator.merge.outer_state import OuterState
+from orchestrator.roots import EVERYTHING
 
 MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
 """``create`` of a module of trainers: specification as plain data, shard, number of shards."""
@@ -24,7 +25,7 @@ class Apparatus:
     """``trainers[m]`` trains shard m; ``fragments[p]`` names fragment p's tensors; ``outer`` is Θ at version 0."""
 
     def __init__(self, spec: JobSpec, make_trainer: MakeTrainer) -> None:
-        plain, sync = spec.model_dump(mode="json"), spec.synchroniser
+        plain, sync = spec.model_dump(mode="json") | {"roots": EVERYTHING}, spec.synchroniser
         count = spec.island_count
         self.trainers: Sequence[Trainer] = [make_trainer(plain, index, count) for index in range(count)]
         shapes = self.trainers[0].tensor_shapes()

@@ -18,6 +18,7 @@ from learners import corpus, data, jax_trainer, model
 from orchestrator.config import JobSpec
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.merge import wire
+from orchestrator.roots import EVERYTHING
 from orchestrator.sections import SynchroniserSection
 
 Method = Literal["decoupled", "diloco", "data-parallel"]
@@ -88,13 +89,13 @@ def _multiplexed(spec: JobSpec, *, transfer_steps: float, speed_spread: float) -
 
 def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
     """One trainer whose batch is the union of the islands' batches."""
-    plain = spec.model_dump(mode="json")
+    plain = spec.model_dump(mode="json") | {"roots": EVERYTHING}
     count = spec.island_count
     wide = {**plain, "islands": plain["islands"][:1], "training": {**plain["training"]}}
     wide["islands"][0] = {**wide["islands"][0], "count": 1}
     wide["training"]["batch_size"] = spec.training.batch_size * count
     trainer = jax_trainer.JaxTrainer(
-        wide, model.build(wide), draw=lambda _: data.union_batches(corpus.load(plain["data"]), plain, count)
+        wide, model.build(wide), draw=lambda _: data.union_batches(corpus.load(plain["data"], EVERYTHING), plain, count)
     )
     names = list(trainer.tensor_shapes())
     evaluations = 8

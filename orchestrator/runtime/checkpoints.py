@@ -40,6 +40,7 @@ from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId
 from orchestrator.errors import AtollError, first_line
 from orchestrator.merge.outer_state import FragmentState
+from orchestrator.roots import AllowedRoots
 
 if TYPE_CHECKING:
     from orchestrator.runtime.links import Post
@@ -66,8 +67,8 @@ class _Open:
 class Checkpoints:
     """``act`` is called in the pump's thread, right after the folds have seen the record.
 
-    ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. ``worker``
-    takes the place of the one thread.
+    ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. ``roots`` are
+    what the job may touch. ``worker`` takes the place of the one thread.
     """
 
     def __init__(
@@ -81,13 +82,14 @@ class Checkpoints:
         take_outer: TakeOuter,
         sync_tape: Callable[[], None],
         post: Post,
+        roots: AllowedRoots,
         worker: Executor | None = None,
     ) -> None:
         self._job, self._spec = job, spec
         self._legs = resumption.legs if resumption else ()
         self.resumed_from = resumption.url if resumption else ""
         self._state, self._ledger, self._take_outer = state, ledger, take_outer
-        self._sync_tape, self._post = sync_tape, post
+        self._sync_tape, self._post, self._roots = sync_tape, post, roots
         self._url = writing.root_of(spec.checkpoints.folder, job, run_dir)
         self._root: Folder | None = None
         self._worker = worker or ThreadPoolExecutor(1, "checkpoint")
@@ -124,7 +126,7 @@ class Checkpoints:
     def root(self) -> Folder:
         """Opened when it is first needed: one that cannot be is the misfortune of each checkpoint, not of the job."""
         if self._root is None:
-            self._root = Folder(self._url)
+            self._root = Folder.within(self._roots, self._url)
         return self._root
 
     @root.setter
@@ -213,7 +215,7 @@ class Checkpoints:
         known = self._state.checkpoints
         wanted = {kept.number for kept in known.kept} | ({known.open.number} if known.open else set())
         try:
-            there = {int(name) for name in self.root.folders() if name.isascii() and name.isdigit()}
+            there = {number for name in self.root.folders() if (number := writing.number_of(name)) is not None}
         except Exception as error:
             log.warning("nobody knows which checkpoints are there: %s", first_line(error))
             return

@@ -8,7 +8,7 @@ to remember jobs: what has ended is in RUN_DIR/status.json.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -17,14 +17,17 @@ from typing import Any, TypeVar
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import InfrastructureError, NotFound, last_line
+from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.leftovers import TOKEN_VARIABLE
 from orchestrator.runtime.names import synchroniser_name
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
 from orchestrator.threads import BoundedThreads
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
+NOTHING_MORE = AllowedRoots()
 SAVE_TIMEOUT_S = 120.0
 QUESTIONS_MAX = 16
 """To the head, at a time. Each is answered within milliseconds, or by nobody."""
@@ -36,14 +39,21 @@ Answer = TypeVar("Answer")
 def connect(home: Path) -> RayControlPort:
     """Join the cluster of ``home``. Raises InfrastructureError when there is none."""
     cluster.join(home)
-    return RayControlPort(ClusterFile.find(home))
+    about = ClusterFile.find(home)
+    if about is None:
+        return RayControlPort()
+    token = about.environment.get(TOKEN_VARIABLE)
+    return RayControlPort(about, (Path(about.temp_dir), *([Path(token)] if token else [])))
 
 
 class RayControlPort:
-    """``head`` is where the cluster's head listens; None where nobody knows, and it is asked without a look at its port."""
+    """``head`` is where the cluster's head listens; None where nobody knows, and it is asked without a look at its port.
 
-    def __init__(self, head: ClusterFile | None = None) -> None:
-        self._head = head
+    ``private`` are the cluster's own files, which jobs have no business in.
+    """
+
+    def __init__(self, head: ClusterFile | None = None, private: Sequence[Path] = ()) -> None:
+        self._head, self._private = head, private
         self._questions = BoundedThreads("questions to the cluster's head", QUESTIONS_MAX)
 
     def node_groups(self) -> list[dict[str, Any]]:
@@ -61,9 +71,16 @@ class RayControlPort:
         return [groups[name] for name in sorted(groups)]
 
     def start_job(
-        self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str] = MappingProxyType({})
+        self,
+        job_id: str,
+        spec: JobSpec,
+        run_dir: Path,
+        cordoned: Mapping[str, str] = MappingProxyType({}),
+        roots: AllowedRoots = NOTHING_MORE,
     ) -> None:
-        """From here on the job runs by itself. Asked twice, the second finds the first.
+        """From here on the job runs by itself, and touches nothing outside ``roots`` and its run folder.
+
+        Asked twice, the second finds the first.
 
         Where ``run_dir`` holds this job's tape, and nobody writes it any more, the job goes on from there.
         """
@@ -83,7 +100,8 @@ class RayControlPort:
             max_concurrency=8,
             label_selector={GROUP_LABEL: CONTROL_GROUP},
         )
-        facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned))
+        allowed = roots.without(*self._private)
+        facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned), allowed)
         actor = self._ask_head(lambda: named.remote(*facts), START_TIMEOUT_S)
         try:
             ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)

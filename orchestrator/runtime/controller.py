@@ -23,6 +23,7 @@ from orchestrator.checkpoints.resumption import kept
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line
+from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster
 from orchestrator.runtime.making import CONCURRENCY, make
 from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
@@ -45,11 +46,12 @@ UNWANTED = Unplaced("it was ended before it was placed")
 
 
 class Controller:
-    def __init__(self, job: str, spec: JobSpec, run_dir: str) -> None:
+    def __init__(self, job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> None:
         logbook.keep(logbook.service_logbook(Path(run_dir), "controller"))
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
         resumption = kept(self._run_dir)
-        self._document = {**spec.model_dump(mode="json"), "legs": resumption.legs if resumption else ()}
+        legs = resumption.legs if resumption else ()
+        self._document = {**spec.model_dump(mode="json"), "legs": legs, "roots": roots}
         self._shards = list(spec.island_sections(spares=True))
         self._sections = {**spec.island_sections(spares=True), **spec.standby_sections()}
         self._lock = threading.Lock()
@@ -273,7 +275,7 @@ class Controller:
         return self._wardens.signal(placed, what, *arguments) if placed is not None else f"{island} has no process"
 
 
-def controller_of(job: str, spec: JobSpec, run_dir: str) -> Any:
+def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> Any:
     """The job's controller: the one there is, for a synchroniser whose predecessor died, or a new one."""
     return (
         ray.remote(Controller)
@@ -287,5 +289,5 @@ def controller_of(job: str, spec: JobSpec, run_dir: str) -> Any:
             max_concurrency=CONCURRENCY,
             label_selector={GROUP_LABEL: CONTROL_GROUP},
         )
-        .remote(job, spec, run_dir)
+        .remote(job, spec, run_dir, roots)
     )

@@ -28,6 +28,7 @@ from orchestrator.core.membership import WITH_PROCESS, Island
 from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line
+from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import ending, job_clock, orders
 from orchestrator.runtime.files import TAPE, JobFiles, beginning, open_files
 from orchestrator.runtime.interpreter import Interpreter
@@ -58,10 +59,10 @@ KINDS: dict[type, str] = {
 """What the commands are called that the tape has by their events."""
 
 
-def resumption_of(spec: JobSpec, run_dir: Path) -> Resumption | None:
+def resumption_of(spec: JobSpec, run_dir: Path, roots: AllowedRoots) -> Resumption | None:
     """The checkpoint that the job goes on from, as it was chosen at its beginning. Raises DataError when none is sound."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    return begun(run_dir, spec.model_dump(mode="json"))
+    return begun(roots, run_dir, spec.model_dump(mode="json"))
 
 
 def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPolicy:

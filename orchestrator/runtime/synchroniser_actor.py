@@ -32,6 +32,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
 from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
 from orchestrator.errors import Conflict, Fenced, NotFound, first_line
+from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import ending, faults, orders, records, returning
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.controller import controller_of
@@ -54,9 +55,16 @@ class SynchroniserActor:
     """Made with several threads: status is answered while the pump works."""
 
     def __init__(
-        self, job: str, spec: JobSpec, regions: dict[str, str], run_dir: str, cordoned: dict[str, str]
+        self,
+        job: str,
+        spec: JobSpec,
+        regions: dict[str, str],
+        run_dir: str,
+        cordoned: dict[str, str],
+        roots: AllowedRoots,
     ) -> None:
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
+        roots = roots.with_run(self._run_dir)
         logbook.keep(logbook.service_logbook(self._run_dir, "synchroniser"))
         log.info("the synchroniser of %s begins", job)
         self._policy = returning.policy_of(spec, regions, self._run_dir)
@@ -65,7 +73,7 @@ class SynchroniserActor:
         self._state = threading.Lock()  # the pump changes what status reads
         self._commands: dict[str, dict[str, Any]] = {}
         folds = Goodput(self._policy), Statistics(self._policy)
-        resumption = returning.resumption_of(spec, self._run_dir)
+        resumption = returning.resumption_of(spec, self._run_dir, roots)
         self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
         self._core, past = self._files.core, self._files.past
         self._goodput, self._statistics = self._files.folds
@@ -76,10 +84,10 @@ class SynchroniserActor:
         self._driver = Driver(self._core, (self._files.promises, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
         self._snapshots = Snapshots(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
-        controller = controller_of(job, spec, run_dir)
+        controller = controller_of(job, spec, run_dir, roots)
         payloads = PayloadTable()
         kept = self._files.journal, self._files.epoch, self._patience.insist
-        self._workshop = Workshop(job, spec, self._run_dir, payloads, *kept, self._post, self._queue.put)
+        self._workshop = Workshop(job, spec, self._run_dir, payloads, *kept, self._post, self._queue.put, roots)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
             job,
@@ -103,6 +111,7 @@ class SynchroniserActor:
                 self._workshop.take_outer,
                 lambda: self._patience.insist(TAPE_REFUSES, self._files.tape.sync),
                 self._post,
+                roots,
             ),
             now=self._now,
             failed=self._queue.put,

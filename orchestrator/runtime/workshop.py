@@ -32,6 +32,7 @@ from orchestrator.journal.storage import Journal
 from orchestrator.logbook import service_logbook
 from orchestrator.merge import fragment_map, outer_optimizer, wire
 from orchestrator.merge.outer_state import FragmentState, NotFinite, OuterState
+from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, records
 from orchestrator.runtime.links import Post
 from orchestrator.runtime.names import evaluator_name
@@ -69,8 +70,10 @@ class Workshop:
         insist: Insist,
         post: Post,
         failed: Callable[[BaseException], None],
+        roots: AllowedRoots,
     ) -> None:
         self._job, self._spec, self._run_dir = job, spec, run_dir
+        self._roots = roots
         self._payloads, self._post, self._failed = payloads, post, failed
         self._journal, self._epoch, self._insist = journal, epoch, insist
         self._merging = ThreadPoolExecutor(1, "merge")
@@ -169,7 +172,7 @@ class Workshop:
         outer = knobs.outer_optimizer
         optimizer = outer_optimizer.create(outer.kind, outer.lr, outer.momentum)
         if resumption is not None:
-            states = outer_states(resumption.folder, resumption.manifest)
+            states = outer_states(resumption.folder(self._roots), resumption.manifest)
             state = OuterState.restored(states, knobs.averaging, optimizer)
             steps = [fragment.step for fragment in resumption.manifest.fragments]
         else:
@@ -259,7 +262,7 @@ class Workshop:
                     label_selector={GROUP_LABEL: CONTROL_GROUP},
                 )
                 .remote(
-                    self._spec.model_dump(mode="json"),
+                    self._spec.model_dump(mode="json") | {"roots": self._roots},
                     environment,
                     service_logbook(self._run_dir, "evaluator", self._evaluators_made),
                 )

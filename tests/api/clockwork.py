@@ -23,11 +23,13 @@ from safetensors.numpy import save_file
 
 from api.clocks import uptime
 from api.jobs.control import CommandKind, FaultKind, NodeGroupRecord, StatusRecord
+from api.jobs.service import NOTHING_MORE
 from orchestrator.accounting import report
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.logbook import island_logbook, service_logbook
+from orchestrator.roots import AllowedRoots
 from orchestrator.tape.schema import Digest, Footer, Header, decode_header, encode_footer, encode_header, encode_record
 from tests.api.world import GROUPS, World
 
@@ -46,7 +48,12 @@ class Clockwork:
         return GROUPS
 
     def start_job(
-        self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str] = MappingProxyType({})
+        self,
+        job_id: str,
+        spec: JobSpec,
+        run_dir: Path,
+        cordoned: Mapping[str, str] = MappingProxyType({}),
+        roots: AllowedRoots = NOTHING_MORE,
     ) -> None:
         if (self._folder / "no-more-jobs").exists():
             raise InfrastructureError(detail="No synchroniser could be placed.", remedy="Free some room.")

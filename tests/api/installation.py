@@ -30,6 +30,8 @@ class Installation:
         self.folder = folder
         self.home = Home(folder / "home")
         self.runs = folder / "runs"
+        # where the folders of one session's tests are
+        self.roots = ("--checkpoints", str(folder.parent), "--data", str(folder.parent))
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "api.cli", *arguments, "--home", str(self.home.path)]
@@ -45,7 +47,9 @@ class Installation:
         return done.stdout if "--json" in arguments and done.returncode == 0 else said
 
     def up(self, *options: str) -> str:
-        return self.atoll("up", "--runs", str(self.runs), "--control", CONTROL, "--jobs-max", str(JOBS_MAX), *options)
+        return self.atoll(
+            "up", "--runs", str(self.runs), "--control", CONTROL, "--jobs-max", str(JOBS_MAX), *self.roots, *options
+        )
 
     def client(self) -> Client:
         """The typed client, with the installation's own token: an admin's, named ``local``."""

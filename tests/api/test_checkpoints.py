@@ -18,6 +18,7 @@ from api.checkpoints.schemas import Checkpoint
 from api.client import Client
 from orchestrator.config import parse_job
 from orchestrator.errors import DataError, InfrastructureError
+from orchestrator.roots import AllowedRoots
 from tests.api.installation import Installation, wait_until
 from tests.checkpoints.making import make
 
@@ -108,7 +109,7 @@ def test_an_archive_that_is_not_of_a_whole_checkpoint_is_refused_and_nothing_is_
     saved: tuple[str, Path], tmp_path: Path
 ) -> None:
     _, root = saved
-    sound = archive_of([Checkpoint.model_construct(number=1, url=str(root / "000001"))], 1)
+    sound = archive_of([Checkpoint.model_construct(number=1, url=str(root / "000001"))], 1, AllowedRoots.only(root))
     content = b"".join(sound.chunks())
     assert len(content) == sound.byte_count
     flipped = content[:600] + bytes([content[600] ^ 1]) + content[601:]  # in the first file, behind its header of 512
@@ -181,5 +182,5 @@ def test_what_cannot_be_gone_on_from_is_refused_with_the_reason(
     assert "seed was 0 and is 7" in refusal(http, other)
     assert "is no job of this service" in refusal(http, service.spec(resume={"checkpoint": "nobody"}))
     assert "There is none" in refusal(http, service.spec(resume={"checkpoint": str(tmp_path)}))
-    assert "fsspec" in refusal(http, service.spec(resume={"checkpoint": "no-such-protocol://bucket/x"}))
+    assert "no protocol of a store" in refusal(http, service.spec(resume={"checkpoint": "no-such-protocol://bucket/x"}))
     assert "resume.checkpoint" in service.atoll("submit", service.spec_file(), "--resume", "nobody", code=2)

@@ -57,7 +57,7 @@ class Desk:
         """As a process finds things that comes after one that was killed."""
         self.service = Service(self.control, self.store, self.installation.runs)
         cordons, record = self.service.cordons, self.service.record
-        self.overseer = Overseer(self.control, self.store, cordons, record, self.taken_down)
+        self.overseer = Overseer(self.control, self.store, cordons, record, self.service.roots, self.taken_down)
         self.service.resume()
 
     def submit(self) -> str:

@@ -62,14 +62,14 @@ def main(_asked: Options) -> list[Goal]:
     loop.load(trainer.initial_parameters(), (0,), 0, 0)
     loop.start()
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=Path.cwd()) as folder:
-        first_s, _ = _saved(loop, Folder(f"{folder}/first"))
+        first_s, _ = _saved(loop, Folder.own(Path(folder, "first")))
         rates: dict[bool, list[float]] = {True: [], False: []}
         took, held = [], []
         for turn, saving in enumerate(TURNS):
             began = len(trainer.ends)
             trainer.wait_for(began + 1)
             if saving:
-                seconds, held_s = _saved(loop, Folder(f"{folder}/{turn}"))
+                seconds, held_s = _saved(loop, Folder.own(Path(folder, str(turn))))
                 took.append(seconds)
                 held.append(held_s)
             trainer.wait_for(began + 1 + STRETCH)

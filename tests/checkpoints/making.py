@@ -19,6 +19,7 @@ from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.merge import fragment_map
 from orchestrator.merge.outer_optimizer import create
 from orchestrator.merge.outer_state import OuterState
+from orchestrator.roots import AllowedRoots
 
 SPEC: dict[str, Any] = {
     "seed": 3,
@@ -52,7 +53,7 @@ def make(
     root: Path | str, number: int, islands: tuple[str, ...] = ("a", "b"), *, orbax: bool = False, **changes: Any
 ) -> Folder:
     """Checkpoint ``number`` of these islands, at version 0 of everything; ``orbax`` writes their arrays, or safetensors."""
-    folder = writing.checkpoint_folder(Folder(str(root)), number)
+    folder = writing.checkpoint_folder(Folder.within(AllowedRoots.only(root), str(root)), number)
     states = [outer().state(p) for p in range(2)]
     files = list(writing.write_outer(folder, states))
     parts = []

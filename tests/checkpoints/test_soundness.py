@@ -20,6 +20,7 @@ from orchestrator.checkpoints.manifest import MANIFEST, PART
 from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, outer_states, verified
 from orchestrator.checkpoints.sealed import seal, unseal
 from orchestrator.errors import DataError
+from orchestrator.roots import EVERYTHING, AllowedRoots
 from tests.checkpoints.making import SPEC, make, outer
 
 OFFSETS = {"safetensors": 40, "orbax": 8}
@@ -61,7 +62,7 @@ def damages(content: bytes, offsets: int) -> Iterator[bytes]:
 
 
 def test_what_was_written_is_what_is_read(root: Path) -> None:
-    found = newest_sound(str(root))
+    found = newest_sound(EVERYTHING, str(root))
     assert (found.manifest.number, found.refused) == (2, ())
     assert {path.relative_to(root / "000002").as_posix() for path in files_of(root / "000002")} == {
         MANIFEST,
@@ -76,54 +77,54 @@ def test_every_file_damaged_anywhere_is_refused_by_name_and_the_previous_checkpo
     root: Path, kind: str
 ) -> None:
     newest, count = root / "000002", 0
-    islands = {part.island: part for part in manifest_of(Folder(str(newest))).parts}
+    islands = {part.island: part for part in manifest_of(Folder.own(newest)).parts}
     for path in files_of(newest):
         content, island = path.read_bytes(), path.relative_to(newest).parts[0]
         for damaged in damages(content, OFFSETS[kind]):
             path.write_bytes(damaged)
             with pytest.raises(DataError) as refused:
-                verified(Folder(str(newest)))
+                verified(Folder.own(newest))
             assert path.name in str(refused.value)
             if island in islands and path.name != PART:  # also by its island, which looks at nothing else
                 with pytest.raises(DataError, match="is damaged"):
-                    read(Folder(str(newest)), islands[island])
+                    read(Folder.own(newest), islands[island])
             count += 1
         for asked in (root, newest):
-            found = newest_sound(str(asked))
+            found = newest_sound(EVERYTHING, str(asked))
             assert found.manifest.number == 1
             assert path.name in found.refused[0]
         path.unlink()
         with pytest.raises(DataError, match=path.name):
-            verified(Folder(str(newest)))
+            verified(Folder.own(newest))
         path.write_bytes(content)
     assert count > 9 * 2 * OFFSETS[kind] / 2
-    assert newest_sound(str(root)).refused == ()
+    assert newest_sound(EVERYTHING, str(root)).refused == ()
 
 
 def test_when_all_are_damaged_every_reason_is_told(root: Path) -> None:
     for name in ("000001", "000002"):
         (root / name / MANIFEST).write_bytes(b"{}")
     with pytest.raises(DataError) as refused:
-        newest_sound(str(root))
+        newest_sound(EVERYTHING, str(root))
     assert str(refused.value).count("is damaged") == 2
     with pytest.raises(DataError, match="There is none"):
-        newest_sound(str(root / "nowhere"))
+        newest_sound(EVERYTHING, str(root / "nowhere"))
 
 
 def test_without_its_manifest_a_checkpoint_is_none_and_is_not_listed(root: Path) -> None:
     (root / "000002" / MANIFEST).unlink()
-    assert [manifest.number for manifest in listed(Folder(str(root)))] == [1]
+    assert [manifest.number for manifest in listed(Folder.own(root))] == [1]
     with pytest.raises(DataError, match="no whole checkpoint"):
-        manifest_of(Folder(str(root / "000002")))
+        manifest_of(Folder.own(root / "000002"))
 
 
 def test_one_that_is_removed_stops_being_one_before_its_files_go(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Folder(str(root / "000002"))
+    folder = Folder.own(root / "000002")
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "remove_all", lambda _: (_ for _ in ()).throw(OSError("power")))
         with pytest.raises(OSError, match="power"):
             writing.remove(folder)
-    assert newest_sound(str(root)).manifest.number == 1
+    assert newest_sound(EVERYTHING, str(root)).manifest.number == 1
     writing.remove(folder)
     assert not (root / "000002").exists()
     writing.remove(folder)
@@ -131,9 +132,9 @@ def test_one_that_is_removed_stops_being_one_before_its_files_go(root: Path, mon
 
 def test_a_part_that_is_not_the_one_its_island_told_of_is_refused(root: Path) -> None:
     with pytest.raises(DataError, match="the island wrote 0123"):
-        writing.read_part(Folder(str(root / "000002")), "a", "0123")
+        writing.read_part(Folder.own(root / "000002"), "a", "0123")
     with pytest.raises(DataError, match="Every node must reach"):
-        writing.read_part(Folder(str(root / "000002")), "nobody", "0123")
+        writing.read_part(Folder.own(root / "000002"), "nobody", "0123")
 
 
 def test_a_store_that_is_no_disk_does_as_well(tmp_path: Path, kind: str) -> None:
@@ -142,7 +143,7 @@ def test_a_store_that_is_no_disk_does_as_well(tmp_path: Path, kind: str) -> None
         for number in (1, 2):
             make(root, number, orbax=kind == "orbax")
     files = fsspec.filesystem("memory")
-    for there in (newest_sound(url), newest_sound(str(here))):
+    for there in (newest_sound(AllowedRoots.only(url), url), newest_sound(EVERYTHING, str(here))):
         assert there.manifest.number == 2
         for shard, part in enumerate(there.manifest.parts):
             trainer = SyntheticTrainer(SPEC, shard)
@@ -150,7 +151,7 @@ def test_a_store_that_is_no_disk_does_as_well(tmp_path: Path, kind: str) -> None
             assert trainer.export_state().arrays()["steps"] == part.steps_total > 0
     name = f"/{tmp_path.name}/job/000002/fragment-0001.momentum"
     files.pipe_file(name, files.cat_file(name)[:-1])
-    found = newest_sound(url)
+    found = newest_sound(AllowedRoots.only(url), url)
     assert found.manifest.number == 1
     assert "fragment-0001.momentum" in found.refused[0]
     writing.remove(found.folder)

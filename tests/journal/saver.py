@@ -12,6 +12,7 @@ from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.core.saving import BeginCheckpoint, FragmentRestored, RestoreFragments, SavingEffect
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.merge.outer_state import FragmentState
+from orchestrator.roots import Allowed, AllowedRoots
 from orchestrator.runtime.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -26,24 +27,24 @@ POINTS = (
 class Watched(Folder):
     """Says where it is."""
 
-    def __init__(self, url: str, reached: Callable[[str], None]) -> None:
-        super().__init__(url)
-        self._reached = reached
+    def __init__(self, there: Allowed, say: Callable[[str], None]) -> None:
+        super().__init__(there)
+        self._say = say
 
     def sub(self, name: str) -> Folder:
-        return Watched(f"{self.url}/{name}", self._reached)
+        return Watched(self._there.sub((name,)), self._say)
 
     def write(self, name: str, content: bytes) -> None:
-        self._reached("before file")
+        self._say("before file")
         super().write(f"{name}.draft", content[: len(content) // 2])
-        self._reached("half a file")
+        self._say("half a file")
         super().write(name, content)
-        self._reached("after file")
+        self._say("after file")
 
     def remove(self, name: str) -> None:
-        self._reached("before removal")
+        self._say("before removal")
         super().remove(name)
-        self._reached("after removal")
+        self._say("after removal")
 
 
 class AtOnce(Executor):
@@ -62,6 +63,7 @@ class Saver:
         self._shell = shell
         self.steps = {FragmentId(facts.fragment): facts.step for facts in shell.files.merges}
         self._posted: list[Callable[[float], Any]] = []
+        roots = AllowedRoots.only(folder)
         self._real = Checkpoints(
             "job",
             shell.job,
@@ -72,9 +74,10 @@ class Saver:
             self._outer,
             shell.files.tape.sync,
             self._post,
+            roots,
             AtOnce(),
         )
-        self._real.root = Watched(self._real.root.url, shell.reached)
+        self._real.root = Watched(roots.checkpoint_folder(self._real.root.url), shell.reached)
 
     def act(self, effect: SavingEffect) -> None:
         if isinstance(effect, RestoreFragments):

@@ -19,6 +19,7 @@ from orchestrator.accounting.ledger import ROLLED_BACK
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.reading import listed, newest_sound
+from orchestrator.roots import EVERYTHING
 from tests.journal import saver, shell
 from tests.journal.disks import Died, FaultyDisk
 from tests.journal.lives import Lives
@@ -60,9 +61,9 @@ def run(folder: Path, fate: Any, *disk: Any, **synchroniser: Any) -> Lives:
 def kept(lives: Lives, folder: Path) -> Manifest:
     """The one checkpoint of the job: sound, and nothing lies beside it."""
     (only,) = lives.shell.core.state.checkpoints.kept
-    found = newest_sound(str(folder / "checkpoints"))
+    found = newest_sound(EVERYTHING, str(folder / "checkpoints"))
     assert (found.manifest.number, found.refused) == (only.number, ())
-    assert Folder(str(folder / "checkpoints")).folders() == [f"{only.number:06d}"]
+    assert Folder.own(folder / "checkpoints").folders() == [f"{only.number:06d}"]
     assert tuple(fragment.version for fragment in found.manifest.fragments) == only.versions
     return found.manifest
 
@@ -144,7 +145,7 @@ def test_many_deaths_at_random_points_change_nothing_either(tmp_path: Path, seed
 @pytest.mark.parametrize("seed", range(20))
 def test_a_loss_of_power_takes_no_checkpoint_before_a_newer_one_is_known_for_certain(tmp_path: Path, seed: int) -> None:
     chance, disk, known = random.Random(seed), FaultyDisk(), [0]
-    root = Folder(str(tmp_path / "checkpoints"))
+    root = Folder.own(tmp_path / "checkpoints")
 
     def fate(point: str) -> None:
         if point == "before mark":  # all that was decided before is durable, and what is sealed was told
@@ -154,7 +155,7 @@ def test_a_loss_of_power_takes_no_checkpoint_before_a_newer_one_is_known_for_cer
 
     def after_death() -> None:
         disk.lose_power(chance)
-        assert not known[-1] or newest_sound(root.url).manifest.number >= known[-1]
+        assert not known[-1] or newest_sound(EVERYTHING, root.url).manifest.number >= known[-1]
 
     lives = run(tmp_path, fate, disk, after_death, **(SNAPSHOTS if seed % 2 else {}))
     assert lives.deaths > 0 < known[-1]

@@ -10,6 +10,7 @@ import pytest
 
 from learners import corpus, data
 from orchestrator.errors import ConfigurationError
+from orchestrator.roots import EVERYTHING
 
 DOCUMENTS = [f"document {number} says {'la ' * (number % 7 + 20)}".encode() for number in range(200)]
 
@@ -59,7 +60,7 @@ def test_text_json_lines_and_parquet_files_give_their_documents_in_order(make_jo
     table = pyarrow.table({"body": [d.decode() for d in DOCUMENTS[3:5]], "other": [1, 2]})
     pyarrow.parquet.write_table(table, tmp_path / "c.parquet")
     section = {"files": [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.parquet")], "text_field": "body"}
-    assert list(corpus.file_documents(section)) == DOCUMENTS[:5]
+    assert list(corpus.file_documents(section, EVERYTHING)) == DOCUMENTS[:5]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, complaint)
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigurationError, match=complaint):
-        list(corpus.file_documents({"files": [str(tmp_path / name)], "text_field": "text"}))
+        list(corpus.file_documents({"files": [str(tmp_path / name)], "text_field": "text"}, EVERYTHING))
 
 
 def test_the_unigram_loss_of_uniform_bytes_is_ln_256_and_of_one_byte_nearly_nothing():

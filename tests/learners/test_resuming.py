@@ -108,13 +108,13 @@ def test_a_resumed_island_is_the_uninterrupted_one_bit_for_bit(
     assert cut.versions == (1, 0)
     assert cut.cursor == cut.steps_total == BEFORE + 1
     after += island.steps(AFTER)
-    part = write(cut, Folder(str(tmp_path)), "it", 1, orbax=kind == "jax")
+    part = write(cut, Folder.own(tmp_path), "it", 1, orbax=kind == "jax")
     names = {file.name for file in part.files}
     assert names == {PLAIN} if kind == "synthetic" else any(name.startswith(f"{ORBAX}/") for name in names)
 
     again = Island(KINDS[kind]({**spec, "legs": [(3, cut.cursor)]}, 1, 2), adoption)
     outer = (published[0], {name: initial[name] for name in again.fragments[1]})
-    again.loop.load_saved(Restored(part, read(Folder(str(tmp_path)), part), (1, 0), outer), 0)
+    again.loop.load_saved(Restored(part, read(Folder.own(tmp_path), part), (1, 0), outer), 0)
     again.deliver(1, 1, published[1], 0)
     again.start()
     assert said(again.steps(AFTER)) == said(after)
@@ -160,15 +160,15 @@ def test_an_island_that_does_not_train_has_nothing_to_cut_and_one_with_a_state_t
 
 def test_an_island_that_the_checkpoint_does_not_know_or_whose_arrays_are_damaged_is_told(tmp_path: Path) -> None:
     folder = make(tmp_path, 1)
-    whole = restored(folder.url, "b")
+    whole = restored(folder, "b")
     assert whole.part.island == "b"
     assert whole.versions == (0, 0)
     with pytest.raises(DataError, match="no state of nobody"):
-        restored(folder.url, "nobody")
+        restored(folder, "nobody")
     path = tmp_path / "000001" / "b" / PLAIN
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataError, match="is damaged"):
-        restored(folder.url, "b")
+        restored(folder, "b")
 
 
 def test_a_cut_holds_arrays_of_its_own(make_job) -> None:

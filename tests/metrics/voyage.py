@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ class Voyages:
         blank = {"nodes": 1, "cpus": 4.0, "cpus_free": 3.0, "accelerators": 0}
         return [NodeGroupRecord(name=name, region=name, **blank) for name in REGIONS]
 
-    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str]) -> None:
+    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, *about: Any) -> None:
         with self._one_at_a_time:
             if job_id not in self._jobs:
                 self._jobs[job_id] = Voyage(spec, self._home / job_id)

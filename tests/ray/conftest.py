@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config import parse_job
+from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import embedded
 from orchestrator.runtime.control_port import RayControlPort, connect
 from orchestrator.runtime.groups import DEFAULT_GROUPS
@@ -41,7 +42,7 @@ def start(port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Job]]:
         job_id = f"job-{uuid.uuid4().hex[:8]}"
         spec = parse_job(document)
         spec = spec.model_copy(update={"trainer": trainer}) if trainer else spec
-        port.start_job(job_id, spec, tmp_path / job_id, cordoned)
+        port.start_job(job_id, spec, tmp_path / job_id, cordoned, AllowedRoots.only(tmp_path))
         started.append(Job(port, job_id, tmp_path / job_id))
         return started[-1]
 

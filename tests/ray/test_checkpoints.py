@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.reading import listed, verified
+from orchestrator.config import parse_job
 from orchestrator.core import saving
 from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, MergeCompleted
+from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.errors import InfrastructureError, NotFound
+from orchestrator.roots import AllowedRoots
+from orchestrator.runtime import cluster
+from orchestrator.runtime.control_port import RayControlPort
+from orchestrator.runtime.names import island_name
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GROUPS, Job, synthetic
@@ -31,7 +40,7 @@ def taken(job: Job, count: int) -> list[Any]:
 
 
 def checkpoints_of(job: Job) -> list[Manifest]:
-    return listed(Folder(str(job.run_dir / "checkpoints")))
+    return listed(Folder.own(job.run_dir / "checkpoints"))
 
 
 def test_a_job_that_trains_is_saved_every_few_merges_and_keeps_the_latest(start: Start) -> None:
@@ -45,7 +54,7 @@ def test_a_job_that_trains_is_saved_every_few_merges_and_keeps_the_latest(start:
     ][-2:]
     saved = recorded(job, saving.IslandSaved)
     for manifest in kept:
-        assert verified(Folder(str(job.run_dir / "checkpoints" / f"{manifest.number:06d}"))) == manifest
+        assert verified(Folder.own(job.run_dir / "checkpoints" / f"{manifest.number:06d}")) == manifest
         of_this = {event.island: event.tokens_total for event in saved if event.checkpoint == manifest.number}
         assert manifest.tokens_trained == sum(of_this.values())  # each island once, at its own cut, nobody died
         assert {part.island: part.tokens_total for part in manifest.parts} == of_this
@@ -124,6 +133,30 @@ def test_four_islands_become_six_and_four_again_and_every_token_is_counted_once(
                 job is second or sum(a.merged for a in mine) > 0
             )  # the second ends before every fragment had its turn
             assert 0 <= sum(a.carried for a in mine) == before.kept[p]
+
+
+def test_a_job_that_would_go_on_from_outside_its_roots_is_not_started_and_leaves_nothing(
+    start: Start, port: RayControlPort, tmp_path: Path
+) -> None:
+    """Whoever asked the control port: the synchroniser looks itself. An island refuses another folder that it is told."""
+    job = start(synthetic(10**6))
+    for group in GROUPS:
+        job.wait_for_merge(group, 1)
+    outside, roots = tmp_path.parent / f"{tmp_path.name}-outside", AllowedRoots.only(tmp_path)
+    for section in ({"resume": {"checkpoint": str(outside)}}, {"checkpoints": {"folder": str(outside)}}):
+        spec = parse_job(synthetic(100, **section))
+        with pytest.raises(InfrastructureError, match="is no place for checkpoints of jobs here"):
+            port.start_job("outside", spec, tmp_path / "outside", {}, roots)
+        with pytest.raises(NotFound):
+            port.status("outside")
+    island = cluster.actor_named(island_name(job.id, IslandId(GROUPS[0]), Incarnation(1)))
+    assert island is not None
+    ray.get(island.save.remote(1, 77, str(outside)), timeout=60)
+    log = job.run_dir / "logs"
+    job.wait_until(
+        lambda: "is no place for checkpoints" in "".join(p.read_text() for p in log.rglob("*.log")), "a refusal"
+    )
+    assert not outside.exists()
 
 
 def test_a_running_job_goes_back_to_a_checkpoint_and_trains_on_from_there(start: Start) -> None:

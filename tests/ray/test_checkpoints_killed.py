@@ -61,7 +61,7 @@ def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_al
         os.kill(job.island(name)["pid"], signal.SIGKILL)
         job.wait_until(lambda name=name: job.events(events.ConnectionLost, name), f"the death of {name}")
     (event,) = taken(job, 1)
-    manifest = verified(Folder(str(checkpoint)))
+    manifest = verified(Folder.own(checkpoint))
     assert (manifest.number, {part.island for part in manifest.parts}) == (event.checkpoint, {written, other})
     assert not any(file.name.startswith(writing) for file in manifest.files)
     for name in (written, writing):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ class Live:
     def node_groups(self) -> list[NodeGroupRecord]:
         return GROUPS
 
-    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str]) -> None:
+    def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, *about: Any) -> None:
         if job_id not in self._jobs:
             self._jobs[job_id] = Job(job_id, spec, run_dir)
 

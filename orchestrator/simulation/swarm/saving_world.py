@@ -29,8 +29,9 @@ from orchestrator.core.saving import (
     SealCheckpoint,
 )
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
-from orchestrator.errors import DataError, InternalError
+from orchestrator.errors import AtollError, InternalError
 from orchestrator.merge.outer_state import FragmentState
+from orchestrator.roots import AllowedRoots
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
@@ -62,7 +63,8 @@ class SavingWorld(MortalWorld):
         saving: Saving | None,
     ) -> None:
         super().__init__(policy, plan, seed, weather, mortality, checkers)
-        self._memory = Folder(f"memory://atoll-swarm-{seed}")
+        self._roots = AllowedRoots.only(f"memory://atoll-swarm-{seed}")
+        self._memory = Folder.within(self._roots, f"memory://atoll-swarm-{seed}")
         self._spec = job_spec(mortality.merges_max, [plan.island for plan in policy.islands], self._memory.url)
         self._saver: tuple[int, Checkpoints] | None = None
         self._marked: set[tuple[int, int]] = set()
@@ -106,6 +108,7 @@ class SavingWorld(MortalWorld):
                 worker.outer,
                 lambda: insist("the tape cannot be written", self._files.tape.sync),
                 self._post,
+                self._roots,
                 worker,
             )
             self._saver = self.generation, saver
@@ -130,7 +133,7 @@ class SavingWorld(MortalWorld):
         folder = self._checkpoints().folder(order.checkpoint)
         try:
             states = outer_states(folder, manifest_of(folder))
-        except (DataError, OSError) as error:
+        except (AtollError, OSError) as error:
             require(False, "a kept checkpoint can be gone back to", (order, error))
             return
         self.workshop.restore(order, states)

@@ -1,0 +1,35 @@
+"""What jobs of an installation may touch: the roots that ``atoll up`` was given, or those that there are by default.
+
+The same decision for ``atoll up``, which refuses a root that can be none before anything is started, and for the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.checkpoints.folder import refuse_unreachable
+from orchestrator.roots import AllowedRoots, defaults
+
+KINDS = {
+    "checkpoints": "jobs may read and write checkpoints below this folder or URL (default: the working folder)",
+    "data": "jobs may read text files below this folder (default: the working folder)",
+}
+
+
+def roots_of(
+    home: Path,
+    runs: Path,
+    checkpoints: Sequence[str],
+    data: Sequence[str],
+    database: str | None = None,
+    key: Path | None = None,
+) -> AllowedRoots:
+    """Raises ConfigurationError for a root that can be none, or is in a store for which a package is missing."""
+    private = [key.resolve()] if key else []
+    if database and database.startswith("sqlite"):
+        file = database.partition(":///")[2].partition("?")[0]
+        private += [Path(f"{file}{suffix}").resolve() for suffix in ("", "-wal", "-shm", "-journal") if file]
+    roots = defaults(home.resolve(), runs.resolve(), checkpoints, data, Path.cwd(), private)
+    refuse_unreachable(roots.checkpoints)
+    return roots
