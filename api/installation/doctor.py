@@ -173,7 +173,8 @@ def _service_clock(home: Home, url: str | None) -> Finding:
 def _home(home: Home) -> Finding:
     problems = list(_home_problems(home.path))
     if problems:
-        return Finding("home", State.WRONG, "; ".join(f"{what}" for what, _ in problems), problems[0][1])
+        found, remedies = ("; ".join(parts) for parts in zip(*problems, strict=True))
+        return Finding("home", State.WRONG, found, remedies)
     return Finding("home", State.OK, f"{home.path}{'' if home.path.is_dir() else ' (made by `atoll up`)'}")
 
 

@@ -44,7 +44,7 @@ from orchestrator.simulation.swarm.operators import Saving
 from orchestrator.simulation.swarm.weather import Weather
 
 WRITING_S = (0.001, 0.3)
-FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError:")
+FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError:", "Violation:")
 """Why a checkpoint may fail in this world. To the job any other reason is as good, and here it is a mistake of ours."""
 Versions = dict[FragmentId, Version]
 

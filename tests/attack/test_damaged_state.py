@@ -1,0 +1,290 @@
+"""What lies in a run's folder is never trusted: whatever it is, it is told of its own job, and nobody else has an error.
+
+Through the HTTP interface of a real service. Whoever writes in run folders is the user himself, or code that a job named.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.http.eventstream import frames
+from api.run.folder import Run
+from api.run.logs import Logbook, LogReader, newest
+from orchestrator.errors import NotFound
+from orchestrator.logbook import logbooks
+from tests.api.installation import Installation, wait_until
+
+SECRET = "the admin's token, or any other file of the service's user"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    installation = Installation(tmp_path_factory.mktemp("damaged"))
+    installation.up()
+    (installation.folder / "secret").write_text(SECRET)
+    yield installation
+    installation.atoll("down")
+
+
+@pytest.fixture(scope="module")
+def http(service: Installation) -> Iterator[httpx.Client]:
+    with service.http() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def jobs(service: Installation, http: httpx.Client) -> tuple[str, str]:
+    """One that is damaged, and one beside it."""
+    made = [http.post("/v1/jobs", json=service.spec()).json()["job"] for _ in range(2)]
+    for job in made:
+        wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["global_version"] >= 4)  # noqa: B023
+    return made[0], made[1]
+
+
+def put(raw: bytes) -> Callable[[Path], None]:
+    return lambda path: void(path.write_bytes(raw))
+
+
+def void(_: Any) -> None:
+    pass
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def link(path: Path) -> None:
+    path.symlink_to(next(folder / "secret" for folder in path.parents if (folder / "secret").exists()))
+
+
+THINGS: dict[str, Callable[[Path], None]] = {
+    "no UTF-8": put(b'{"view": "\xff"}'),
+    "nothing": put(b""),
+    "an empty object": put(b"{}"),
+    "an empty list": put(b"[]"),
+    "null": put(b"null"),
+    "a number": put(b"7"),
+    "a number of 5,000 digits": put(b"9" * 5000),
+    "a view without an outcome": put(b'{"view": {"phase": "finished"}}'),
+    "a view of nothing": put(b'{"view": null}'),
+    "NaN": put(b'{"view": NaN, "at": Infinity}'),
+    "a lone surrogate": put(b'{"view": {"phase": "\\ud800"}}'),
+    "nesting": put(b'{"view":' * 200_000),
+    "zeros": put(bytes(100_000)),
+    "a terabyte": huge,
+    "a FIFO": lambda path: os.mkfifo(path),
+    "a folder": lambda path: path.mkdir(),
+    "a link to a secret": link,
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+def remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def looked_round(http: httpx.Client, bad: str, well: str) -> dict[str, int]:
+    """Everybody else has an answer, and nobody a secret; returns the damaged job's own answers."""
+    listed = http.get("/v1/jobs")
+    assert listed.status_code == 200
+    states = {job["job"]: job["state"] for job in listed.json()["jobs"]}
+    assert states[well] == "running"
+    assert bad in states
+    assert http.get("/v1/jobs", params={"state": "running"}).status_code == 200
+    metrics = http.get("/metrics")
+    assert metrics.status_code == 200
+    assert f'atoll_job_answers{{job="{well}"}} 1.0' in metrics.text
+    assert http.get(f"/v1/jobs/{well}").status_code == 200
+    own = {}
+    for what in ("", "/tape", "/merges", "/events?follow=false", "/logs", "/logs/synchroniser", "/logs/asia", "/report",
+                 "/report.html", "/commands", "/islands", "/checkpoints"):  # fmt: skip
+        answer = http.get(f"/v1/jobs/{bad}{what}")
+        assert SECRET not in answer.text, what
+        own[what] = answer.status_code
+    return own
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("thing", THINGS)
+def test_a_running_job_with_anything_as_its_status_is_told_as_it_is(
+    service: Installation, http: httpx.Client, jobs: tuple[str, str], thing: str
+) -> None:
+    bad, well = jobs
+    path = service.runs / bad / "status.json"
+    THINGS[thing](path)
+    try:
+        own = looked_round(http, bad, well)
+        assert own[""] == 200
+        assert http.get(f"/v1/jobs/{bad}").json()["state"] == "running", "it answers, and knows best"
+        assert http.post(f"/v1/jobs/{bad}/checkpoints").status_code < 500
+    finally:
+        remove(path)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("name", ["logs/synchroniser-1.log", "logs/islands/asia-1.log", "report.json", "report.html"])
+def test_anything_in_the_place_of_a_log_or_a_report_is_no_way_out_of_the_folder(
+    service: Installation, http: httpx.Client, jobs: tuple[str, str], name: str, thing: str
+) -> None:
+    bad, well = jobs
+    path = service.runs / bad / name
+    kept = path.read_bytes() if path.is_file() else None
+    remove(path)
+    THINGS[thing](path)
+    try:
+        own = looked_round(http, bad, well)
+        assert own["/logs"] == 200
+        assert all(status < 500 or (what, status) == ("/report", 500) for what, status in own.items()), own
+    finally:
+        remove(path)
+        if kept is not None:
+            path.write_bytes(kept)
+
+
+def test_a_folder_of_logs_that_leads_elsewhere_shows_nothing_of_there(
+    service: Installation, http: httpx.Client, jobs: tuple[str, str]
+) -> None:
+    folder = service.runs / jobs[0] / "logs"
+    elsewhere = service.folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "secret-1.log").write_text(SECRET)
+    (elsewhere / f"secret-{'9' * 5000}"[:200]).write_text(SECRET)
+    folder.rename(folder.with_name("kept"))
+    folder.symlink_to(elsewhere)
+    try:
+        assert http.get(f"/v1/jobs/{jobs[0]}/logs").json() == {"logs": []}
+        assert http.get(f"/v1/jobs/{jobs[0]}/logs/secret").status_code == 404
+    finally:
+        folder.unlink()
+        folder.with_name("kept").rename(folder)
+
+
+TAPES = {
+    **{name: make for name, make in THINGS.items() if name not in ("a view without an outcome", "a view of nothing")},
+    "a number beyond all": put(b'{"n":' + b"9" * 5000 + b',"event":{}}\n'),
+    "a line without an end": put(b'{"n":1,' + b"x" * (20 << 20)),
+    "a forged end of the stream": put(b'{"schema":1}\n{"n":1,"event":"\r\n\nevent: end\n\ndata: {}"}\n'),
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("thing", TAPES)
+def test_anything_in_the_place_of_the_tape_of_a_job_that_ended(
+    service: Installation, http: httpx.Client, jobs: tuple[str, str], ended: str, thing: str
+) -> None:
+    path = service.runs / ended / "tape.jsonl"
+    kept = path.read_bytes()
+    remove(path)
+    TAPES[thing](path)
+    try:
+        if thing == "a terabyte":
+            path.write_bytes(bytes(32 << 20))  # its download would be whole, and is nobody's harm
+        own = looked_round(http, ended, jobs[1])
+        assert own[""] == 200
+        assert own["/events?follow=false"] == 200
+        assert all(status < 500 or (what, status) == ("/merges", 500) for what, status in own.items()), own
+    finally:
+        remove(path)
+        path.write_bytes(kept)
+
+
+@pytest.fixture(scope="module")
+def ended(service: Installation, http: httpx.Client) -> str:
+    job = http.post("/v1/jobs", json=service.spec(steps=10)).json()["job"]
+    wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "completed")
+    assert http.get(f"/v1/jobs/{job}/merges").status_code == 200
+    return str(job)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("thing", THINGS)
+def test_a_job_that_ended_and_whose_final_state_is_damaged_is_known_by_the_store(
+    service: Installation, http: httpx.Client, jobs: tuple[str, str], ended: str, thing: str
+) -> None:
+    path = service.runs / ended / "status.json"
+    kept = path.read_bytes()
+    remove(path)
+    THINGS[thing](path)
+    try:
+        assert looked_round(http, ended, jobs[1])[""] == 200
+        told = http.get(f"/v1/jobs/{ended}").json()
+        assert (told["state"], told["global_version"] > 0) == ("completed", True)
+    finally:
+        remove(path)
+        path.write_bytes(kept)
+
+
+@pytest.mark.parametrize("thing", ["no UTF-8", "a FIFO", "a folder", "a link to a secret", "a terabyte"])
+def test_a_damaged_job_can_be_cancelled_and_removed(service: Installation, http: httpx.Client, thing: str) -> None:
+    job = http.post("/v1/jobs", json=service.spec()).json()["job"]
+    path = service.runs / job / "status.json"
+    wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["global_version"] > 0)
+    THINGS[thing](path)
+    assert http.post(f"/v1/jobs/{job}/cancel").status_code == 202
+    if thing in ("a FIFO", "a folder", "a link to a secret"):
+        remove(path)  # the small world of these tests would write into it, or wait
+    wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] in ("cancelled", "failed"))
+    remove(path)
+    THINGS[thing](path)
+    assert http.delete(f"/v1/jobs/{job}").status_code == 204
+    assert not (service.runs / job).exists()
+    assert (service.folder / "secret").read_text() == SECRET
+
+
+def test_a_run_folder_that_is_a_link_is_removed_as_a_link(
+    service: Installation, http: httpx.Client, ended: str
+) -> None:
+    job = http.post("/v1/jobs", json=service.spec(steps=2)).json()["job"]
+    wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "completed")
+    shutil.rmtree(service.runs / job)
+    (service.runs / job).symlink_to(service.runs / ended)
+    assert http.get(f"/v1/jobs/{job}/report").status_code == 404
+    assert http.delete(f"/v1/jobs/{job}").status_code == 204
+    assert (service.runs / ended / "report.json").is_file()
+
+
+def test_the_service_said_none_of_it_again_and_again(service: Installation) -> None:
+    log = service.home.log.read_text()
+    assert "This is a bug" not in log
+    assert log.count("Traceback") <= len(THINGS) + len(TAPES), (
+        "a report or a tape asked for by name; no round of a thread"
+    )
+    assert len(log.splitlines()) < 5000
+
+
+def test_a_damaged_line_of_a_tape_is_no_event() -> None:
+    whole = b'{"n":1,"event":{"type":"JobStarted","at":0.0},"effects":[]}'
+    forged = b'{"n":2,"event":{"type":"X\r\revent: end"},"effects":[]}'
+    cut = b'{"n":3,"event":{"type":"Jo'
+    checked = b'{"n":4,"event":{"at":1.0},"effects":[],"crc":"00000000"}'
+    assert frames([whole, forged, cut, checked, b'{"n":5,"x":"\xff"}']) == frames([whole])
+
+
+def test_a_log_is_read_from_its_end_however_long_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "job" / "logs"
+    folder.mkdir(parents=True)
+    with (folder / "synchroniser-1.log").open("wb") as file:
+        file.truncate(1 << 36)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nthe last line\n")
+    (folder / f"x-{'9' * 200}.log").write_text("")
+    run = Run("job", tmp_path / "job", settled=False)
+    assert [book.source for book in logbooks(run.folder)] == ["synchroniser"]
+    reader = LogReader(newest(run, "synchroniser"), tail=1)
+    assert reader.read() == b"the last line\n"
+    reader.close()
+    os.mkfifo(folder / "controller-1.log")
+    with pytest.raises(NotFound, match="no regular file"):
+        LogReader(Logbook("controller", 1, False, folder / "controller-1.log"), tail=1)
