@@ -20,11 +20,13 @@ from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
 
 LOOPBACK = "127.0.0.1"
-NODE_ADDRESS = "127.0.0.2" if sys.platform == "linux" else LOOPBACK
-"""Loopback too; Ray takes 127.0.0.1 for a mistake and uses the machine's outer address instead."""
-RAY = "import sys; sys.modules['ray.serve.scripts'] = None; from ray.scripts.scripts import main; main()"
+RAY = (
+    "import sys; sys.modules['ray.serve.scripts'] = None; from ray._private import services; "
+    "services.resolve_ip_for_localhost = str; from ray.scripts.scripts import main; main()"
+)
 """The program ``ray`` without Ray Serve's commands, which it does without where they cannot be had: their import is the
-half of its time."""
+half of its time. And with 127.0.0.1 for an address: Ray takes it for a mistake and uses the machine's outer one instead, but
+at no other does it listen on loopback alone (``cluster.join`` says the same to drivers)."""
 OBJECT_STORE_BYTES_MAX = 2 << 30
 """Per node. It is reserved address space; memory is used only for what is in it."""
 
@@ -33,7 +35,7 @@ OBJECT_STORE_BYTES_MAX = 2 << 30
 class Place:
     """Where a node runs: its address, and the command that starts a program there, as one in a network namespace needs."""
 
-    address: str = NODE_ADDRESS
+    address: str = LOOPBACK
     enter: tuple[str, ...] = ()
 
 
