@@ -49,6 +49,7 @@ FOLDS = "orchestrator.accounting"
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.errors": frozenset(),
     "orchestrator.plain": frozenset(),
+    "orchestrator.environment": frozenset({"orchestrator.errors"}),
     "orchestrator.logbook": frozenset(),
     "orchestrator.disk": frozenset(),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
@@ -158,6 +159,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.chaos",
             "orchestrator.checkpoints",
             "orchestrator.config",
+            "orchestrator.environment",
             "orchestrator.sections",
             "orchestrator.errors",
             "orchestrator.logbook",

@@ -24,6 +24,7 @@ from api.installation.finding import Finding, State
 from api.installation.home import Home
 from api.installation.up import PORT_COUNT, PORT_FIRST
 from orchestrator.config import read_document
+from orchestrator.environment import built
 from orchestrator.errors import AtollError
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
@@ -102,7 +103,7 @@ def _python(*arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**built(os.environ), "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
 
 

@@ -61,7 +61,7 @@ def ray_environment(
         # a connection on which nothing is acknowledged for so long is given up and made anew. Ray's 120 s leave it to TCP,
         # which after a minute's cut tries again only each further minute: calls hang for as long once the line is whole
         "RAY_grpc_client_keepalive_timeout_ms": str(CONNECTION_PATIENCE_S * 1000),
-        # beyond loopback Ray's ports listen on all interfaces: whoever reaches them could run code here, so a token is needed to speak
+        # beyond loopback its ports listen on all interfaces: whoever reaches them could run code here, so they want a token
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
