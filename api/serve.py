@@ -24,6 +24,7 @@ from api.auth.code import OWN_PACKAGES, refuse_unfit
 from api.http.connections import HEAD_BYTES_MAX, Server, limits_of, raise_descriptor_limit
 from api.installation import past
 from api.installation.binding import LOOPBACK, Binding
+from api.installation.database import refuse_password_in_view
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.places import KINDS, roots_of
 from api.installation.second_life import second_life_of
@@ -52,11 +53,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--database", help="SQLAlchemy URL, or in ATOLL_DATABASE; default: SQLite in the home")
     parser.add_argument(past.NEW_STORE, action="store_true", help="where the store of this home is lost, begin anew")
     options = parser.parse_args(arguments)
+    os.umask(0o077)  # a job's tape, log and model are as much its users' as the token is
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     binding = Binding(options.host, options.certificate, options.key, options.insecure)
     try:
         binding.refuse_if_unfit()
         refuse_unfit(options.allow)
+        refuse_password_in_view(options.database)
         listener = listen(binding, options.port) if options.listener is None else inherited(binding, options.listener)
         packages = (*OWN_PACKAGES, *options.allow)
         database = options.database or os.environ.get(DATABASE_VARIABLE)
@@ -85,8 +88,9 @@ def serve(
 ) -> None:
     """Serve until told to stop by SIGTERM or SIGINT."""
     home, runs = home.resolve(), runs.resolve()
-    home.mkdir(parents=True, exist_ok=True)
     place = Home(home)
+    place.make()
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     with place.locked():
         past.refuse_lost_store(place, database)
         control = load_control(control_name, home)

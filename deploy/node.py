@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         forget_another_boot()
     else:
         wait_for_head()
+    os.umask(0o077)
     os.environ.update(environment_of(options.what))
     node = ray_arguments(options)
     if options.what != "service":

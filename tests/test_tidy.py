@@ -49,6 +49,7 @@ FOLDS = "orchestrator.accounting"
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.errors": frozenset(),
     "orchestrator.plain": frozenset(),
+    "orchestrator.environment": frozenset({"orchestrator.errors"}),
     "orchestrator.logbook": frozenset(),
     "orchestrator.marks": frozenset({"psutil"}),
     "orchestrator.disk": frozenset(),
@@ -166,6 +167,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.chaos",
             "orchestrator.checkpoints",
             "orchestrator.config",
+            "orchestrator.environment",
             "orchestrator.sections",
             "orchestrator.errors",
             "orchestrator.logbook",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from api.commands.common import HomeOption, JsonOption, RunsOption, UrlOption, connect, console, print_json, say
 from api.installation.binding import LOOPBACK, Binding
+from api.installation.database import refuse_password_in_view
 from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
 from api.installation.up import RAY_CONTROL, Installation
 from api.installation.up import down as take_down
@@ -16,9 +18,12 @@ from api.installation.up import up as bring_up
 
 GROUPS = Installation(Home(DEFAULT_HOME), DEFAULT_RUNS).groups
 DEMO_HOME = DEFAULT_HOME / "demo"
+OWNER_ALONE = 0o077
+"""What is left in home and runs by these commands is nobody else's to read."""
 
 
 def up(
+    context: typer.Context,
     home: HomeOption = DEFAULT_HOME,
     runs: RunsOption = DEFAULT_RUNS,
     groups: Annotated[
@@ -79,8 +84,19 @@ def up(
     new_store: Annotated[
         bool, typer.Option("--new-store", help="Where the home's store is lost or damaged, begin an empty one.")
     ] = False,
+    pass_environment: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pass-environment",
+            metavar="NAME",
+            help="Service and islands get this variable of yours, such as a store's credentials. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Start the service and an embedded cluster, or what died of them; nothing if all is up. HOME/token is an admin's."""
+    os.umask(OWNER_ALONE)
+    if context.get_parameter_source("database").name == "COMMANDLINE":
+        refuse_password_in_view(database)
     binding = Binding(host, certificate, key, insecure)
     packages = tuple(allow or ())
     wanted = Installation(
@@ -97,12 +113,14 @@ def up(
         jobs_max,
         new_store,
         partition_tolerance,
+        tuple(pass_environment or ()),
     )
     bring_up(wanted, say)
 
 
 def down(home: HomeOption = DEFAULT_HOME) -> None:
     """End the service and its embedded cluster, and with it every job that still runs."""
+    os.umask(OWNER_ALONE)
     take_down(Home(home), say)
 
 
@@ -120,6 +138,7 @@ def demo(
     """Show all of it: start, train on four islands, kill one, watch it come back, report, and end everything."""
     from api.installation.demo import run_demo
 
+    os.umask(OWNER_ALONE)
     raise typer.Exit(run_demo(Installation(Home(home), runs, groups), file, island, console(), say))
 
 

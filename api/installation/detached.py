@@ -18,11 +18,14 @@ def start_detached(
     command: Sequence[str],
     home: Home,
     *,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str],
     folder: Path | None = None,
     listener: socket.socket | None = None,
 ) -> subprocess.Popen[bytes]:
-    """``command`` runs, in ``folder`` (ours, if not given), and has inherited ``listener`` under its number."""
+    """``command`` runs with this environment, in ``folder`` (ours, if not given), and has inherited ``listener``.
+
+    What it writes is its user's alone.
+    """
     with home.log.open("ab") as log:
         return subprocess.Popen(
             command,
@@ -31,6 +34,7 @@ def start_detached(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            umask=0o077,
             start_new_session=True,  # Ctrl-C in this terminal is not meant for it
             pass_fds=() if listener is None else (listener.fileno(),),
         )

@@ -25,6 +25,7 @@ from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.past import refuse_lost_store
 from api.installation.up import PORT_COUNT, PORT_FIRST
 from orchestrator.config import read_document
+from orchestrator.environment import built
 from orchestrator.errors import AtollError, InfrastructureError
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
@@ -103,7 +104,7 @@ def _python(*arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**built(os.environ), "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
 
 

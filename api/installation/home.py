@@ -61,6 +61,12 @@ class Home:
     def taken_down(self) -> Path:
         return self.path / "taken-down"
 
+    def make(self) -> None:
+        """The folder is there, and nobody but its owner looks into it; one of an earlier build is narrowed."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.path.stat().st_mode & 0o077:
+            self.path.chmod(0o700)
+
     def address(self) -> Address | None:
         """What ``service.json`` says, true or stale; None if there is none that can be read."""
         try:
@@ -129,7 +135,7 @@ class Home:
 
     @contextmanager
     def _held(self, name: str, patience_s: float, detail: str, remedy: str, holder: str) -> Iterator[None]:
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.make()
         with (self.path / name).open("a+") as held:
             deadline = time.monotonic() + patience_s
             while True:

@@ -9,6 +9,7 @@ that something else started (a container, a unit of systemd) refuses, for that s
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from api.installation.binding import Binding
 from api.installation.detached import start_detached
 from api.installation.home import Home
 from api.installation.up import bound_listener
+from orchestrator.environment import built
 from orchestrator.errors import ConfigurationError, InfrastructureError
 
 SecondLife = Callable[[], None]
@@ -41,7 +43,7 @@ def second_life_of(home: Home) -> SecondLife:
 
     def begin() -> None:
         command = [sys.executable, "-m", "api.installation.second_life", str(home.path)]
-        start_detached(command, home, folder=_of_up(home).folder)
+        start_detached(command, home, environment=built(os.environ), folder=_of_up(home).folder)
 
     return begin
 

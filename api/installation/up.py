@@ -34,6 +34,7 @@ from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
 from api.installation.places import roots_of
 from api.installation.shipped import CONFIGS
+from orchestrator.environment import built, refuse_unset
 from orchestrator.errors import ConfigurationError, InfrastructureError
 from orchestrator.marks import marked_pids
 
@@ -72,6 +73,8 @@ class Installation:
     """Where the home's store is lost or damaged, begin an empty one."""
     partition_tolerance_s: float | None = None
     """How long a region may be cut off without Ray ending its islands; None leaves it to the cluster."""
+    passed: tuple[str, ...] = ()
+    """What of the caller's environment its processes get besides what they need, by name."""
 
     @property
     def with_cluster(self) -> bool:
@@ -86,6 +89,7 @@ def up(wanted: Installation, say: Say) -> Address:
     wanted.binding.refuse_if_unfit()
     refuse_unfit(wanted.packages)
     roots_of(wanted.home.path, wanted.runs, wanted.checkpoints, wanted.data)
+    refuse_unset(os.environ, wanted.passed)
     with wanted.home.locked_for_change("up"):
         return start(wanted, say)
 
@@ -109,20 +113,21 @@ def start(wanted: Installation, say: Say) -> Address:
         # It may be starting, by hand: give it time before taking it for a stuck one.
         if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), PATIENCE_S):
             if wanted.with_cluster:
-                _cluster("up", home)  # a node of it may have died
+                _cluster("up", home, *passed_of(wanted), passed=wanted.passed)  # a node of it may have died
             say(f"already up at {address.url} (home {home.path})")
             return address
         say("the service runs, but its cluster does not answer it; starting both again")
         _end_service(home, say)
     if wanted.with_cluster and not wanted.groups.is_file():
         raise ConfigurationError(detail=f"The node groups file {wanted.groups} does not exist. Give one with --groups.")
-    home.path.mkdir(parents=True, exist_ok=True)
+    home.make()
     _look_for_store(wanted, say)
     had_cluster = has_cluster(home)
     try:
         if wanted.with_cluster:
             say(f"starting the embedded cluster ({wanted.groups})")
-            _cluster("up", home, "--groups", str(wanted.groups), *tolerance_of(wanted))
+            options = ["--groups", str(wanted.groups), *tolerance_of(wanted), *passed_of(wanted)]
+            _cluster("up", home, *options, passed=wanted.passed)
         address = _start_service(wanted, say, port)
     except BaseException:
         _end_service(home, say)
@@ -165,7 +170,8 @@ def _start_service(wanted: Installation, say: Say, before: int | None) -> Addres
         command += ["--listener", str(listener.fileno()), "--control", wanted.control, *options_of(wanted)]
         say(f"starting the service on port {listener.getsockname()[1]} (log {home.log})")
         database = {DATABASE_VARIABLE: wanted.database} if wanted.database else {}  # argv is seen by all
-        process = start_detached(command, home, environment=os.environ | database, listener=listener)
+        environment = built(os.environ, wanted.passed) | database
+        process = start_detached(command, home, environment=environment, listener=listener)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -252,6 +258,11 @@ def tolerance_of(wanted: Installation) -> list[str]:
     return [] if tolerance is None else ["--partition-tolerance-s", str(tolerance)]
 
 
+def passed_of(wanted: Installation) -> list[str]:
+    """How the cluster is told what it gets of the caller's environment."""
+    return [text for name in wanted.passed for text in ("--pass-environment", name)]
+
+
 def bound_listener(binding: Binding, asked: int | None, before: int | None) -> socket.socket:
     """A socket on the port asked for; else on the one it had before, so that addresses stay; else on the first free one.
 
@@ -268,10 +279,13 @@ def bound_listener(binding: Binding, asked: int | None, before: int | None) -> s
 # ── the cluster ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _cluster(verb: str, home: Home, *options: str) -> None:
+def _cluster(verb: str, home: Home, *options: str, passed: tuple[str, ...] = ()) -> None:
     """Let the embedded cluster be started or ended; it prints its own progress."""
     command = [sys.executable, "-m", CLUSTER_MODULE, verb, "--home", str(home.path), *options]
-    code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False).returncode
+    environment = built(os.environ, passed)
+    code = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False, umask=0o077
+    ).returncode
     if code == 2:
         raise ConfigurationError(detail="The embedded cluster cannot be started like this; see the message above.")
     if code:

@@ -40,7 +40,9 @@ def join(home: Path) -> None:
         )
     os.environ.update(cluster.environment)
     import ray  # not before its environment is set
+    from ray._private import services
 
+    services.resolve_ip_for_localhost = str  # 127.0.0.1 is meant (``ray_start.RAY``)
     if not ray.is_initialized():
         ray.init(
             address=cluster.address,

@@ -20,9 +20,8 @@ from orchestrator.errors import InfrastructureError, NotFound, last_line
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
-from orchestrator.runtime.leftovers import TOKEN_VARIABLE
 from orchestrator.runtime.names import synchroniser_name
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, TOKEN_VARIABLE
 from orchestrator.threads import BoundedThreads
 
 START_TIMEOUT_S = 60.0

@@ -23,18 +23,19 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
 from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
-from orchestrator.runtime.ray_start import LOOPBACK, Place, free_port, log_of, start_head, start_node
+from orchestrator.runtime.ray_start import LOOPBACK, Place, free_port, log_of, pass_on, start_head, start_node
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
 
 START_TIMEOUT_S = 60.0
@@ -50,11 +51,13 @@ def up(
     dashboard: bool = False,
     partition_tolerance_s: float = PARTITION_TOLERANCE_S,
     places: Mapping[str, Place] = HERE,
+    passed: Sequence[str] = (),
 ) -> ClusterFile:
     """Every node of the cluster of ``home`` runs and has joined. What runs already is left alone.
 
     A head, or a node, that died is started again; islands elsewhere train on meanwhile. A cluster that is there keeps the
     groups it was begun with. ``places`` is by node name, for those that are not on loopback.
+    ``passed`` names what its processes get of our environment besides what they need.
     """
     cluster = _known(home)
     if cluster is not None and not processes.marked(cluster.id):
@@ -62,6 +65,7 @@ def up(
         cluster = None
     if cluster is None:
         cluster = _prepare(home, groups, places.get(CONTROL_GROUP, Place()), partition_tolerance_s)
+    pass_on(cluster, passed)
     fresh = not processes.marked(cluster.id)
     try:
         for _ in range(ATTEMPTS - 1):
@@ -246,9 +250,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--home", type=Path, required=True, help="folder that remembers the cluster")
     parser.add_argument("--groups", type=Path, help="YAML file of node groups; four default ones without it")
     parser.add_argument("--dashboard", action="store_true", help="also start Ray's own dashboard, on loopback")
+    parser.add_argument("--pass-environment", action="append", default=[], metavar="NAME")
     parser.add_argument("--partition-tolerance-s", type=float, default=PARTITION_TOLERANCE_S)
     options = parser.parse_args(arguments)
+    os.umask(0o077)
     try:
+        refuse_unset(os.environ, options.pass_environment)
         if options.action == "down":
             down(options.home)
         else:
@@ -260,6 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
                 groups,
                 dashboard=options.dashboard,
                 partition_tolerance_s=options.partition_tolerance_s,
+                passed=options.pass_environment,
             )
     except AtollError as error:
         print(error, file=sys.stderr)

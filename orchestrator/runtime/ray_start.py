@@ -12,19 +12,24 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.environment import built
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
 
 LOOPBACK = "127.0.0.1"
-NODE_ADDRESS = "127.0.0.2" if sys.platform == "linux" else LOOPBACK
-"""Loopback too; Ray takes 127.0.0.1 for a mistake and uses the machine's outer address instead."""
-RAY = "import sys; sys.modules['ray.serve.scripts'] = None; from ray.scripts.scripts import main; main()"
+PASSED = "passed-environment.json"
+RAY = (
+    "import sys; sys.modules['ray.serve.scripts'] = None; from ray._private import services; "
+    "services.resolve_ip_for_localhost = str; from ray.scripts.scripts import main; main()"
+)
 """The program ``ray`` without Ray Serve's commands, which it does without where they cannot be had: their import is the
-half of its time."""
+half of its time. And with 127.0.0.1 for an address: Ray takes it for a mistake and uses the machine's outer one instead, but
+at no other does it listen on loopback alone (``cluster.join`` says the same to drivers)."""
 OBJECT_STORE_BYTES_MAX = 2 << 30
 """Per node. It is reserved address space; memory is used only for what is in it."""
 
@@ -33,7 +38,7 @@ OBJECT_STORE_BYTES_MAX = 2 << 30
 class Place:
     """Where a node runs: its address, and the command that starts a program there, as one in a network namespace needs."""
 
-    address: str = NODE_ADDRESS
+    address: str = LOOPBACK
     enter: tuple[str, ...] = ()
 
 
@@ -66,6 +71,18 @@ def log_of(cluster: ClusterFile, name: str) -> Path:
     return Path(cluster.temp_dir, f"{name}.log")
 
 
+def passed_to(cluster: ClusterFile) -> tuple[str, ...]:
+    """What this cluster's processes get of the caller's environment besides what they need, by name."""
+    path = Path(cluster.temp_dir, PASSED)
+    return tuple(json.loads(path.read_text())) if path.exists() else ()
+
+
+def pass_on(cluster: ClusterFile, names: Sequence[str]) -> None:
+    """The processes that are started from now on get these too."""
+    if names:
+        Path(cluster.temp_dir, PASSED).write_text(json.dumps(sorted({*names, *passed_to(cluster)})))
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
@@ -78,6 +95,7 @@ def _start(cluster: ClusterFile, name: str, place: Place, arguments: list[str]) 
     folder = Path(cluster.temp_dir, name)
     folder.mkdir(exist_ok=True)
     shared_memory_bytes = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 1 << 30
+    environment = built(os.environ, passed_to(cluster))
     with log_of(cluster, name).open("wb") as log:
         return subprocess.Popen(
             [
@@ -87,7 +105,8 @@ def _start(cluster: ClusterFile, name: str, place: Place, arguments: list[str]) 
                 *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
                 *("--include-log-monitor", "false", "--disable-usage-stats"),
             ],
-            env={**os.environ, **cluster.environment, CLUSTER_MARKER: cluster.id, NODE_MARKER: name},
+            env={**environment, **cluster.environment, CLUSTER_MARKER: cluster.id, NODE_MARKER: name},
+            umask=0o077,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -62,10 +62,12 @@ def ray_environment(
         # a connection on which nothing is acknowledged for so long is given up and made anew. Ray's 120 s leave it to TCP,
         # which after a minute's cut tries again only each further minute: calls hang for as long once the line is whole
         "RAY_grpc_client_keepalive_timeout_ms": str(CONNECTION_PATIENCE_S * 1000),
-        # Ray's ports listen on all interfaces: whoever reaches them could run code here, so a token is needed to speak
+        # beyond loopback its ports listen on all interfaces: whoever reaches them could run code here, so they want a token
         "RAY_AUTH_MODE": "token",
         TOKEN_VARIABLE: str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # its figures would be served on all interfaces, to anybody, without the token
+        "RAY_enable_metrics_collection": "0",
         # the monitor kills the largest worker at 95 % of the *host's* memory, whoever uses it
         "RAY_memory_monitor_refresh_ms": "0",
         # payloads up to this size travel inside calls and answers; Ray's default of 100 KB sends a fragment of a small

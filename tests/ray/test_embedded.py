@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shutil
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from orchestrator.errors import ConfigurationError
@@ -19,6 +22,21 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import DEFAULT_GROUPS, NodeGroup, read_groups
 from orchestrator.runtime.ray_start import log_of
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, NODE_MARKER
+from tests.attack.test_environment import SECRETS
+from tests.attack.test_permissions import open_to_others
+
+
+def beyond_loopback(among: Iterable[psutil.Process]) -> list[str]:
+    """Where these processes listen for others than this machine's own, with who it is."""
+    found = []
+    for process in among:
+        with suppress(psutil.NoSuchProcess):
+            for held in process.net_connections("inet"):
+                address = ipaddress.ip_address(held.laddr.ip)
+                address = getattr(address, "ipv4_mapped", None) or address
+                if held.status == psutil.CONN_LISTEN and not address.is_loopback:
+                    found.append(f"{process.name()} {held.laddr.ip}:{held.laddr.port}")
+    return found
 
 
 @pytest.mark.ray
@@ -26,12 +44,18 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
     groups = tmp_path / "groups.yaml"
     groups.write_text("node_groups: [{name: only, region: here1, cpus: 2}]\n")
     command = [sys.executable, "-m", "orchestrator.runtime.embedded", "up", "--home", str(tmp_path)]
-    subprocess.run([*command, "--groups", str(groups)], check=True, timeout=90)
+    given = [*command, "--groups", str(groups), "--pass-environment", "AWS_ACCESS_KEY_ID"]
+    subprocess.run(given, env={**os.environ, **SECRETS}, umask=0o022, check=True, timeout=90)
     cluster = ClusterFile.find(tmp_path)
     assert cluster is not None
     assert cluster.answers()
     assert len(processes.marked(cluster.id)) >= 5
     assert (Path(cluster.temp_dir) / "token").stat().st_mode & 0o077 == 0
+    assert Path(cluster.temp_dir).stat().st_mode & 0o077 == 0
+    assert open_to_others(tmp_path / "cluster.json") == []
+    for process in processes.marked(cluster.id):
+        assert SECRETS.keys() & process.environ().keys() == {"AWS_ACCESS_KEY_ID"}, process.cmdline()
+    assert beyond_loopback(processes.marked(cluster.id)) == []
     assert embedded.down(tmp_path) >= 5
     assert processes.marked(cluster.id) == []
     assert not Path(cluster.temp_dir).exists()

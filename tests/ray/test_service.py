@@ -24,7 +24,9 @@ from orchestrator.core import events
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.tape.storage import read_tape
+from tests.attack.test_permissions import open_to_others
 from tests.ray.jobs import GAP_MAX_S, GROUPS, STEP_S, gone, synthetic
+from tests.ray.test_embedded import beyond_loopback
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = round(50 / STEP_S)
@@ -92,6 +94,10 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
 
     address = hands.home.address()
     assert address is not None
+    everybody = [*processes.marked(cluster.id), psutil.Process(address.pid)]
+    assert beyond_loopback(everybody) == [], "islands and the service's driver included"
+    assert open_to_others(hands.home.path) == open_to_others(hands.runs) == []
+
     os.kill(address.pid, signal.SIGKILL)
     until(lambda: not hands.home.running(), "the service is gone")
     hands.atoll("status", job, code=3)
