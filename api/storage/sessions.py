@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, PendingRollbackError, ProgrammingError
@@ -44,7 +45,7 @@ class Sessions:
 
     def __init__(self, engine: Engine) -> None:
         self._session = sessionmaker(engine, expire_on_commit=False)
-        self._reading, self._writing = Breaker(), Breaker()
+        self._reading, self._writing = _breakers.setdefault(engine, (Breaker(), Breaker()))
 
     @contextmanager
     def __call__(self) -> Iterator[Session]:
@@ -93,6 +94,10 @@ class Breaker:
             if failure is not None:
                 self.failed = failed
                 self._failure, self._failed_at = failure, time.monotonic()
+
+
+_breakers: WeakKeyDictionary[Engine, tuple[Breaker, Breaker]] = WeakKeyDictionary()
+"""To read and to write, of each database: what one store has met, the others on it need not meet again."""
 
 
 @contextmanager

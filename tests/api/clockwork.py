@@ -57,6 +57,9 @@ class Clockwork:
     ) -> None:
         if (self._folder / "no-more-jobs").exists():
             raise InfrastructureError(detail="No synchroniser could be placed.", remedy="Free some room.")
+        while (self._folder / "starts-are-slow").exists():
+            (self._folder / "starting").touch()
+            time.sleep(0.02)
         with self._changing(job_id) as record:
             if not record:
                 dump, goes_on = spec.model_dump(mode="json"), (run_dir / "tape.jsonl").exists()
