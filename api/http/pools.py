@@ -136,7 +136,7 @@ SUBMITS = Pool("submissions", 8, deadline_s=120.0, patience_s=10.0)
 RECORDS = Pool("records", 8)
 STREAMS = Pool("streams", 8, patience_s=None, waiting_max=1 << 16)
 DOWNLOADS = Pool("downloads", 8, each_max=4, deadline_s=150.0)
-PARSING = Pool("parsing", 2, patience_s=10.0)
+PARSING = Pool("parsing", 2, deadline_s=60.0, patience_s=10.0)
 
 
 def in_pool(pool: Pool) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]]:

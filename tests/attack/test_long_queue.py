@@ -1,0 +1,111 @@
+"""A thousand jobs queued: what one more costs, what leaving costs, and a row that is damaged."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy.orm import Session
+
+from api.storage.store import JobRow, Store
+from orchestrator.config import parse_job
+from tests.api.installation import CONTROL, Installation
+from tests.attack.wire import eventually, process_of
+
+FEW, MANY = 10, 1000
+ROUNDS = 15
+
+
+def with_queue(installation: Installation, count: int, damaged: bool = False) -> None:
+    """So many jobs wait already when the service starts."""
+    installation.home.path.mkdir(parents=True)
+    store = Store(f"sqlite:///{installation.home.path / 'service.sqlite'}")
+    spec = parse_job(installation.spec()).model_dump(mode="json")
+    with Session(store.engine) as session, session.begin():
+        for number in range(count):
+            job, bad = f"trial-{number:05}", damaged and number < 2
+            about = {"caller": "local", "submitted_at": time.time(), "state": "queued"}
+            document = ({"islands": "none"}, {"name": 1})[number] if bad else spec
+            session.add(JobRow(job=job, name="trial", spec=document, run_dir=str(installation.runs / job), **about))
+    store.close()
+    installation.atoll("up", "--runs", str(installation.runs), "--control", CONTROL, "--jobs-max", "1")
+
+
+def cpu_s(installation: Installation) -> float:
+    times = process_of(installation).cpu_times()
+    return times.user + times.system
+
+
+def cost_s(installation: Installation, http: httpx.Client) -> dict[str, float]:
+    """CPU seconds of the service for a few submissions, lists, cancellations and removals."""
+    eventually(lambda: http.get("/v1/jobs", params={"state": "running"}).json()["jobs"])
+    eventually(lambda: http.get("/v1/jobs", params={"limit": 1}).json()["jobs"][0]["reason"].startswith("behind"))
+    idle = cpu_s(installation)
+    time.sleep(4.0)
+    idle_per_s = (cpu_s(installation) - idle) / 4.0
+    costs, jobs = {}, []
+
+    def measured(what: str, since: float, began: float) -> None:
+        costs[what] = cpu_s(installation) - since - idle_per_s * (time.monotonic() - began)
+
+    since, began = cpu_s(installation), time.monotonic()
+    for _ in range(ROUNDS):
+        answer = http.post("/v1/jobs", json=installation.spec())
+        assert answer.status_code == 201
+        assert answer.json()["state"] == "queued"
+        jobs.append(answer.json()["job"])
+    measured("submit", since, began)
+    since, began = cpu_s(installation), time.monotonic()
+    for _ in range(ROUNDS):
+        assert len(http.get("/v1/jobs", params={"limit": 10}).json()["jobs"]) == 10
+    measured("list", since, began)
+    since, began = cpu_s(installation), time.monotonic()
+    for job in jobs:
+        assert http.post(f"/v1/jobs/{job}/cancel").status_code == 202
+        assert http.delete(f"/v1/jobs/{job}").status_code == 204
+    measured("leave", since, began)
+    return costs
+
+
+def test_one_more_job_costs_the_same_whether_ten_or_a_thousand_wait(tmp_path: Path) -> None:
+    costs = []
+    for count in (FEW, MANY):
+        installation = Installation(tmp_path / str(count))
+        (tmp_path / str(count)).mkdir()
+        with_queue(installation, count)
+        try:
+            with installation.http() as http:
+                costs.append(cost_s(installation, http))
+                if count == MANY:
+                    page = http.get("/v1/jobs", params={"limit": 1000}, timeout=300).json()["jobs"]
+                    places = [job["queue_position"] for job in page if job["state"] == "queued"]
+                    assert places == sorted(places, reverse=True)
+                    assert places[-1] >= 1
+        finally:
+            installation.atoll("down")
+    few, many = costs
+    print({what: f"{few[what] / ROUNDS:.4f} s, {many[what] / ROUNDS:.4f} s" for what in few})
+    for what in few:
+        assert many[what] < 3 * max(few[what], 0.05), f"{what}: {few} with {FEW} queued, {many} with {MANY}"
+
+
+@pytest.mark.parametrize("count", [4])
+def test_a_queued_row_that_is_damaged_fails_alone_and_the_next_one_starts(tmp_path: Path, count: int) -> None:
+    installation = Installation(tmp_path)
+    with_queue(installation, count, damaged=True)
+    try:
+        with installation.client() as client:
+            store = Store(f"sqlite:///{installation.home.path / 'service.sqlite'}")
+
+            def states() -> list[str]:
+                return [row.state for row in reversed(store.jobs())]
+
+            eventually(lambda: states()[:3] == ["failed", "failed", "running"])
+            assert "stored specification cannot be used" in store.jobs()[-1].reason
+            assert states()[3] == "queued"
+            assert client.job("trial-00002").state == "running"
+            store.close()
+    finally:
+        installation.atoll("down")

@@ -1,0 +1,113 @@
+"""Answers that last: who may have how many, and that none outlives its token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.routing import APIRoute
+
+from api.auth.roles import Role
+from api.http.streams import SEATS_EACH, File, Stream
+from tests.api.installation import Installation
+from tests.attack.routes import routes_of
+from tests.attack.wire import Wire, eventually
+
+LARGE_BYTES = 256 << 20
+"""More than all buffers on the way hold."""
+
+
+@pytest.fixture(scope="module")
+def jobs(service: Installation) -> Iterator[tuple[str, str]]:
+    """One that trains, and one that has ended and left much to download."""
+    with service.client() as client:
+        ended = client.submit(service.spec(steps=1)).job
+        client.wait(ended)
+        for name in ("tape.jsonl", "merged.safetensors", "report.json", "report.html"):
+            with (service.runs / ended / name).open("ab") as file:
+                file.truncate(LARGE_BYTES)
+        yield client.submit(service.spec()).job, ended
+
+
+def streaming(route: APIRoute) -> bool:
+    return issubclass(getattr(route.response_class, "value", route.response_class), StreamingResponse | FileResponse)
+
+
+STREAMING = [route.path for route in routes_of() if streaming(route)]
+
+
+def test_every_answer_that_lasts_is_of_the_kind_that_ends_with_its_token() -> None:
+    assert len(STREAMING) >= 8
+    for route in routes_of():
+        if streaming(route):
+            assert issubclass(getattr(route.response_class, "value", route.response_class), Stream | File), route.path
+
+
+LIVE = ("/v1/jobs/{job}/events", "/v1/jobs/{job}/logs/{source}?follow=true")
+DOWNLOADS = [path for path in STREAMING if not path.endswith(("/events", "/logs/{source}", "/checkpoints/{number}"))]
+
+
+@pytest.mark.parametrize("path", [*LIVE, *DOWNLOADS])
+def test_no_stream_outlives_its_token(service: Installation, jobs: tuple[str, str], path: str) -> None:
+    """Also a download of which nothing is read, but a little now and then. Archives are streams of the same class."""
+    running, ended = jobs
+    name = f"leaver-{time.monotonic_ns()}"
+    with service.client() as client:
+        token = client.create_token(name, Role.VIEWER).token
+        where = path.replace("{job}", running if path in LIVE else ended).replace("{source}", "asia")
+        wire = Wire(service, receive_bytes=4096).ask("GET", where, token)
+        assert wire.socket.recv(16).startswith(b"HTTP/1.1 200")
+        client.revoke_token(name)
+        received, closed_after = 0, 2 << 20
+        wire.socket.settimeout(0.2)
+
+        def is_over() -> bool:
+            """Read slowly: a few pieces a look. It is over when the connection says so, or the last chunk is there."""
+            nonlocal received
+            try:
+                piece = wire.socket.recv(16384)
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+            received += len(piece)
+            return not piece or piece.endswith(b"0\r\n\r\n")
+
+        eventually(is_over)
+        assert received < LARGE_BYTES - closed_after, "it was cut"
+        wire.close()
+
+
+def test_a_viewer_takes_its_own_seats_only_and_what_does_not_follow_takes_none(
+    service: Installation, jobs: tuple[str, str]
+) -> None:
+    job, _ = jobs
+    with service.client() as client, ExitStack() as stack:
+        greedy = client.create_token("greedy", Role.VIEWER).token
+        modest = client.create_token("modest", Role.VIEWER).token
+        paths = (f"/v1/jobs/{job}/events", f"/v1/jobs/{job}/logs/asia?follow=true")
+        statuses = []
+        for number in range(80):
+            wire = Wire(service).ask("GET", paths[number % 2], greedy)
+            stack.callback(wire.close)
+            statuses.append(int(wire.socket.recv(12)[-3:]))
+        assert statuses.count(200) == SEATS_EACH
+        assert statuses.count(503) == 80 - SEATS_EACH
+        for token in (greedy, modest, ""):
+            with service.http(token or None) as http:
+                assert http.get(f"/v1/jobs/{job}/logs/asia").status_code == 200
+                assert http.get(f"/v1/jobs/{job}/events?follow=false").status_code == 200
+        with service.http(modest) as http, http.stream("GET", paths[0]) as answer:
+            assert answer.status_code == 200
+            assert next(answer.iter_lines()).startswith("retry")
+    with service.http(greedy) as http:
+        eventually(lambda: _status(http, paths[0]) == 200)
+
+
+def _status(http: httpx.Client, path: str) -> int:
+    with http.stream("GET", path) as answer:
+        return answer.status_code
