@@ -11,13 +11,14 @@ from pathlib import Path
 
 from api.checkpoints.schemas import Checkpoint
 from api.storage.store import JobRow
+from orchestrator.bounds import REMARK_CHARACTERS_MAX
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import listed
 from orchestrator.checkpoints.resumption import find
 from orchestrator.checkpoints.writing import checkpoint_folder, root_of
 from orchestrator.config import JobSpec
 from orchestrator.errors import AtollError, InfrastructureError, InvalidJobSpec, Problem
-from orchestrator.sections import ResumeSection
+from orchestrator.sections import REFUSED_MAX, ResumeSection
 
 FIELD = "resume.checkpoint"
 REMEDY = "`atoll checkpoints JOB` lists those of a job."
@@ -57,7 +58,8 @@ def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None]) -> JobSpe
         found = find(_root(row).url if row else asked, spec.model_dump(mode="json"))
     except (AtollError, OSError, ValueError) as error:  # ValueError: what no file can be called
         raise _problem(f"{type(error).__name__}: {error}") from error
-    return spec.model_copy(update={"resume": ResumeSection(checkpoint=found.url, refused=found.refused)})
+    refused = tuple(reason[:REMARK_CHARACTERS_MAX] for reason in found.refused[:REFUSED_MAX])
+    return spec.model_copy(update={"resume": ResumeSection(checkpoint=found.url, refused=refused)})
 
 
 def _root(row: JobRow) -> Folder:

@@ -9,10 +9,11 @@ from fastapi.responses import StreamingResponse
 
 from api.checkpoints.archive import archive_of
 from api.checkpoints.schemas import Checkpoints, RollbackOptions
+from api.http.bodies import StrictBody
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command
 
-router = APIRouter(prefix="/v1/jobs/{job}", tags=["checkpoints"])
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["checkpoints"], route_class=StrictBody)
 TAR = "application/x-tar"
 ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: {}}}}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StrictBool
 
+from api.http.bodies import StrictBody
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command, Island, Islands
 
-router = APIRouter(prefix="/v1/jobs/{job}/islands", tags=["islands"])
+router = APIRouter(prefix="/v1/jobs/{job}/islands", tags=["islands"], route_class=StrictBody)
 
 
 class KillOptions(BaseModel):
@@ -16,7 +17,7 @@ class KillOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    restart: bool = True
+    restart: StrictBool = True
 
 
 @router.get("")

@@ -9,9 +9,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from api.auth.schemas import AuditEntry, AuditTrail, NewToken, Token, TokenList, TokenOptions
 from api.auth.store import AccessStore, TokenRow
 from api.auth.tokens import Tokens
+from api.http.bodies import StrictBody
 from api.routes.dependencies import ANONYMOUS, Caller
 
-router = APIRouter(prefix="/v1", tags=["access"])
+router = APIRouter(prefix="/v1", tags=["access"], route_class=StrictBody)
 
 
 def tokens_of(request: Request) -> Tokens:
