@@ -22,6 +22,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
 """Of a job, an island, a node group: part of file names, labels and addresses."""
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
 """Something's name where it is not ours to give: a field of a file, a region, an island of a tape."""
+WordOrNone = Annotated[str, Field(max_length=200, pattern=PRINTABLE)]
 Remark = Annotated[str, Field(max_length=REMARK_CHARACTERS_MAX)]
 """A reason in words, of several lines perhaps."""
 Location = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]

@@ -33,7 +33,7 @@ from orchestrator.sections import (
     SyntheticSection,
     TrainingSection,
 )
-from orchestrator.validation import problems_of, valid_fields
+from orchestrator.validation import omitted_count, problems_of, valid_fields
 
 UNKNOWN = "Remove it, or correct its spelling; deploy/configs/ holds complete examples."
 
@@ -169,9 +169,10 @@ def parse_job(document: Mapping[str, Any]) -> JobSpec:
         spec = JobSpec.model_validate(document)
     except ValidationError as error:
         problems = problems_of(error, unknown=UNKNOWN)
-        raise InvalidJobSpec(problems=(*problems, *_cross_problems(valid_fields(JobSpec, document)))) from error
-    if problems := tuple(_cross_problems({name: getattr(spec, name) for name in JobSpec.model_fields})):
-        raise InvalidJobSpec(problems=problems)
+        problems += _cross_problems(valid_fields(JobSpec, document))
+        raise InvalidJobSpec(problems=tuple(problems), omitted_count=omitted_count(error)) from error
+    if between := tuple(_cross_problems({name: getattr(spec, name) for name in JobSpec.model_fields})):
+        raise InvalidJobSpec(problems=between)
     return spec
 
 

@@ -258,8 +258,7 @@ def _built(events: Iterator[Any], nodes_max: int, name: str) -> Any:
             container, key = outer.pop()
             continue
         elif kind is yaml.AliasEvent:
-            said = "YAML aliases (*name) are not accepted. Write the value out."
-            raise _refused(name, said, event.start_mark)
+            raise _refused(name, "YAML aliases (*name) are not accepted. Write the value out.", event.start_mark)
         elif kind is yaml.DocumentStartEvent:
             documents += 1
             if documents > 1:
@@ -268,10 +267,8 @@ def _built(events: Iterator[Any], nodes_max: int, name: str) -> Any:
         else:
             continue
         if event.anchor is not None or event.tag is not None:
-            what, remedy = (
-                ("anchors (&name)", "Remove it") if event.anchor is not None else ("tags", "Write the plain value")
-            )
-            raise _refused(name, f"YAML {what} are not accepted. {remedy}.", event.start_mark)
+            what = "anchors (&name) and aliases (*name)" if event.anchor is not None else "tags (!name)"
+            raise _refused(name, f"YAML {what} are not accepted. Write the plain value.", event.start_mark)
         nodes += 1
         if nodes > nodes_max:
             raise _too_many(name, nodes_max)
@@ -307,6 +304,12 @@ def _scalar(text: str) -> Any:
         raise _Unusable("YAML merge keys (<<) are not accepted. Write the fields out.")
     if text[0] not in _NUMERIC_STARTS:
         return text
+    if len(text) > NUMBER_CHARACTERS_MAX:
+        if not any(pattern.fullmatch(text) for pattern in (_INTEGER, _BASED, _DECIMAL)):
+            return text
+        raise _Unusable(
+            f"the number {brief(text)} has more than {NUMBER_CHARACTERS_MAX} characters. Write a shorter one."
+        )
     if _INTEGER.fullmatch(text):
         digits = text.lstrip("+-").replace("_", "")
         if digits[0] == "0" and len(digits) > 1:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from orchestrator.errors import Problem
+from orchestrator.errors import PROBLEMS_MAX, Problem
 from orchestrator.plain import brief
 
 COMPLETE = ("duration", "bandwidth", "number", "comparison")
@@ -19,11 +19,18 @@ COMPLETE = ("duration", "bandwidth", "number", "comparison")
 
 
 def problems_of(error: ValidationError, *, unknown: str, missing: str = "Add it.", under: str = "") -> list[Problem]:
-    """Every problem that the error holds. ``unknown`` and ``missing`` are remedies, ``under`` where the document stands."""
+    """The problems that the error holds, as many as are ever shown; ``omitted_count`` says how many more there are.
+
+    ``unknown`` and ``missing`` are remedies, ``under`` is where the document stands.
+    """
     return [
         _problem_of(item, unknown=unknown, missing=missing, under=under)
-        for item in error.errors(include_url=False, include_context=False)
+        for item in error.errors(include_url=False, include_context=False)[:PROBLEMS_MAX]
     ]
+
+
+def omitted_count(error: ValidationError) -> int:
+    return max(0, error.error_count() - PROBLEMS_MAX)
 
 
 def path_of(location: tuple[int | str, ...], under: str = "") -> str:

@@ -33,7 +33,7 @@ from orchestrator.plain import some_of
 from orchestrator.sections import Section
 from orchestrator.simulation.plan import sample_policy
 from orchestrator.simulation.spec import PositiveSeconds, Seconds
-from orchestrator.validation import problems_of, valid_fields
+from orchestrator.validation import omitted_count, problems_of, valid_fields
 
 DETAIL = "the chaos plan cannot be used"
 UNKNOWN = "Remove it, or correct its spelling; deploy/plans/ holds complete examples."
@@ -60,11 +60,14 @@ def _comparison(value: Any) -> Comparison:
         raise PydanticCustomError("comparison", "{said}", {"said": str(error)}) from error
 
 
+def _at_most(count_max: int) -> BeforeValidator:
+    """Of entries beyond what a plan may have none is read, as pydantic would before it counts them."""
+    return BeforeValidator(lambda value: value[: count_max + 1] if isinstance(value, list | tuple) else value)
+
+
 def _instants(value: Any) -> Any:
-    """One instant stands for a list of one. Of more than a plan may have none is read."""
-    if not isinstance(value, list | tuple):
-        return (value,)
-    return value[: FAULTS_MAX + 1]
+    """One instant stands for a list of one."""
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 Objective = Annotated[Comparison, PlainValidator(_comparison)]
@@ -98,7 +101,9 @@ class FaultSection(Section):
 
     kind: Kind
     target: Target = Target()
-    at: Annotated[tuple[Seconds, ...], Field(max_length=FAULTS_MAX), BeforeValidator(_instants)] = ()
+    at: Annotated[
+        tuple[Seconds, ...], Field(max_length=FAULTS_MAX), _at_most(FAULTS_MAX), BeforeValidator(_instants)
+    ] = ()
     every: PositiveSeconds | None = None
     poisson: Poisson | None = None
     start: Seconds = 0.0
@@ -132,23 +137,27 @@ class ChaosPlan(Section):
     name: Name = "chaos"
     seed: Seed = 0
     duration: PositiveSeconds = DURATION_S
-    faults: Annotated[tuple[FaultSection, ...], Field(max_length=ENTRIES_MAX)] = ()
+    faults: Annotated[tuple[FaultSection, ...], Field(max_length=ENTRIES_MAX), _at_most(ENTRIES_MAX)] = ()
     blast_radius: BlastRadius = BlastRadius()
-    abort: Annotated[tuple[Objective, ...], Field(max_length=OBJECTIVES_MAX)] = ()
-    objectives: Annotated[tuple[Objective, ...], Field(min_length=1, max_length=OBJECTIVES_MAX)]
+    abort: Annotated[tuple[Objective, ...], Field(max_length=OBJECTIVES_MAX), _at_most(OBJECTIVES_MAX)] = ()
+    objectives: Annotated[
+        tuple[Objective, ...], Field(min_length=1, max_length=OBJECTIVES_MAX), _at_most(OBJECTIVES_MAX)
+    ]
 
 
 def parse(document: Mapping[str, Any]) -> ChaosPlan:
     """Validate a whole plan. Raises InvalidJobSpec with every problem at once, each with its remedy."""
     problems: list[Problem] = []
+    omitted = 0
     plan: ChaosPlan | None = None
     try:
         plan = ChaosPlan.model_validate(dict(document))
     except ValidationError as error:
         problems += problems_of(error, unknown=UNKNOWN)
+        omitted = omitted_count(error)
     problems += _between_fields(document, valid_fields(ChaosPlan, document))
     if problems or plan is None:
-        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems))
+        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems), omitted_count=omitted)
     return plan
 
 
@@ -231,7 +240,7 @@ def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Itera
 
 
 def _unknown_figures(path: str, written: Any, known: Sequence[str], where: str) -> Iterator[Problem]:
-    for n, text in enumerate(written if isinstance(written, list | tuple) else ()):
+    for n, text in enumerate(written[:OBJECTIVES_MAX] if isinstance(written, list | tuple) else ()):
         try:
             asked = comparison.parse(text)
         except ConfigurationError:

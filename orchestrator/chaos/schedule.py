@@ -25,7 +25,8 @@ from orchestrator.simulation.distributions import Exponential
 class PlannedFault:
     """``at`` is in seconds since the plan began. ``island`` is empty where the kind strikes none.
 
-    ``beside`` are the islands that may die with it, by one node: those of its node group, which is all that is known here.
+    ``beside`` are the islands that may die by one node, this one among them: those of its node group, which is all that is
+    known here. Empty where it is alone there.
     """
 
     at: Instant
@@ -48,22 +49,24 @@ def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFau
     """Every fault of the plan, in time order; at one instant in the order of the entries and of the islands."""
     planned = []
     group_of = {island.island: island.node_group for island in islands}
-    groups: dict[NodeGroupId, list[IslandId]] = defaultdict(list)
+    members: dict[NodeGroupId, list[IslandId]] = defaultdict(list)
     for island in islands:
-        groups[island.node_group].append(island.island)
+        members[island.node_group].append(island.island)
+    groups = {
+        group: tuple(there) if len(there) > 1 else () for group, there in members.items()
+    }  # one for all its faults
     for n, entry in enumerate(plan.faults):
         targets = Random(f"{plan.seed}/{n}/target")
         there = _there(entry.target, islands)
         for at in _instants(entry, plan.duration, Random(f"{plan.seed}/{n}/at")):
             for struck in _struck(entry, there, targets):
-                beside = groups[group_of[struck]] if entry.kind is Kind.KILL_NODE else []
+                beside = groups[group_of[struck]] if entry.kind is Kind.KILL_NODE else ()
                 planned.append(_planned(at, entry, struck, beside))
     return tuple(sorted(planned, key=lambda fault: fault.at))
 
 
-def _planned(at: Instant, entry: FaultSection, island: IslandId, group: Sequence[IslandId]) -> PlannedFault:
+def _planned(at: Instant, entry: FaultSection, island: IslandId, beside: tuple[IslandId, ...]) -> PlannedFault:
     dose = entry.dose
-    beside = tuple(other for other in group if other != island)
     return PlannedFault(at, entry.kind, island, dose.duration, dose.bytes_per_second, dose.payloads, beside)
 
 

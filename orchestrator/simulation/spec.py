@@ -23,7 +23,7 @@ from orchestrator.sections import Section, SynchroniserSection
 from orchestrator.simulation import distributions, worldfile
 from orchestrator.simulation.distributions import Constant, Distribution, Exponential
 from orchestrator.simulation.fleet import CHIPS_PER_SLICE, RESTART_S, RETURN_S, STALL_S, Scavenged
-from orchestrator.validation import problems_of, valid_fields
+from orchestrator.validation import omitted_count, problems_of, valid_fields
 
 System = Literal["data-parallel", "elastic-data-parallel", "diloco", "streaming-diloco", "decoupled"]
 ALL_SYSTEMS: tuple[System, ...] = (
@@ -199,16 +199,19 @@ class SimulationSpec(Section):
 def parse(document: Mapping[str, Any]) -> SimulationSpec:
     """Validate a whole specification. Raises InvalidJobSpec with every problem at once, each with its remedy."""
     problems: list[Problem] = []
+    omitted = 0
     spec: SimulationSpec | None = None
     try:
         spec = SimulationSpec.model_validate(dict(document))
         sections: Mapping[str, Any] = {name: getattr(spec, name) for name in SimulationSpec.model_fields}
     except ValidationError as error:
         problems += problems_of(error, unknown=UNKNOWN)
+        omitted = omitted_count(error)
         sections = valid_fields(SimulationSpec, document)
     problems += _between_sections(document, sections)
     if problems or spec is None:
-        raise InvalidJobSpec(detail="the simulation cannot be run as specified", problems=tuple(problems))
+        detail = "the simulation cannot be run as specified"
+        raise InvalidJobSpec(detail=detail, problems=tuple(problems), omitted_count=omitted)
     return spec
 
 

@@ -32,6 +32,7 @@ from orchestrator.bounds import (
     VirtualSecondsAboveZero,
     Wait,
     Word,
+    WordOrNone,
 )
 from orchestrator.errors import ConfigurationError
 from orchestrator.sections import HealthSection, Section
@@ -91,7 +92,7 @@ class PlacePart(Section):
 
     island: Word
     node_group: Word
-    region: Annotated[str, Field(max_length=200)]
+    region: WordOrNone
     accelerator_count: IslandCount = 1
 
 
@@ -113,7 +114,7 @@ class IslandPart(PlacePart):
 class FaultPart(Section):
     at: VirtualSeconds
     kind: FaultKind
-    island: Annotated[str, Field(max_length=200)]
+    island: WordOrNone
     duration: VirtualSeconds = 0.0
     count: Annotated[int, Field(strict=True, ge=0, le=ENTRIES_MAX)] = 0
     bytes_per_second: Annotated[float, Field(strict=True, ge=0, le=1e15)] = 0.0
@@ -151,7 +152,7 @@ class ChancesPart(Section):
 class WorldPart(Section):
     """``FittedWorld``. ``until`` is absent where the tape shows the job's end."""
 
-    job: Annotated[str, Field(max_length=200)]
+    job: WordOrNone
     until: VirtualSeconds | None = None
     notes: Annotated[tuple[Remark, ...], Field(max_length=NOTES_MAX)] = ()
     policy: PolicyPart

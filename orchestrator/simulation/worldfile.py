@@ -26,7 +26,7 @@ from orchestrator.plain import some_of
 from orchestrator.simulation.fit import FittedWorld
 from orchestrator.simulation.plan import Capacity, Fault, Latency, Life, Pace, WorldPlan
 from orchestrator.simulation.world_sections import ChancesPart, LatenciesPart, PlacePart, PolicyPart, WorldPart
-from orchestrator.validation import problems_of
+from orchestrator.validation import omitted_count, problems_of
 
 DETAIL = "this world cannot be simulated"
 UNKNOWN = "Remove it, or correct its spelling."
@@ -123,7 +123,7 @@ def parse(data: Mapping[str, Any]) -> FittedWorld:
         part = WorldPart.model_validate(dict(data))
     except ValidationError as error:
         problems = problems_of(error, unknown=UNKNOWN, missing=MISSING, under="world")
-        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems)) from error
+        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems), omitted_count=omitted_count(error)) from error
     if problems := tuple(_between(part)):
         raise InvalidJobSpec(detail=DETAIL, problems=problems)
     return _world(part)
