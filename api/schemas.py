@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from orchestrator.bounds import SpareCount, Word
+
 
 class JobState(StrEnum):
     """Where a job is. It waits, is alive in the next three, and the others are final."""
@@ -251,8 +253,8 @@ class Scale(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"node_group": "us-east", "count": 2}]})
 
-    node_group: str = Field(min_length=1, max_length=200)
-    count: int = Field(ge=0, le=10_000)
+    node_group: Word
+    count: SpareCount
 
 
 class NodeGroupChange(Answer):

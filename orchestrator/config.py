@@ -1,20 +1,22 @@
 """The job specification: what a user writes, validated once, frozen, every problem reported together.
 
-YAML or JSON, the same schema. Every field has a unit in its name or its description, a default and a reason. What the
-core may know of it is handed down as a ``JobPolicy``; islands receive the whole as plain data (``model_dump``). No
-environment variable outranks the file.
+YAML or JSON (``documents``), the same schema. Every field has a unit in its name or its description, a default and a reason,
+and bounds (``bounds``). What the core may know of it is handed down as a ``JobPolicy``; islands receive the whole as plain
+data (``model_dump``). No environment variable outranks the file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError
 
+from orchestrator import documents
+from orchestrator.bounds import BUDGET_TOKENS_MAX, ISLANDS_MAX, STEP_TOKENS_MAX, Name, Seed
 from orchestrator.core.vocabulary import CheckpointPolicy, HealthPolicy, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.sections import (
@@ -25,7 +27,6 @@ from orchestrator.sections import (
     HealthSection,
     IslandsSection,
     ModelSection,
-    Name,
     RecoverySection,
     ResumeSection,
     Section,
@@ -33,7 +34,7 @@ from orchestrator.sections import (
     SyntheticSection,
     TrainingSection,
 )
-from orchestrator.validation import problem_of, valid_fields
+from orchestrator.validation import omitted_count, problems_of, valid_fields
 
 UNKNOWN = "Remove it, or correct its spelling; deploy/configs/ holds complete examples."
 
@@ -44,7 +45,7 @@ class JobSpec(Section):
     data: DataSection = DataSection()
     training: TrainingSection = TrainingSection()
     synchroniser: SynchroniserSection = SynchroniserSection()
-    islands: Annotated[tuple[IslandsSection, ...], Field(min_length=1)]
+    islands: Annotated[tuple[IslandsSection, ...], Field(min_length=1, max_length=ISLANDS_MAX)]
     budget: BudgetSection
     evaluation: EvaluationSection = EvaluationSection()
     recovery: RecoverySection = RecoverySection()
@@ -53,7 +54,7 @@ class JobSpec(Section):
     resume: ResumeSection | None = None
     synthetic: SyntheticSection = SyntheticSection()
     trainer: Literal["learners.jax_trainer:create", "learners.synthetic:create"] = "learners.jax_trainer:create"
-    seed: int = 0
+    seed: Seed = 0
 
     @property
     def tokens_per_step(self) -> int:
@@ -136,19 +137,16 @@ class JobSpec(Section):
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Read a YAML or JSON file holding one mapping.
+    """Read a YAML file, or a JSON file by its name, holding one mapping.
 
     Raises ConfigurationError when the file is missing, unreadable, or something else than a mapping.
     """
     try:
-        document = yaml.safe_load(path.read_text())
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(detail=f"{path} cannot be read: {error.strerror}. Check the path.") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(detail=f"{path} is not valid YAML or JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigurationError(detail=f"{path} holds no mapping of fields; see deploy/configs/demo.yaml.")
-    return document
+    read = documents.read_json if path.suffix == ".json" else documents.read_yaml
+    return documents.mapping(read(content, documents.FILE, str(path)), str(path))
 
 
 def read_job_document(path: Path) -> dict[str, Any]:
@@ -165,19 +163,34 @@ def read_job_document(path: Path) -> dict[str, Any]:
 
 
 def parse_job(document: Mapping[str, Any]) -> JobSpec:
-    """Validate a whole specification. Raises InvalidJobSpec with every problem at once, each with its remedy."""
+    """Validate a whole specification. Raises InvalidJobSpec with every problem at once, each with its remedy.
+
+    Of one with too many entries to look at each, that is the one problem.
+    """
+    if crowd := too_many_entries(document):
+        raise InvalidJobSpec(problems=(crowd,))
     try:
         spec = JobSpec.model_validate(document)
     except ValidationError as error:
-        problems = [problem_of(item, unknown=UNKNOWN) for item in error.errors()]
-        raise InvalidJobSpec(problems=(*problems, *_cross_problems(valid_fields(JobSpec, document)))) from error
-    if problems := tuple(_cross_problems({name: getattr(spec, name) for name in JobSpec.model_fields})):
-        raise InvalidJobSpec(problems=problems)
+        problems = problems_of(error, unknown=UNKNOWN)
+        problems += _cross_problems(valid_fields(JobSpec, document))
+        raise InvalidJobSpec(problems=tuple(problems), omitted_count=omitted_count(error)) from error
+    if between := tuple(_cross_problems({name: getattr(spec, name) for name in JobSpec.model_fields})):
+        raise InvalidJobSpec(problems=between)
     return spec
 
 
+def too_many_entries(document: Mapping[str, Any]) -> Problem | None:
+    """The document's islands, if they are more than a job may have: told before any of them is looked at."""
+    islands = document.get("islands")
+    if not isinstance(islands, list | tuple) or len(islands) <= ISLANDS_MAX:
+        return None
+    message = f"has {len(islands):,} entries, and a job may have {ISLANDS_MAX:,} islands."
+    return Problem("islands", message, "Use `count` for islands that are alike, or start several jobs.")
+
+
 def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
-    """The rules that need more than one field."""
+    """The rules that need more than one field. ``sections`` holds those fields that are right on their own."""
     budget = sections.get("budget")
     if budget and (budget.tokens is None) == (budget.steps is None):
         yield Problem("budget", "needs exactly one of tokens and steps.", "Give one of the two.")
@@ -186,27 +199,8 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
         yield Problem("data.files", "goes with source: files, and only with it.", "Set data.source or list the files.")
     islands, sync = sections.get("islands"), sections.get("synchroniser")
     if islands:
-        count = sum(section.count for section in islands)
-        names = [n for section in islands for n in (*section.island_names(spares=True), *section.standby_names())]
-        groups = [section.node_group for section in islands]
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            yield Problem("islands", f"the name {name!r} is used twice.", "Give each entry its own name.")
-        if sync and sync.quorum > count:
-            remedy = f"Lower it to at most {count}, or add islands."
-            yield Problem("synchroniser.quorum", f"is {sync.quorum}, but the job has {count} islands.", remedy)
-        for index, section in enumerate(islands):
-            where, most = f"islands.{index}.count_max", section.count_max
-            if most is not None and most < section.count:
-                yield Problem(where, f"is {most}, below count {section.count}.", "Raise it, or leave it out.")
-            if section.has_spares and groups.count(section.node_group) > 1:
-                detail = f"is set, but other entries are on {section.node_group!r} too: which of them is scaled?"
-                yield Problem(where, detail, "Use one entry for each node group that may be scaled.")
-            if (section.accelerator == "cpu") != (section.accelerators == 0):
-                yield Problem(
-                    f"islands.{index}.accelerators",
-                    f"is {section.accelerators} with accelerator {section.accelerator!r}.",
-                    "Use 0 for cpu and at least 1 for gpu or tpu.",
-                )
+        yield from _island_problems(islands, sync)
+    yield from _size_problems(sections)
     if sync and sync.adoption == "rebase" and sync.staleness_max:
         yield Problem(
             "synchroniser.staleness_max",
@@ -219,3 +213,59 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
             f"is {sync.overlap_steps}, not below interval_steps {sync.interval_steps}.",
             "A fragment must come back before it is due again: lower overlap_steps.",
         )
+
+
+def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSection | None) -> Iterable[Problem]:
+    count = sum(section.count for section in islands)
+    processes = sum(max(section.count, section.count_max or 0) + section.standby for section in islands)
+    if processes > ISLANDS_MAX:  # told before they are all named
+        message = f"make {processes:,} islands, spares and standbys in all, and a job may have {ISLANDS_MAX:,}."
+        yield Problem("islands", message, "Lower count, count_max or standby, or start several jobs.")
+        return
+    names = Counter(
+        name for section in islands for name in (*section.island_names(spares=True), *section.standby_names())
+    )
+    groups = Counter(section.node_group for section in islands)
+    for name in sorted(name for name, uses in names.items() if uses > 1):
+        yield Problem("islands", f"the name {name!r} is used twice.", "Give each entry its own name.")
+    if sync and sync.quorum > count:
+        remedy = f"Lower it to at most {count}, or add islands."
+        yield Problem("synchroniser.quorum", f"is {sync.quorum}, but the job has {count} islands.", remedy)
+    for index, section in enumerate(islands):
+        where, most = f"islands.{index}.count_max", section.count_max
+        if most is not None and most < section.count:
+            yield Problem(where, f"is {most}, below count {section.count}.", "Raise it, or leave it out.")
+        if section.has_spares and groups[section.node_group] > 1:
+            detail = f"is set, but other entries are on {section.node_group!r} too: which of them is scaled?"
+            yield Problem(where, detail, "Use one entry for each node group that may be scaled.")
+        if (section.accelerator == "cpu") != (section.accelerators == 0):
+            yield Problem(
+                f"islands.{index}.accelerators",
+                f"is {section.accelerators} with accelerator {section.accelerator!r}.",
+                "Use 0 for cpu and at least 1 for gpu or tpu.",
+            )
+
+
+def _size_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
+    """What is too large only as a product."""
+    training, data, evaluation = (sections.get(name) for name in ("training", "data", "evaluation"))
+    batches = (("training.batch_size", training and training.batch_size, "a step of one island"),)
+    batches += (("evaluation.sequences", evaluation and evaluation.sequences, "what is held out"),)
+    for path, sequences, what in batches:
+        if data and sequences and sequences * data.sequence_length > STEP_TOKENS_MAX:
+            message = f"is {sequences:,} sequences of {data.sequence_length:,} tokens, and {what}"
+            message += f" has at most {STEP_TOKENS_MAX:,}."
+            yield Problem(path, message, "Lower it, or data.sequence_length.")
+    islands, budget = sections.get("islands"), sections.get("budget")
+    if islands and budget and budget.steps and training and data:
+        count = sum(section.count for section in islands)
+        if budget.steps * count * training.batch_size * data.sequence_length > BUDGET_TOKENS_MAX:
+            message = (
+                f"is {budget.steps:,} steps of {count:,} islands: more than {BUDGET_TOKENS_MAX:.0e} tokens in all."
+            )
+            yield Problem("budget.steps", message, "Lower it.")
+    synthetic, sync = sections.get("synthetic"), sections.get("synchroniser")
+    is_synthetic = sections.get("trainer") == "learners.synthetic:create"
+    if is_synthetic and synthetic and sync and synthetic.parameters < sync.fragments:
+        message = f"is {sync.fragments:,}, more than the {synthetic.parameters:,} parameters of the model."
+        yield Problem("synchroniser.fragments", message, "Lower it, or raise synthetic.parameters.")

@@ -68,15 +68,27 @@ class Problem:
         return f"{self.path}: {self.message} {self.remedy}".rstrip()
 
 
+PROBLEMS_MAX = 50
+
+
 @dataclass(eq=False, kw_only=True)
 class InvalidJobSpec(ConfigurationError):
     """A job specification with at least one problem; nothing was started."""
 
     detail: str = "the job specification cannot be used"
     problems: tuple[Problem, ...] = ()
+    omitted_count: int = 0
+    """Problems beyond the first ``PROBLEMS_MAX``, which nobody reads: an answer stays short whatever was asked."""
+
+    def __post_init__(self) -> None:
+        self.omitted_count += max(0, len(self.problems) - PROBLEMS_MAX)
+        self.problems = self.problems[:PROBLEMS_MAX]
+        super().__post_init__()
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.detail} ({len(self.problems)} problems):", *(f"  - {p}" for p in self.problems)])
+        more = [f"  … and {self.omitted_count:,} more"] if self.omitted_count else []
+        count = len(self.problems) + self.omitted_count
+        return "\n".join([f"{self.detail} ({count} problems):", *(f"  - {p}" for p in self.problems), *more])
 
 
 @dataclass(eq=False, kw_only=True)

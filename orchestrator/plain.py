@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+
+BRIEF_CHARACTERS_MAX = 60
+DIGITS_MAX = 40
 
 
 def finite(value: Any) -> Any:
@@ -14,3 +17,34 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def brief(value: Any, characters_max: int = BRIEF_CHARACTERS_MAX) -> str:
+    """A value as an error may show it: short and printable, at a cost that does not depend on how large it is."""
+    match value:
+        case str():
+            return ascii_only(repr(value[:characters_max])) + ("…" if len(value) > characters_max else "")
+        case bool() | None:
+            return repr(value)
+        case int():
+            digits = int(value.bit_length() * math.log10(2)) + 1
+            return repr(value) if digits <= DIGITS_MAX else f"an integer of about {digits:,} digits"
+        case float():
+            return repr(value)
+        case Mapping():
+            return f"a mapping of {len(value):,} fields" if value else "{}"
+        case list() | tuple():
+            return f"a list of {len(value):,} values" if value else "[]"
+    return f"a {type(value).__name__}"
+
+
+def ascii_only(text: str) -> str:
+    """The text with what has no encoding (half a surrogate pair) written as an escape, so that it can be sent."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def some_of(names: Collection[str], count_max: int = 20) -> str:
+    """So many of these names, for a remedy, and how many more there are."""
+    shown = [name for name, _ in zip(names, range(count_max), strict=False)]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")

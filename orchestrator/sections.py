@@ -10,21 +10,60 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-Ratio = Annotated[float, Field(ge=0, le=1)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+from orchestrator.bounds import (
+    AcceleratorCount,
+    BytesPerSecond,
+    Cpus,
+    DisplacementRatio,
+    FragmentCount,
+    Function,
+    GradientNorm,
+    IslandCount,
+    KeptCount,
+    LearningRate,
+    Location,
+    MergeCount,
+    Name,
+    ParameterCount,
+    Patience,
+    Ratio,
+    RatioBelowOne,
+    RecordCount,
+    Remark,
+    RestartCount,
+    RoundSteps,
+    RoundStepsOrNone,
+    RoundStepsRatio,
+    SequenceCount,
+    SequenceLength,
+    SpareCount,
+    StepCount,
+    StepCountOrNone,
+    StepSeconds,
+    StrikeCount,
+    StrikeCountOrNone,
+    TokenCount,
+    VersionCount,
+    Wait,
+    WeightDecay,
+    Word,
+)
+
+FILES_MAX = 10_000
+"""Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
+REFUSED_MAX = 100
+"""Checkpoints that a resumed job says were passed over, the newest first."""
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
     """A built-in preset, or ``factory: package.module:function`` of an installed package (see learners/model.py)."""
 
     preset: Literal["nano", "micro", "small"] = "nano"
-    factory: str | None = None
+    factory: Function | None = None
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
 
 
@@ -36,35 +75,35 @@ class DataSection(Section):
     """
 
     source: Literal["builtin", "files"] = "builtin"
-    files: tuple[str, ...] = ()
-    text_field: str = "text"
-    sequence_length: Count = 128
-    held_out_ratio: Annotated[float, Field(gt=0, lt=0.5)] = 0.02
+    files: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = ()
+    text_field: Word = "text"
+    sequence_length: SequenceLength = 128
+    held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
 
 
 class InnerOptimizerSection(Section):
     """AdamW with linear warm-up, in steps of every island, and cosine decay over the job's token budget."""
 
-    lr: Positive = 2e-3
+    lr: LearningRate = 2e-3
     lr_final_ratio: Ratio = 0.1
-    warmup_steps: Annotated[int, Field(ge=0)] = 50
-    beta1: Ratio = 0.9
-    beta2: Ratio = 0.95
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    clip_norm: Positive = 1.0
+    warmup_steps: StepCountOrNone = 50
+    beta1: RatioBelowOne = 0.9
+    beta2: RatioBelowOne = 0.95
+    weight_decay: WeightDecay = 0.1
+    clip_norm: GradientNorm = 1.0
 
 
 class TrainingSection(Section):
     """What one island does in one inner step. ``batch_size`` is in sequences for one island."""
 
-    batch_size: Count = 8
+    batch_size: SequenceCount = 8
     inner_optimizer: InnerOptimizerSection = InnerOptimizerSection()
 
 
 class OuterOptimizerSection(Section):
     kind: Literal["nesterov", "sgd"] = "nesterov"
-    lr: Positive = 0.7
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    lr: LearningRate = 0.7
+    momentum: RatioBelowOne = 0.9
 
 
 class DurabilitySection(Section):
@@ -75,8 +114,8 @@ class DurabilitySection(Section):
     """
 
     kind: Literal["sync", "async"] = "sync"
-    merges_max: Annotated[int, Field(ge=0)] = Field(8, description="for async; sync has none")
-    snapshot_every_records: Count = Field(
+    merges_max: MergeCount = Field(8, description="for async; sync has none")
+    snapshot_every_records: RecordCount = Field(
         20_000, description="a synchroniser that comes back remembers at most about so many steps one by one"
     )
 
@@ -84,13 +123,13 @@ class DurabilitySection(Section):
 class SynchroniserSection(Section):
     """Decoupled DiLoCo's knobs, arXiv:2604.21428; the symbols are in ``JobPolicy``."""
 
-    fragments: Count = 8
-    interval_steps: Count = 24
-    overlap_steps: Annotated[int, Field(ge=0)] = 2
-    quorum: Count = 1
-    grace_margin: Annotated[float, Field(ge=0, lt=1)] = 0.8
-    grace_cap_steps: Annotated[float, Field(ge=0)] | None = 1.0
-    staleness_max: Annotated[int, Field(ge=0)] = 0
+    fragments: FragmentCount = 8
+    interval_steps: RoundSteps = 24
+    overlap_steps: RoundStepsOrNone = 2
+    quorum: IslandCount = 1
+    grace_margin: RatioBelowOne = 0.8
+    grace_cap_steps: RoundStepsRatio | None = 1.0
+    staleness_max: VersionCount = 0
     averaging: Literal["radial", "mean"] = "radial"
     outer_optimizer: OuterOptimizerSection = OuterOptimizerSection()
     wire: Literal["float32", "bfloat16"] = "float32"
@@ -107,17 +146,17 @@ class IslandsSection(Section):
     """
 
     node_group: Name
-    count: Count = 1
-    count_max: Count | None = Field(
+    count: IslandCount = 1
+    count_max: IslandCount | None = Field(
         None, description="islands that the job may be scaled up to; no more than count if absent"
     )
-    standby: Annotated[int, Field(ge=0)] = Field(
+    standby: SpareCount = Field(
         0, description="processes that are started, hold a state, and train once an island of this entry is lost"
     )
     name: Name | None = Field(None, description="defaults to the node group's; numbered when count is above 1")
     accelerator: Literal["cpu", "gpu", "tpu"] = "cpu"
-    accelerators: Annotated[int, Field(ge=0)] = 0
-    cpus: Positive = 1.0
+    accelerators: AcceleratorCount = 0
+    cpus: Cpus = 1.0
 
     @property
     def has_spares(self) -> bool:
@@ -137,13 +176,13 @@ class IslandsSection(Section):
 class BudgetSection(Section):
     """When the job ends: tokens over all islands together, or steps of each island. Exactly one."""
 
-    tokens: Count | None = None
-    steps: Count | None = None
+    tokens: TokenCount | None = None
+    steps: StepCount | None = None
 
 
 class EvaluationSection(Section):
-    every_merges: Annotated[int, Field(ge=0)] = 32
-    sequences: Count = 128
+    every_merges: MergeCount = 32
+    sequences: SequenceCount = 128
 
 
 class RecoverySection(Section):
@@ -157,14 +196,14 @@ class RecoverySection(Section):
     together; a fragment with its moments must go within five minutes of that.
     """
 
-    suspect_timeout_s: Positive = 30.0
-    cut_off_timeout_s: Positive = 900.0
-    backoff_first_s: Annotated[float, Field(ge=0)] = 0.2
-    backoff_max_s: Positive = 60.0
-    restarts_max: Annotated[int, Field(ge=0)] = 10
-    flush_timeout_s: Positive = 30.0
-    donors_max: Count = 1
-    donor_bytes_per_s: Positive | None = None
+    suspect_timeout_s: Patience = 30.0
+    cut_off_timeout_s: Patience = 900.0
+    backoff_first_s: Wait = 0.2
+    backoff_max_s: Patience = 60.0
+    restarts_max: RestartCount = 10
+    flush_timeout_s: Patience = 30.0
+    donors_max: IslandCount = 1
+    donor_bytes_per_s: BytesPerSecond | None = None
 
 
 class CheckpointsSection(Section):
@@ -174,11 +213,11 @@ class CheckpointsSection(Section):
     own in it. Absent: the job's run folder.
     """
 
-    every_merges: Annotated[int, Field(ge=0)] = 0
-    every_s: Annotated[float, Field(ge=0)] = 0.0
-    keep: Count = 2
-    timeout_s: Positive = 60.0
-    folder: Annotated[str, Field(min_length=1)] | None = None
+    every_merges: MergeCount = 0
+    every_s: Wait = 0.0
+    keep: KeptCount = 2
+    timeout_s: Patience = 60.0
+    folder: Location | None = None
 
 
 class ResumeSection(Section):
@@ -188,8 +227,8 @@ class ResumeSection(Section):
     may be others. The budget counts from the beginning. ``refused`` is the service's: checkpoints passed over, and why.
     """
 
-    checkpoint: Annotated[str, Field(min_length=1)]
-    refused: tuple[str, ...] = ()
+    checkpoint: Location
+    refused: Annotated[tuple[Remark, ...], Field(max_length=REFUSED_MAX)] = ()
 
 
 class HealthSection(Section):
@@ -199,15 +238,15 @@ class HealthSection(Section):
     100 lets pass all that warm-up, missed rounds and a new inner optimizer do, and stops what a flipped exponent bit does.
     """
 
-    displacement_ratio_max: Annotated[float, Field(gt=1)] | None = 100.0
-    strikes_max: Count = 3
-    quarantines_max: Annotated[int, Field(ge=0)] = 3
+    displacement_ratio_max: DisplacementRatio | None = 100.0
+    strikes_max: StrikeCount = 3
+    quarantines_max: StrikeCountOrNone = 3
 
 
 class SyntheticSection(Section):
     """For ``trainer: learners.synthetic:create``: an island without JAX, of this size and speed."""
 
-    parameters: Count = 100_000
-    step_s: Positive = 0.05
+    parameters: ParameterCount = 100_000
+    step_s: StepSeconds = 0.05
     step_jitter_ratio: Ratio = 0.0
-    start_s: Annotated[float, Field(ge=0)] = 0.0
+    start_s: Wait = 0.0

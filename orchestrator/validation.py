@@ -1,6 +1,7 @@
 """What pydantic finds wrong with a document, told as our problems: where, what was given, and the remedy. Pure.
 
-Responsible for the words that all specifications share. Refuses to know any one of them, and the rules between fields.
+Responsible for the words that all specifications share, and for their length: what was given is shown in brief, however long
+it is. Refuses to know any one of them, and the rules between fields.
 """
 
 from __future__ import annotations
@@ -10,18 +11,40 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from orchestrator.errors import Problem
+from orchestrator.errors import PROBLEMS_MAX, Problem
+from orchestrator.plain import brief
 
 COMPLETE = ("duration", "bandwidth", "number", "comparison")
 """Kinds of errors whose message is our own and says the remedy itself (``simulation.spec``, ``chaos.plan``)."""
 
 
-def problem_of(item: Any, *, unknown: str, missing: str = "Add it.", under: str = "") -> Problem:
-    """One of ``ValidationError.errors()``. ``unknown`` and ``missing`` are remedies, ``under`` where the document stands."""
-    path = ".".join([*([under] if under else []), *(str(part) for part in item["loc"])]) or "(the whole document)"
+def problems_of(error: ValidationError, *, unknown: str, missing: str = "Add it.", under: str = "") -> list[Problem]:
+    """The problems that the error holds, as many as are ever shown; ``omitted_count`` says how many more there are.
+
+    ``unknown`` and ``missing`` are remedies, ``under`` is where the document stands.
+    """
+    return [
+        _problem_of(item, unknown=unknown, missing=missing, under=under)
+        for item in error.errors(include_url=False, include_context=False)[:PROBLEMS_MAX]
+    ]
+
+
+def omitted_count(error: ValidationError) -> int:
+    return max(0, error.error_count() - PROBLEMS_MAX)
+
+
+def path_of(location: tuple[int | str, ...], under: str = "") -> str:
+    """Where something stands in a document, as ``islands.0.count``. A key is shown in brief: it may be anything."""
+    parts = [under] if under else []
+    parts += [brief(part).replace("'", "") for part in location]
+    return ".".join(parts) or "(the whole document)"
+
+
+def _problem_of(item: Any, *, unknown: str, missing: str, under: str) -> Problem:
+    path = path_of(item["loc"], under)
     if item["type"] in COMPLETE:
         return Problem(path, item["msg"], "")
-    given = "" if item["type"] == "missing" else f" (given: {item['input']!r:.60})"
+    given = "" if item["type"] == "missing" else f" (given: {brief(item['input'])})"
     remedies = {"extra_forbidden": unknown, "missing": missing}
     return Problem(path, f"{item['msg']}{given}.", remedies.get(item["type"], "Change the value accordingly."))
 

@@ -22,7 +22,15 @@ class TokenOptions(BaseModel):
     name: TokenName
     role: Annotated[Role, Field(examples=["operator"])]
     expires_in_s: Annotated[
-        float | None, Field(gt=0, le=EXPIRY_MAX_S, description="seconds from now; null: never", examples=[2592000.0])
+        float | None,
+        Field(
+            strict=True,
+            ge=0.001,
+            le=EXPIRY_MAX_S,
+            allow_inf_nan=False,
+            description="seconds from now; null: never",
+            examples=[2592000.0],
+        ),
     ] = None
 
 

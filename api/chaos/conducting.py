@@ -17,8 +17,6 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-import yaml
-
 from api.chaos.schemas import RunState
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
 from api.installation.second_life import SecondLife
@@ -31,7 +29,15 @@ from orchestrator.chaos.plan import ChaosPlan, figures_now, parse
 from orchestrator.chaos.schedule import PlannedFault, schedule
 from orchestrator.chaos.verdict import judge
 from orchestrator.core.vocabulary import Dose, Incarnation, IslandId, IslandPlan, NodeGroupId
-from orchestrator.errors import AtollError, DataError, InfrastructureError, RequestError, first_line
+from orchestrator.documents import mapping, read_yaml
+from orchestrator.errors import (
+    AtollError,
+    ConfigurationError,
+    DataError,
+    InfrastructureError,
+    RequestError,
+    first_line,
+)
 
 REPORT_TIMEOUT_S = 60.0
 """How long an ended job may take to leave its report."""
@@ -47,7 +53,12 @@ def planned(row: ChaosRunRow) -> tuple[ChaosPlan, tuple[PlannedFault, ...]]:
 
 @lru_cache(maxsize=64)
 def _planned(text: str, fleet: tuple[tuple[Any, ...], ...]) -> tuple[ChaosPlan, tuple[PlannedFault, ...]]:
-    plan = parse(yaml.safe_load(text))
+    try:
+        plan = parse(mapping(read_yaml(text, name="the plan"), "the plan"))
+    except ConfigurationError as error:
+        raise DataError(
+            detail=f"This plan was stored by another build, and this one cannot read it: {error}"
+        ) from error
     islands = [IslandPlan(IslandId(island), NodeGroupId(group), region, n) for island, group, region, n in fleet]
     return plan, schedule(plan, islands)
 

@@ -6,13 +6,17 @@ is right is ``orchestrator.chaos.plan``'s.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from api.chaos.schemas import ShownPlan
+from api.chaos.schemas import TEXT_CHARACTERS_MAX, ShownPlan
 from api.installation.shipped import PLANS
 from orchestrator.chaos.plan import ChaosPlan, FaultSection, parse
 from orchestrator.config import read_document
+from orchestrator.documents import dump
 from orchestrator.errors import ConfigurationError, NotFound
 
 
@@ -42,6 +46,15 @@ def plan_text(name: str) -> str:
             return path.read_text(encoding="utf-8")
     names = ", ".join(plan.name for _, plan in shipped()) or "none at all"
     raise NotFound(detail=f"No plan {name!r} comes with atoll.", remedy=f"There are {names}.")
+
+
+def text_of(plan: Mapping[str, Any]) -> str:
+    """A plan that came as data, as text. Raises ConfigurationError where that is longer than a plan's text may be."""
+    if (count := len(json.dumps(plan, ensure_ascii=False))) > TEXT_CHARACTERS_MAX:
+        raise ConfigurationError(
+            detail=f"The plan has {count:,} characters, and may have {TEXT_CHARACTERS_MAX:,}. Make it shorter."
+        )
+    return dump(plan, allow_unicode=True)
 
 
 def shown() -> list[ShownPlan]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.chaos.conducting import key_of, planned
 from api.chaos.conductor import Conductor
@@ -21,15 +23,35 @@ from api.jobs.service import Service
 from api.jobs.translate import command_of
 from api.schemas import Island
 from api.storage.store import AlreadyKnown, Store
+from orchestrator.bounds import IslandCount, TokenCount
 from orchestrator.chaos.kinds import Kind, told
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
 from orchestrator.chaos.schedule import PlannedFault
 from orchestrator.core.vocabulary import Dose, IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, Conflict, DataError, NotFound
 from orchestrator.report import chaos as page
+from orchestrator.validation import problems_of
 
+LOSS_MAX = 1e6
+"""Nats per token: a model of a million words that knows nothing has 14."""
 Reference = str | Mapping[str, Any] | None
 """For ``loss_gap``: a job that nothing was done to and that has ended, or its report."""
+
+
+class _KnownPolicy(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    token_budget: TokenCount
+    islands: IslandCount
+
+
+class _KnownReport(BaseModel):
+    """What a verdict needs of a reference. The rest of the report is not kept."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    loss_final: Annotated[float, Field(strict=True, ge=-LOSS_MAX, le=LOSS_MAX, allow_inf_nan=False)]
+    policy: _KnownPolicy
 
 
 class ChaosRuns:
@@ -143,11 +165,12 @@ class ChaosRuns:
         if isinstance(reference, str):
             reference = self._service.report(reference)
         try:
-            policy = {name: reference["policy"][name] for name in ("token_budget", "islands")}
-            return {"loss_final": float(reference["loss_final"]), "policy": policy}
-        except (KeyError, TypeError, ValueError) as error:
-            detail = f"The reference is no report of a job with a final held-out loss ({error!r})."
-            raise ConfigurationError(detail=detail) from error
+            known = _KnownReport.model_validate(reference)
+        except ValidationError as error:
+            said = "; ".join(f"{problem.path}: {problem.message}" for problem in problems_of(error, unknown="")[:5])
+            detail = f"The reference is no report of a job with a final held-out loss ({said})."
+            raise ConfigurationError(detail=f"{detail} Give the report.json of one that completed.") from error
+        return known.model_dump()
 
     def _row(self, job: str, run: str) -> ChaosRunRow:
         known = self._service.run(job).job

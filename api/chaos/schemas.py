@@ -8,8 +8,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas import Answer, CommandState
+from orchestrator.bounds import Word
 
 TEXT_CHARACTERS_MAX = 1 << 16
+"""Of a plan, as text or as the JSON of its data: kept with each of its runs, and shown with the verdict."""
+PLAN_FIELDS_MAX = 100
+REFERENCE_FIELDS_MAX = 1000
+"""A report has some sixty."""
+
+PlanText = Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
 
 
 class RunState(StrEnum):
@@ -33,7 +40,7 @@ class RunState(StrEnum):
 
 
 AskedReference = Annotated[
-    dict[str, Any] | Annotated[str, Field(min_length=1, max_length=200)] | None,
+    Annotated[dict[str, Any], Field(max_length=REFERENCE_FIELDS_MAX)] | Word | None,
     Field(description="for an objective of `loss_gap`: an ended job that nothing was done to, or its report.json"),
 ]
 
@@ -43,7 +50,7 @@ class ShippedPlan(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"shipped": "attrition"}]})
 
-    shipped: str = Field(min_length=1, max_length=200)
+    shipped: Word
     reference: AskedReference = None
 
 
@@ -66,7 +73,7 @@ class WrittenPlan(BaseModel):
         },
     )
 
-    plan: dict[str, Any] | Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]
+    plan: Annotated[dict[str, Any], Field(max_length=PLAN_FIELDS_MAX)] | PlanText
     reference: AskedReference = None
 
 

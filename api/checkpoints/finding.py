@@ -11,6 +11,7 @@ from pathlib import Path
 
 from api.checkpoints.schemas import Checkpoint
 from api.storage.store import JobRow
+from orchestrator.bounds import REMARK_CHARACTERS_MAX
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import listed
 from orchestrator.checkpoints.resumption import find
@@ -27,7 +28,7 @@ from orchestrator.errors import (
     first_line,
 )
 from orchestrator.roots import AllowedRoots
-from orchestrator.sections import ResumeSection
+from orchestrator.sections import REFUSED_MAX, ResumeSection
 
 FIELD = "resume.checkpoint"
 REMEDY = "`atoll checkpoints JOB` lists those of a job."
@@ -82,7 +83,8 @@ def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None], roots: Al
         raise _problem(error.detail, error.remedy) from error
     except (AtollError, OSError, ValueError) as error:
         raise _problem(f"{type(error).__name__}: {error}") from error
-    return spec.model_copy(update={"resume": ResumeSection(checkpoint=found.url, refused=found.refused)})
+    refused = tuple(reason[:REMARK_CHARACTERS_MAX] for reason in found.refused[:REFUSED_MAX])
+    return spec.model_copy(update={"resume": ResumeSection(checkpoint=found.url, refused=refused)})
 
 
 def _root(row: JobRow, roots: AllowedRoots) -> Folder:

@@ -25,7 +25,7 @@ class RollbackOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    checkpoint: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    checkpoint: int | None = Field(default=None, strict=True, ge=1, le=2**31 - 1)
 
 
 class Checkpoints(Answer):

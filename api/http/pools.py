@@ -16,7 +16,7 @@ only, and within a pool one job (or one address) takes a part of them only. Whoe
 holding one, and is then refused with 503. A call that lasts longer than the pool's deadline is answered 503, too, and keeps
 its thread until it returns. FastAPI would run all of them in one limit of 40 threads.
 
-A router's class says which pool its routes run in (``runs_in``), a route's own word goes before it (``in_pool``).
+A router's class says which pool its routes run in (``routing.runs_in``), a route's own word goes before it (``in_pool``).
 ``tests/attack/test_silent_cluster.py`` fails for a route that has none.
 """
 
@@ -28,10 +28,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial, wraps
-from inspect import iscoroutinefunction
 from typing import Any, TypeVar
-
-from fastapi.routing import APIRoute
 
 from orchestrator.errors import InfrastructureError
 from orchestrator.threads import BoundedThreads
@@ -151,17 +148,6 @@ def in_pool(pool: Pool) -> Callable[[Callable[..., Any]], Callable[..., Awaitabl
         return pooled
 
     return decorated
-
-
-def runs_in(pool: Pool) -> type[APIRoute]:
-    """The class of routes whose functions run in this pool, but for coroutines, which must not wait for anything."""
-
-    class PooledRoute(APIRoute):
-        def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-            chosen = hasattr(endpoint, "pool") or iscoroutinefunction(endpoint)
-            super().__init__(path, endpoint if chosen else in_pool(pool)(endpoint), **options)
-
-    return PooledRoute
 
 
 async def chunks_in(pool: Pool, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.schemas import ProblemDocument, ProblemItem
 from orchestrator.errors import (
+    PROBLEMS_MAX,
     AtollError,
     ConfigurationError,
     Conflict,
@@ -37,6 +38,7 @@ from orchestrator.errors import (
     TooManyFailures,
     Unauthenticated,
 )
+from orchestrator.validation import path_of
 
 CONTENT_TYPE = "application/problem+json"
 PREFIX = "urn:atoll:problem:"
@@ -77,11 +79,18 @@ def document_of(error: AtollError, instance: str = "") -> ProblemDocument:
         type=PREFIX + slug,
         title=title,
         status=status,
-        detail=getattr(error, "detail", str(error)),
+        detail=_detail_of(error),
         instance=instance,
         remedy=getattr(error, "remedy", ""),
         problems=[ProblemItem(path=p.path, message=p.message, remedy=p.remedy) for p in problems],
     )
+
+
+def _detail_of(error: AtollError) -> str:
+    detail = getattr(error, "detail", str(error))
+    if isinstance(error, InvalidJobSpec) and error.omitted_count:
+        return f"{detail}; {error.omitted_count:,} further problems are not shown"
+    return detail
 
 
 def install(app: FastAPI) -> None:
@@ -93,7 +102,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        items = [_item_of(detail) for detail in error.errors()]
+        items = [_item_of(detail) for detail in error.errors()[:PROBLEMS_MAX]]
         detail = "the request has fields that cannot be used"
         return response(_plain(422, "request", "The request cannot be used", detail, request.url.path, items))
 
@@ -181,5 +190,4 @@ def _methods_of(request: Request) -> list[str]:
 
 
 def _item_of(detail: Any) -> ProblemItem:
-    path = ".".join(str(part) for part in detail["loc"])
-    return ProblemItem(path=path, message=f"{detail['msg']}.", remedy="Change the value accordingly.")
+    return ProblemItem(path=path_of(detail["loc"]), message=f"{detail['msg']}.", remedy="Change the value accordingly.")

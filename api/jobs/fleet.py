@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from api.jobs.control import NodeGroupRecord
+from orchestrator.bounds import ISLANDS_MAX
+from orchestrator.config import too_many_entries
 from orchestrator.errors import Problem
+from orchestrator.plain import some_of
 from orchestrator.sections import IslandsSection
 
-_SECTIONS: TypeAdapter[tuple[IslandsSection, ...]] = TypeAdapter(tuple[IslandsSection, ...])
+_SECTIONS: TypeAdapter[tuple[IslandsSection, ...]] = TypeAdapter(
+    Annotated[tuple[IslandsSection, ...], Field(max_length=ISLANDS_MAX)]
+)
 
 
 def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroupRecord]) -> tuple[Problem, ...]:
@@ -25,11 +30,11 @@ def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroup
     known = {group["name"]: group for group in groups}
     problems: list[Problem] = []
     entries_of: dict[str, list[int]] = defaultdict(list)
+    names = some_of(sorted(known)) or "none at all"
     for index, section in enumerate(islands):
         if section.node_group in known:
             entries_of[section.node_group].append(index)
             continue
-        names = ", ".join(sorted(known)) or "none at all"
         problems.append(
             Problem(
                 f"islands.{index}.node_group",
@@ -67,6 +72,8 @@ def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroup
 
 def sections_of(document: Mapping[str, Any]) -> tuple[IslandsSection, ...]:
     """The islands of a specification that may be wrong elsewhere; none if they cannot be read themselves."""
+    if too_many_entries(document):
+        return ()
     try:
         return _SECTIONS.validate_python(document.get("islands", ()))
     except ValidationError:

@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any, Protocol
 
 from orchestrator.errors import RequestError
+from orchestrator.plain import brief
 
 
 def digest_of(request: Any) -> str:
-    return blake2b(json.dumps(request, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+    """The same for equal requests, whatever they hold: also for what is refused as soon as it is validated."""
+    try:
+        canonical = json.dumps(request, sort_keys=True, default=str).encode()
+    except (TypeError, ValueError, RecursionError):
+        canonical = b"".join(_pieces(request))
+    return blake2b(canonical, digest_size=16).hexdigest()
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    """A canonical form of what JSON cannot say, without recursion: mixed keys, circles, depth, integers of many digits."""
+    waiting, seen = [value], set()
+    while waiting:
+        item = waiting.pop()
+        yield type(item).__name__.encode("utf-8", "backslashreplace")
+        if isinstance(item, dict | list | tuple):
+            yield str(len(item)).encode()
+            if id(item) not in seen:
+                seen.add(id(item))
+                pairs = sorted(item.items(), key=lambda pair: brief(pair[0])) if isinstance(item, dict) else [item]
+                waiting += [part for pair in pairs for part in pair]
+        elif isinstance(item, int):
+            yield hex(item).encode()
+        else:
+            yield str(item).encode("utf-8", "backslashreplace")
 
 
 class Keyed(Protocol):

@@ -297,7 +297,8 @@ class Service:
             spec = resolved(spec, self._store.job, self.roots)
         except InvalidJobSpec as error:
             more = (*outside, *fleet_problems(sections_of(document), groups))
-            raise InvalidJobSpec(problems=(*error.problems, *more, *foreign)) from error
+            problems = (*error.problems, *more, *foreign)
+            raise InvalidJobSpec(problems=problems, omitted_count=error.omitted_count) from error
         if problems := (*outside, *fleet_problems(spec.islands, groups), *foreign):
             raise InvalidJobSpec(problems=problems)
         return spec

@@ -10,19 +10,20 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.http.pools import JOBS, runs_in
+from api.http.pools import JOBS
+from api.http.routing import runs_in
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command
+from orchestrator.bounds import PRINTABLE, BytesPerSecond
 from orchestrator.chaos.plan import PAYLOADS_MAX
 from orchestrator.core.vocabulary import Dose
 
 router = APIRouter(prefix="/v1/jobs/{job}/chaos", tags=["chaos"], route_class=runs_in(JOBS))
 
 STOP_MAX_S = 3600.0
-Whom = Annotated[str, Field(min_length=1, max_length=200, description="an island of the job")]
-Seconds = Annotated[float, Field(gt=0, le=STOP_MAX_S, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
-Payloads = Annotated[int, Field(ge=1, le=PAYLOADS_MAX, description="how many of its next payloads")]
+Whom = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE, description="an island of the job")]
+Seconds = Annotated[float, Field(strict=True, ge=0.001, le=STOP_MAX_S, allow_inf_nan=False)]
+Payloads = Annotated[int, Field(strict=True, ge=1, le=PAYLOADS_MAX, description="how many of its next payloads")]
 
 
 class Strike(BaseModel):
@@ -58,7 +59,7 @@ class Slow(Strike):
 
     kind: Literal["slow"]
     duration_s: Seconds
-    bytes_per_second: Rate
+    bytes_per_second: BytesPerSecond
 
 
 class Corrupt(Strike):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import yaml
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
-from api.chaos.plans import plan_text, shown
+from api.chaos.plans import plan_text, shown, text_of
 from api.chaos.runs import ChaosRuns
 from api.chaos.schemas import AskedPlan, ChaosRun, ChaosRunList, ShippedPlan, ShownPlans, VerdictDocument
 from api.http.headers import DOCUMENT
-from api.http.pools import JOBS, runs_in
+from api.http.pools import JOBS
+from api.http.routing import runs_in
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey
-from api.routes.jobs import parse_body
+from orchestrator import documents
 
 router = APIRouter(prefix="/v1", tags=["chaos"], route_class=runs_in(JOBS))
 RUNS = "/jobs/{job}/chaos/runs"
@@ -51,8 +51,8 @@ def start_chaos_plan(
     if isinstance(plan, ShippedPlan):
         text = plan_text(plan.shipped)
     else:
-        text = plan.plan if isinstance(plan.plan, str) else yaml.safe_dump(plan.plan, sort_keys=False)
-    document = parse_body(text.encode(), "application/yaml")
+        text = plan.plan if isinstance(plan.plan, str) else text_of(plan.plan)
+    document = documents.mapping(documents.read_yaml(text, name="the plan"), "the plan")
     run = runs.start(job, text, document, plan.reference, caller, idempotency_key)
     response.headers["Location"] = f"/v1/jobs/{run.job}/chaos/runs/{run.run}"
     return run

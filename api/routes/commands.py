@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.http.pools import JOBS, runs_in
+from api.http.pools import JOBS
+from api.http.routing import runs_in
 from api.routes.dependencies import ServiceHere
 from api.schemas import Command, Commands
 

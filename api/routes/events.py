@@ -14,7 +14,8 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response
 
 from api.http import eventstream
-from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
+from api.http.pools import RECORDS, STREAMS, chunks_in
+from api.http.routing import runs_in
 from api.http.streams import File, Stream, following
 from api.routes.dependencies import ServiceHere
 from api.run.files import open_below

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from api.http.pools import FLEET, runs_in
+from api.http.pools import FLEET
+from api.http.routing import runs_in
 from api.jobs.looks import tag_of
 from api.jobs.service import Service
 from api.jobs.translate import command_of

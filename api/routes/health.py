@@ -6,7 +6,8 @@ import asyncio
 
 from fastapi import APIRouter, Request
 
-from api.http.pools import FLEET, runs_in
+from api.http.pools import FLEET
+from api.http.routing import runs_in
 from api.jobs.readiness import ANSWER_WITHIN_S, Readiness, group_count
 from api.schemas import Health
 

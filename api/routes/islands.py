@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StrictBool
 
-from api.http.pools import JOBS, runs_in
+from api.http.pools import JOBS
+from api.http.routing import runs_in
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command, Island, Islands
 
@@ -17,7 +18,7 @@ class KillOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    restart: bool = True
+    restart: StrictBool = True
 
 
 @router.get("")

@@ -11,7 +11,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from api.http.pools import RECORDS, STREAMS, runs_in
+from api.http.pools import RECORDS, STREAMS
+from api.http.routing import runs_in
 from api.http.streams import Stream, following
 from api.routes.dependencies import ServiceHere
 from api.routes.events import POLL_S, has_ended

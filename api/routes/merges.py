@@ -7,7 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from api.http.pools import RECORDS, runs_in
+from api.http.pools import RECORDS
+from api.http.routing import runs_in
 from api.merges.explaining import merge_of, summary_of
 from api.merges.history import Histories
 from api.routes.dependencies import ServiceHere

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
-from api.http.pools import LISTS, runs_in
+from api.http.pools import LISTS
+from api.http.routing import runs_in
 from api.metrics.exposition import Metrics
 
 router = APIRouter(tags=["metrics"], route_class=runs_in(LISTS))

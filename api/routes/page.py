@@ -20,7 +20,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from api.auth.roles import Holder, Role
-from api.http.pools import ACCESS, runs_in
+from api.http.pools import ACCESS
+from api.http.routing import runs_in
 from api.openapi.reference import reference
 from api.schemas import Answer
 

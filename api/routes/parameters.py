@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
-from api.http.pools import DOWNLOADS, chunks_in, runs_in
+from api.http.pools import DOWNLOADS, chunks_in
+from api.http.routing import runs_in
 from api.http.streams import Stream
 from api.jobs.parameters import Parameters
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.plain import brief
 from orchestrator.simulation.distributions import duration
 
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
@@ -22,7 +23,8 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_SENTENCE = re.compile(r"\s*([a-z_][\w.-]*)\s*(<=|>=|<|>)\s*(.+?)\s*", re.IGNORECASE)
+_SENTENCE = re.compile(r"([a-z_][\w.-]*+)\s*+(<=|>=|<|>)\s*+(.+)", re.IGNORECASE | re.ASCII)
+TEXT_CHARACTERS_MAX = 200
 _FORM = "Write a figure, one of < <= > >=, and a limit: survivor_gap_max_s < 1, goodput_ratio > 85 %."
 
 
@@ -53,22 +55,23 @@ class Comparison:
 
 def parse(text: Any) -> Comparison:
     """The comparison that ``text`` says. Raises ConfigurationError with the remedy."""
-    matched = _SENTENCE.fullmatch(text) if isinstance(text, str) else None
+    short = isinstance(text, str) and len(text) <= TEXT_CHARACTERS_MAX
+    matched = _SENTENCE.fullmatch(text.strip()) if short else None
     if matched is None:
-        raise ConfigurationError(detail=f"{text!r} is no comparison. {_FORM}")
+        raise ConfigurationError(detail=f"{brief(text)} is no comparison. {_FORM}")
     figure, sign, limit = matched.groups()
     return Comparison(figure, sign, _limit(limit), " ".join(text.split()))
 
 
 def _limit(written: str) -> float:
-    """A number, a percentage as a ratio, or a duration in seconds."""
+    """A finite number, a percentage as a ratio, or a duration in seconds."""
     try:
-        if written.endswith("%"):
-            return float(written[:-1]) / 100.0
-        return float(written)
+        number = float(written[:-1]) / 100.0 if written.endswith("%") else float(written)
+        if math.isfinite(number):
+            return number
     except ValueError:
         pass
     try:
         return duration(written)
     except ConfigurationError as error:
-        raise ConfigurationError(detail=f"{written!r} is no limit. {_FORM}") from error
+        raise ConfigurationError(detail=f"{brief(written)} is no limit. {_FORM}") from error

@@ -15,7 +15,7 @@ for what nobody was there to do: a fault that came due too long ago is spared. R
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from math import inf
 from typing import Any
 
@@ -42,7 +42,8 @@ class Decision:
     spared: str = ""
 
     def plain(self) -> dict[str, Any]:
-        fault = {name: value for name, value in asdict(self.fault).items() if name not in ("at", "beside")}
+        names = (field.name for field in fields(self.fault) if field.name not in ("at", "beside"))
+        fault = {name: getattr(self.fault, name) for name in names}
         return {"at": self.at, "planned_at": self.fault.at, **fault, "spared": self.spared}
 
 
@@ -126,6 +127,8 @@ class Conduct:
         if fault.kind in DEADLY:
             self._killed[fault.island] = training[fault.island]
         for island in fault.beside:
+            if island == fault.island:
+                continue  # its incarnation tells when it is back
             self._away_until[island] = max(now + NODE_LOSS_S, self._away_until.get(island, now))
         if fault.kind in AWAY:
             self._away_until[fault.island] = now + fault.duration

@@ -11,8 +11,10 @@ plan being right in itself, and right for a fleet, every problem reported at onc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from math import fsum
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
@@ -21,15 +23,17 @@ from pydantic_core import PydanticCustomError
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
+from orchestrator.bounds import BytesPerSecond, IslandCount, Name, Seed, Word
 from orchestrator.chaos import comparison
 from orchestrator.chaos.comparison import Comparison
 from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, Kind, told
 from orchestrator.core.vocabulary import Dose, Duration, IslandPlan
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
-from orchestrator.sections import Count, Name, Section
+from orchestrator.plain import some_of
+from orchestrator.sections import Section
 from orchestrator.simulation.plan import sample_policy
 from orchestrator.simulation.spec import PositiveSeconds, Seconds
-from orchestrator.validation import problem_of, valid_fields
+from orchestrator.validation import omitted_count, problems_of, valid_fields
 
 DETAIL = "the chaos plan cannot be used"
 UNKNOWN = "Remove it, or correct its spelling; deploy/plans/ holds complete examples."
@@ -37,7 +41,14 @@ DURATION_S: Duration = 3600.0
 LOSS_GAP = "loss_gap"
 """The one figure that takes a second job: its final held-out loss is the reference (``verdict.loss_gap``)."""
 FAULTS_MAX = 10_000
-"""Of one plan: more would be no test of recovery, since nothing could recover between two."""
+"""Of one plan, all entries together: more would be no test of recovery, since nothing could recover between two."""
+STRIKES_MAX = 100_000
+"""Of one plan on one fleet: a fault of a region strikes each of its islands, and each is a command of the job."""
+ENTRIES_MAX = 1_000
+OBJECTIVES_MAX = 100
+PLAN_DURATION_MAX_S: Duration = 365.25 * 86_400
+FAULT_DURATION_MAX_S: Duration = 86_400.0
+"""After a day what stands still was forgotten, not tested."""
 PAYLOADS_MAX = 10_000
 """Of one fault: an island offers about one payload a second."""
 
@@ -49,15 +60,25 @@ def _comparison(value: Any) -> Comparison:
         raise PydanticCustomError("comparison", "{said}", {"said": str(error)}) from error
 
 
+def _at_most(count_max: int) -> BeforeValidator:
+    """Of entries beyond what a plan may have none is read, as pydantic would before it counts them."""
+    return BeforeValidator(lambda value: value[: count_max + 1] if isinstance(value, list | tuple) else value)
+
+
+def _instants(value: Any) -> Any:
+    """One instant stands for a list of one."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
 Objective = Annotated[Comparison, PlainValidator(_comparison)]
 
 
 class Target(Section):
     """One island by ``name``; all of a ``region``; or ``random`` so many, of that region or of all, drawn for each fault."""
 
-    name: str | None = None
-    region: str | None = None
-    random: Count | None = None
+    name: Word | None = None
+    region: Word | None = None
+    random: IslandCount | None = None
 
     def told(self) -> str:
         if self.name is not None:
@@ -80,14 +101,16 @@ class FaultSection(Section):
 
     kind: Kind
     target: Target = Target()
-    at: Annotated[tuple[Seconds, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else (v,))] = ()
+    at: Annotated[
+        tuple[Seconds, ...], Field(max_length=FAULTS_MAX), _at_most(FAULTS_MAX), BeforeValidator(_instants)
+    ] = ()
     every: PositiveSeconds | None = None
     poisson: Poisson | None = None
     start: Seconds = 0.0
     until: PositiveSeconds | None = None
     duration: PositiveSeconds | None = Field(None, description="of a stop, cut or slow link; how late a payload comes")
-    bytes_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    payloads: Annotated[int, Field(ge=1, le=PAYLOADS_MAX)] | None = None
+    bytes_per_second: BytesPerSecond | None = None
+    payloads: Annotated[int, Field(strict=True, ge=1, le=PAYLOADS_MAX)] | None = None
 
     @property
     def dose(self) -> Dose:
@@ -105,32 +128,36 @@ class FaultSection(Section):
 class BlastRadius(Section):
     """Never fewer than ``keep`` islands train because of the plan; a fault that would leave fewer is spared."""
 
-    keep: Count = 1
+    keep: IslandCount = 1
 
 
 class ChaosPlan(Section):
     """The whole. It strikes for ``duration`` at most, and never after the job's end."""
 
     name: Name = "chaos"
-    seed: int = 0
+    seed: Seed = 0
     duration: PositiveSeconds = DURATION_S
-    faults: tuple[FaultSection, ...] = ()
+    faults: Annotated[tuple[FaultSection, ...], Field(max_length=ENTRIES_MAX), _at_most(ENTRIES_MAX)] = ()
     blast_radius: BlastRadius = BlastRadius()
-    abort: tuple[Objective, ...] = ()
-    objectives: Annotated[tuple[Objective, ...], Field(min_length=1)]
+    abort: Annotated[tuple[Objective, ...], Field(max_length=OBJECTIVES_MAX), _at_most(OBJECTIVES_MAX)] = ()
+    objectives: Annotated[
+        tuple[Objective, ...], Field(min_length=1, max_length=OBJECTIVES_MAX), _at_most(OBJECTIVES_MAX)
+    ]
 
 
 def parse(document: Mapping[str, Any]) -> ChaosPlan:
     """Validate a whole plan. Raises InvalidJobSpec with every problem at once, each with its remedy."""
     problems: list[Problem] = []
+    omitted = 0
     plan: ChaosPlan | None = None
     try:
         plan = ChaosPlan.model_validate(dict(document))
     except ValidationError as error:
-        problems += [problem_of(item, unknown=UNKNOWN) for item in error.errors()]
+        problems += problems_of(error, unknown=UNKNOWN)
+        omitted = omitted_count(error)
     problems += _between_fields(document, valid_fields(ChaosPlan, document))
     if problems or plan is None:
-        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems))
+        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems), omitted_count=omitted)
     return plan
 
 
@@ -145,16 +172,34 @@ def check_fleet(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> None:
 
 def _between_fields(document: Mapping[str, Any], sections: Mapping[str, Any]) -> Iterator[Problem]:
     duration = sections.get("duration", DURATION_S)
+    if duration > PLAN_DURATION_MAX_S:
+        yield Problem("duration", f"is {duration:g} s, more than a year.", "Write at most 1y.")
     entries = document.get("faults")
-    for n, entry in enumerate(entries if isinstance(entries, list | tuple) else ()):
+    counts = [0.0]
+    for n, entry in enumerate(entries[:ENTRIES_MAX] if isinstance(entries, list | tuple) else ()):
         try:
             fault = FaultSection.model_validate(entry)
         except ValidationError:
             continue  # told already
+        counts.append(_fault_count(fault, duration))
         yield from _fault_problems(f"faults.{n}", fault, duration)
+    if (planned := fsum(counts)) > FAULTS_MAX and max(counts) <= FAULTS_MAX:  # else told already
+        message = f"make about {planned:.3g} faults in all."
+        yield Problem("faults", message, f"Make them rarer, or the plan shorter: at most {FAULTS_MAX} are run.")
     known = (("objectives", report_figures, "a job's report"), ("abort", live_figures, "a live job"))
     for name, figures, where in known:
         yield from _unknown_figures(name, document.get(name), figures(), where)
+
+
+def _fault_count(fault: FaultSection, duration: Duration) -> float:
+    """How many faults an entry makes, on average where chance has a part in it."""
+    if fault.period_s is None:
+        return len(fault.at)
+    return max(0.0, _end(fault, duration) - fault.start) / fault.period_s
+
+
+def _end(fault: FaultSection, duration: Duration) -> Duration:
+    return min(duration, duration if fault.until is None else fault.until)
 
 
 def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Iterator[Problem]:
@@ -179,11 +224,13 @@ def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Itera
         elif is_given and not needed:
             takers = ", ".join(kind for kind, names in NEEDS.items() if name in names)
             yield Problem(f"{path}.{name}", f"goes with {takers} only, not with {fault.kind}.", "Remove it.")
-    until = min(duration, duration if fault.until is None else fault.until)
+    if fault.duration is not None and fault.duration > FAULT_DURATION_MAX_S:
+        yield Problem(f"{path}.duration", f"is {fault.duration:g} s, more than a day.", "Write at most 1d.")
+    until = _end(fault, duration)
     if fault.start >= until:
         message = f"is {fault.start:g} s, not before {until:g} s, where this fault or the plan ends."
         yield Problem(f"{path}.start", message, "Start earlier, or lengthen until or duration.")
-    elif fault.period_s is not None and (count := (until - fault.start) / fault.period_s) > FAULTS_MAX:
+    elif fault.period_s is not None and (count := _fault_count(fault, duration)) > FAULTS_MAX:
         message = f"makes about {count:.3g} faults in {until - fault.start:g} s."
         yield Problem(path, message, f"Make them rarer, or the plan shorter: at most {FAULTS_MAX} are run.")
     for at in fault.at:
@@ -193,7 +240,7 @@ def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Itera
 
 
 def _unknown_figures(path: str, written: Any, known: Sequence[str], where: str) -> Iterator[Problem]:
-    for n, text in enumerate(written if isinstance(written, list | tuple) else ()):
+    for n, text in enumerate(written[:OBJECTIVES_MAX] if isinstance(written, list | tuple) else ()):
         try:
             asked = comparison.parse(text)
         except ConfigurationError:
@@ -204,8 +251,9 @@ def _unknown_figures(path: str, written: Any, known: Sequence[str], where: str) 
 
 
 def _fleet_problems(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> Iterator[Problem]:
-    names = [island.island for island in islands]
-    regions = sorted({island.region for island in islands})
+    names = dict.fromkeys(island.island for island in islands)
+    regions = Counter(island.region for island in islands)
+    strikes = 0.0
     keep = plan.blast_radius.keep
     if plan.faults and keep >= len(islands):
         message = f"is {keep} of {len(islands)} islands, so no fault could ever strike."
@@ -213,14 +261,19 @@ def _fleet_problems(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> Iterator[
     for n, fault in enumerate(plan.faults):
         path, target = f"faults.{n}.target", fault.target
         if target.name is not None and target.name not in names:
-            yield Problem(f"{path}.name", f"{target.name!r} is no island of the job.", f"Use {', '.join(names)}.")
+            yield Problem(f"{path}.name", f"{target.name!r} is no island of the job.", f"Use {some_of(names)}.")
         if target.region is not None and target.region not in regions:
-            remedy = f"Use {', '.join(regions)}."
+            remedy = f"Use {some_of(sorted(regions))}."
             yield Problem(f"{path}.region", f"no island of the job is in {target.region!r}.", remedy)
-        there = sum(target.region in (None, island.region) for island in islands)
+        there = len(islands) if target.region is None else regions[target.region]
+        each = 1 if target.name is not None or fault.kind in ISLANDLESS else min(there, target.random or there)
+        strikes += _fault_count(fault, plan.duration) * each
         if target.random is not None and 0 < there < target.random:
             remedy = f"Lower it to at most {there}."
             yield Problem(f"{path}.random", f"is {target.random}, but there are {there} islands to draw from.", remedy)
+    if strikes > STRIKES_MAX:
+        message = f"would strike about {strikes:.3g} times on {len(islands)} islands."
+        yield Problem("faults", message, f"Make them rarer, or their targets fewer: at most {STRIKES_MAX} are run.")
 
 
 # ── figures ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,13 +10,14 @@ Source: a Poisson process by its exponential gaps, cut to whole microseconds as 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from orchestrator.chaos.kinds import ISLANDLESS, Kind, told
 from orchestrator.chaos.plan import ChaosPlan, FaultSection, Target
-from orchestrator.core.vocabulary import Dose, Duration, Instant, IslandId, IslandPlan
+from orchestrator.core.vocabulary import Dose, Duration, Instant, IslandId, IslandPlan, NodeGroupId
 from orchestrator.simulation.distributions import Exponential
 
 
@@ -24,7 +25,8 @@ from orchestrator.simulation.distributions import Exponential
 class PlannedFault:
     """``at`` is in seconds since the plan began. ``island`` is empty where the kind strikes none.
 
-    ``beside`` are the islands that may die with it, by one node: those of its node group, which is all that is known here.
+    ``beside`` are the islands that may die by one node, this one among them: those of its node group, which is all that is
+    known here. Empty where it is alone there.
     """
 
     at: Instant
@@ -46,19 +48,25 @@ class PlannedFault:
 def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFault, ...]:
     """Every fault of the plan, in time order; at one instant in the order of the entries and of the islands."""
     planned = []
+    group_of = {island.island: island.node_group for island in islands}
+    members: dict[NodeGroupId, list[IslandId]] = defaultdict(list)
+    for island in islands:
+        members[island.node_group].append(island.island)
+    groups = {
+        group: tuple(there) if len(there) > 1 else () for group, there in members.items()
+    }  # one for all its faults
     for n, entry in enumerate(plan.faults):
         targets = Random(f"{plan.seed}/{n}/target")
+        there = _there(entry.target, islands)
         for at in _instants(entry, plan.duration, Random(f"{plan.seed}/{n}/at")):
-            planned += [_planned(at, entry, island, islands) for island in _struck(entry, islands, targets)]
+            for struck in _struck(entry, there, targets):
+                beside = groups[group_of[struck]] if entry.kind is Kind.KILL_NODE else ()
+                planned.append(_planned(at, entry, struck, beside))
     return tuple(sorted(planned, key=lambda fault: fault.at))
 
 
-def _planned(at: Instant, entry: FaultSection, island: IslandId, islands: Sequence[IslandPlan]) -> PlannedFault:
+def _planned(at: Instant, entry: FaultSection, island: IslandId, beside: tuple[IslandId, ...]) -> PlannedFault:
     dose = entry.dose
-    beside: tuple[IslandId, ...] = ()
-    if entry.kind is Kind.KILL_NODE:
-        (group,) = (other.node_group for other in islands if other.island == island)
-        beside = tuple(o.island for o in islands if o.node_group == group and o.island != island)
     return PlannedFault(at, entry.kind, island, dose.duration, dose.bytes_per_second, dose.payloads, beside)
 
 
@@ -79,16 +87,17 @@ def _instants(entry: FaultSection, duration: Duration, random: Random) -> Iterat
         yield at
 
 
-def _struck(entry: FaultSection, islands: Sequence[IslandPlan], random: Random) -> list[IslandId]:
-    return [IslandId("")] if entry.kind in ISLANDLESS else _chosen(entry.target, islands, random)
-
-
-def _chosen(target: Target, islands: Sequence[IslandPlan], random: Random) -> list[IslandId]:
+def _struck(entry: FaultSection, there: Sequence[IslandId], random: Random) -> Sequence[IslandId]:
     """The islands of one fault, in the order of the job."""
+    if entry.kind in ISLANDLESS:
+        return [IslandId("")]
+    if entry.target.random is None:
+        return there
+    return [there[n] for n in sorted(random.sample(range(len(there)), entry.target.random))]
+
+
+def _there(target: Target, islands: Sequence[IslandPlan]) -> list[IslandId]:
+    """The islands that a fault may strike, in the order of the job."""
     if target.name is not None:
         return [IslandId(target.name)]
-    there = [island.island for island in islands if target.region in (None, island.region)]
-    if target.random is None:
-        return there
-    drawn = set(random.sample(there, target.random))
-    return [island for island in there if island in drawn]
+    return [island.island for island in islands if target.region in (None, island.region)]

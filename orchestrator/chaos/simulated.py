@@ -120,7 +120,7 @@ class _Driver:
         caller = f"chaos:{self._conduct.plan.name}"
         dose = (fault.duration, fault.bytes_per_second, fault.payloads)
         world.tell(FaultInjected(world.now, command, caller, fault.kind, fault.island, incarnation, *dose))
-        for island in (fault.island, *fault.beside):
+        for island in dict.fromkeys((fault.island, *fault.beside)):
             kind = _STRUCK[fault.kind]
             strike(world, Fault(world.now, kind, island, fault.duration, fault.payloads, fault.bytes_per_second))
 

@@ -17,15 +17,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from orchestrator.bounds import LearningRate, RatioBelowOne
 from orchestrator.config import JobSpec, parse_job, read_document
-from orchestrator.errors import AtollError, ConfigurationError
+from orchestrator.documents import mapping
+from orchestrator.errors import PROBLEMS_MAX, AtollError, ConfigurationError
 from orchestrator.laboratory import baselines
 from orchestrator.laboratory.baselines import METHODS, Method, Trained
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
@@ -35,9 +37,9 @@ from orchestrator.sections import Section
 class Settings(Section):
     """What a comparison file holds, besides its job."""
 
-    inner_lrs: tuple[float, ...]
-    speed_spread: float = 0.0
-    diloco: dict[str, Any] = Field(default_factory=dict)
+    inner_lrs: Annotated[tuple[LearningRate, ...], Field(min_length=1, max_length=100)]
+    speed_spread: RatioBelowOne = 0.0
+    diloco: Annotated[dict[str, Any], Field(max_length=100)] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,13 @@ class Row:
 def read(path: Path) -> tuple[JobSpec, Settings]:
     """Raises ConfigurationError (InvalidJobSpec for the job itself)."""
     document = read_document(path)
-    spec = parse_job(document.pop("job", {}))
+    spec = parse_job(mapping(document.pop("job", {}), f"{path}: job"))
     try:
-        return spec, Settings.model_validate(document)
+        settings = Settings.model_validate(document)
+        baselines.as_diloco(spec, settings.diloco)
+        return spec, settings
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:PROBLEMS_MAX])
         raise ConfigurationError(detail=f"{path}: {problems}. See deploy/configs/compare.yaml.") from error
 
 

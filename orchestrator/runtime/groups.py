@@ -9,27 +9,31 @@ Responsible for validating the file, all problems at once. Refuses to know how n
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from orchestrator.bounds import AcceleratorCount, CpuCount, Name, NodeCount
 from orchestrator.config import read_document
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.settings import CONTROL_GROUP
-from orchestrator.sections import Name
+
+GROUPS_MAX = 1000
+"""Of a fleet: each is at least one raylet of this machine."""
 
 
 class NodeGroup(BaseModel):
     """``nodes`` raylets. ``cpus`` and ``accelerators`` are of one node: a capacity to book, no limit on its use."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: Name
     region: Name
-    nodes: Annotated[int, Field(ge=1)] = 1
-    cpus: Annotated[int, Field(ge=1)] = 4
-    accelerators: Annotated[int, Field(ge=0)] = 0
+    nodes: NodeCount = 1
+    cpus: CpuCount = 4
+    accelerators: AcceleratorCount = 0
     accelerator: Literal["gpu", "tpu"] = "gpu"
 
 
@@ -46,8 +50,10 @@ def read_groups(path: Path | None) -> tuple[NodeGroup, ...]:
     if path is None:
         return DEFAULT_GROUPS
     entries: Any = read_document(path).get("node_groups")
-    if not isinstance(entries, list) or not entries:
-        raise ConfigurationError(detail=f"{path} needs a list under 'node_groups', each with a name and a region.")
+    if not isinstance(entries, list) or not 0 < len(entries) <= GROUPS_MAX:
+        raise ConfigurationError(
+            detail=f"{path} needs a list of 1 to {GROUPS_MAX} under 'node_groups', each with a name and a region."
+        )
     groups: list[NodeGroup] = []
     problems: list[str] = []
     for index, entry in enumerate(entries):
@@ -56,7 +62,9 @@ def read_groups(path: Path | None) -> tuple[NodeGroup, ...]:
         except ValidationError as error:
             problems += [f"node_groups.{index}.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
     names = [group.name for group in groups]
-    problems += [f"node_groups: {name!r} is given twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    problems += [
+        f"node_groups: {name!r} is given twice" for name in sorted(n for n, uses in Counter(names).items() if uses > 1)
+    ]
     if CONTROL_GROUP in names:
         problems.append(f"node_groups: {CONTROL_GROUP!r} is the head's own group; choose another name")
     if problems:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.vocabulary import JobPolicy
-from orchestrator.errors import InvalidJobSpec, Problem
+from orchestrator.documents import read_yaml
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.sections import RecoverySection, Section, SynchroniserSection
 
 SYMBOLS: Mapping[str, str] = {
@@ -112,8 +112,8 @@ def _kind(field: str) -> TypeAdapter[Any] | None:
 def _parsed(text: str) -> Any:
     """As YAML reads it, and ``none`` as nothing."""
     try:
-        return None if text.strip().lower() == "none" else yaml.safe_load(text)
-    except yaml.YAMLError:
+        return None if text.strip().lower() == "none" else read_yaml(text)
+    except ConfigurationError:
         return text
 
 

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from orchestrator.bounds import DURATION_MAX_S
 from orchestrator.core.vocabulary import Duration
 from orchestrator.errors import ConfigurationError
+from orchestrator.plain import brief
 
 UNITS: Mapping[str, Duration] = {
     "ms": 1e-3,
@@ -33,7 +35,9 @@ UNITS: Mapping[str, Duration] = {
 }
 """In seconds. A year is the Julian one, 365.25 days."""
 
-_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-z]*)\s*")
+_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-z]*)\s*", re.ASCII)
+TEXT_CHARACTERS_MAX = 64
+SAMPLES_MAX = 100_000
 _FORMS = (
     "a duration, {exponential: 30min}, {uniform: [1min, 5min]}, {lognormal: {median: 30min, sigma: 0.8}} "
     "or {samples: [18, 22]}"
@@ -133,21 +137,23 @@ Distribution = Constant | Exponential | Uniform | LogNormal | Empirical
 def duration(value: Any) -> Duration:
     """Seconds out of a number, or a number with a unit. Raises ConfigurationError with the remedy."""
     if isinstance(value, str):
-        matched = _DURATION.fullmatch(value)
+        matched = _DURATION.fullmatch(value) if len(value) <= TEXT_CHARACTERS_MAX else None
         if matched is None or (matched[2] or "s") not in UNITS:
             raise ConfigurationError(
-                detail=f"{value!r} is no duration. Write a number and one of the units {', '.join(UNITS)}: 90s, 30min, 1y."
+                detail=f"{brief(value)} is no duration. Write a number and one of the units {', '.join(UNITS)}: "
+                "90s, 30min, 1y."
             )
         seconds = float(matched[1]) * UNITS[matched[2] or "s"]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = float(max(-1, min(value, 2 * DURATION_MAX_S)))  # an integer may be beyond every float
     else:
         raise ConfigurationError(
-            detail=f"{value!r} is no duration. Write seconds, or a number with a unit: 90s, 30min, 1y."
+            detail=f"{brief(value)} is no duration. Write seconds, or a number with a unit: 90s, 30min, 1y."
         )
-    if not (math.isfinite(seconds) and seconds >= 0.0):
+    if not 0.0 <= seconds <= DURATION_MAX_S:
         raise ConfigurationError(
-            detail=f"{value!r} is no duration: it must be finite and not negative. Write 0 or more."
+            detail=f"{brief(value)} is no duration: it must be finite and not negative, and at most {DURATION_MAX_S:g} s. "
+            "Write 0 or more."
         )
     return seconds
 
@@ -159,7 +165,7 @@ def parse(value: Any) -> Distribution:
     if not isinstance(value, Mapping):
         return Constant(duration(value))
     if len(value) != 1:
-        raise ConfigurationError(detail=f"{dict(value)!r} names {len(value)} distributions. Write one: {_FORMS}.")
+        raise ConfigurationError(detail=f"{brief(value)} names {len(value)} distributions. Write one: {_FORMS}.")
     ((kind, given),) = value.items()
     match kind:
         case "constant":
@@ -172,42 +178,47 @@ def parse(value: Any) -> Distribution:
             return _lognormal(given)
         case "samples":
             return _empirical(given)
-    raise ConfigurationError(detail=f"{kind!r} is no distribution. Write {_FORMS}.")
+    raise ConfigurationError(detail=f"{brief(kind)} is no distribution. Write {_FORMS}.")
 
 
 def _positive(kind: str, value: Any) -> Duration:
     seconds = duration(value)
     if seconds == 0.0:
-        raise ConfigurationError(detail=f"{kind}: {value!r} must be more than 0. Write 0 alone for what takes no time.")
+        raise ConfigurationError(
+            detail=f"{kind}: {brief(value)} must be more than 0. Write 0 alone for what takes no time."
+        )
     return seconds
 
 
 def _uniform(given: Any) -> Uniform:
     if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
         raise ConfigurationError(
-            detail=f"uniform: {given!r} is no range. Write two durations: {{uniform: [1min, 5min]}}."
+            detail=f"uniform: {brief(given)} is no range. Write two durations: {{uniform: [1min, 5min]}}."
         )
     low, high = duration(given[0]), duration(given[1])
     if low > high:
-        raise ConfigurationError(detail=f"uniform: {given!r} ends before it begins. Write the smaller duration first.")
+        raise ConfigurationError(
+            detail=f"uniform: {brief(given)} ends before it begins. Write the smaller duration first."
+        )
     return Uniform(low, high)
 
 
 def _lognormal(given: Any) -> LogNormal:
     remedy = "Write {lognormal: {median: 30min, sigma: 0.8}}."
     if not isinstance(given, Mapping) or set(given) != {"median", "sigma"}:
-        raise ConfigurationError(detail=f"lognormal: {given!r} needs exactly median and sigma. {remedy}")
+        raise ConfigurationError(detail=f"lognormal: {brief(given)} needs exactly median and sigma. {remedy}")
     sigma = given["sigma"]
     if isinstance(sigma, bool) or not isinstance(sigma, int | float) or not 0.0 <= sigma <= 5.0:
         raise ConfigurationError(
-            detail=f"lognormal: sigma {sigma!r} must be a number from 0 to 5 without a unit. {remedy}"
+            detail=f"lognormal: sigma {brief(sigma)} must be a number from 0 to 5 without a unit. {remedy}"
         )
     return LogNormal(_positive("lognormal", given["median"]), float(sigma))
 
 
 def _empirical(given: Any) -> Empirical:
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+    if not isinstance(given, Sequence) or isinstance(given, str) or not 0 < len(given) <= SAMPLES_MAX:
         raise ConfigurationError(
-            detail=f"samples: {given!r} is no list of durations. Write {{samples: [18, 22.5, 1min]}}."
+            detail=f"samples: {brief(given)} is no list of durations. Write {{samples: [18, 22.5, 1min]}}, "
+            f"at most {SAMPLES_MAX:,}."
         )
     return Empirical(tuple(duration(item) for item in given))

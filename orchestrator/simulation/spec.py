@@ -15,13 +15,15 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
+from orchestrator.bounds import Factor, IslandCount, Name, Ratio, Seed
 from orchestrator.core.vocabulary import Duration, Instant
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
-from orchestrator.sections import Count, Name, Positive, Ratio, Section, SynchroniserSection
+from orchestrator.plain import brief
+from orchestrator.sections import Section, SynchroniserSection
 from orchestrator.simulation import distributions, worldfile
 from orchestrator.simulation.distributions import Constant, Distribution, Exponential
 from orchestrator.simulation.fleet import CHIPS_PER_SLICE, RESTART_S, RETURN_S, STALL_S, Scavenged
-from orchestrator.validation import problem_of, valid_fields
+from orchestrator.validation import omitted_count, problems_of, valid_fields
 
 System = Literal["data-parallel", "elastic-data-parallel", "diloco", "streaming-diloco", "decoupled"]
 ALL_SYSTEMS: tuple[System, ...] = (
@@ -35,6 +37,18 @@ ISLAND_STEPS_MAX = 200_000
 """At protocol level: inner steps of all learners together. About three events each, so a minute of computing."""
 EXAMPLE = "deploy/configs/simulate.yaml"
 UNKNOWN = f"Remove it, or correct its spelling; {EXAMPLE} is a complete example."
+SECONDS_MIN = 1e-9
+BANDWIDTH_MAX = 1e18
+"""Bits per second: a thousand million times a fast network card."""
+NUMBER_MAX = 10**15
+"""Chips, parameters, tokens of a step: a thousand times the largest of each. All its whole numbers are floats."""
+SPEED_CLASSES_MAX = 1000
+SLICES_MAX = 10**7
+"""Of a fleet: a thousand times the largest that there is."""
+VISITS_MAX = 1000
+"""Visits of further chips: each is a fleet of its own to the simulation."""
+WORLD_FIELDS_MAX = 100
+"""``worldfile`` says which there are."""
 _BITS = {"bps": 1.0, "kbps": 1e3, "mbps": 1e6, "gbps": 1e9, "tbps": 1e12}
 
 
@@ -47,9 +61,9 @@ def _duration(value: Any) -> Duration:
 
 def _positive_duration(value: Any) -> Duration:
     seconds = _duration(value)
-    if seconds <= 0.0:
+    if seconds < SECONDS_MIN:
         raise PydanticCustomError(
-            "duration", "{said}", {"said": f"{value!r} must be more than 0. Write 90s, 30min, 1y."}
+            "duration", "{said}", {"said": f"{brief(value)} must be at least a nanosecond. Write 90s, 30min, 1y."}
         )
     return seconds
 
@@ -63,8 +77,8 @@ def _distribution(value: Any) -> Distribution:
 
 def _bandwidth(value: Any) -> float:
     """Bits per second out of a number, or a number with a unit."""
-    said = f"{value!r} is no bandwidth. Write bits per second, or a number with a unit: 800Mbps, 5Gbps."
-    if isinstance(value, str):
+    said = f"{brief(value)} is no bandwidth. Write bits per second from 1 on, or a number with a unit: 800Mbps, 5Gbps."
+    if isinstance(value, str) and len(value) <= distributions.TEXT_CHARACTERS_MAX:
         digits = value.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/")
         unit = value.strip()[len(digits) :].lower().replace("bit/s", "bps").replace("b/s", "bps")
         try:
@@ -72,10 +86,10 @@ def _bandwidth(value: Any) -> float:
         except (ValueError, KeyError):
             raise PydanticCustomError("bandwidth", "{said}", {"said": said}) from None
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        bits = float(value)
+        bits = float(max(-1, min(value, 2 * BANDWIDTH_MAX)))  # an integer may be beyond every float
     else:
         raise PydanticCustomError("bandwidth", "{said}", {"said": said})
-    if not 0.0 < bits < float("inf"):
+    if not 1.0 <= bits <= BANDWIDTH_MAX:
         raise PydanticCustomError("bandwidth", "{said}", {"said": said})
     return bits
 
@@ -85,25 +99,26 @@ PositiveSeconds = Annotated[Duration, PlainValidator(_positive_duration)]
 Spread = Annotated[Distribution, PlainValidator(_distribution)]
 Bandwidth = Annotated[float, PlainValidator(_bandwidth)]
 Number = Annotated[int, PlainValidator(lambda value: _whole(value))]
+"""These are read by functions of their own, which bound them (``DURATION_MAX_S``, ``BANDWIDTH_MAX``, ``NUMBER_MAX``)."""
 
 
 def _whole(value: Any) -> int:
     """A count that may be written 12e9 or 1_200_000: YAML reads some of these as text."""
     try:
-        number = float(value) if not isinstance(value, bool) else float("nan")
-    except (TypeError, ValueError):
+        short = not isinstance(value, bool | str) or (isinstance(value, str) and len(value) <= 64)
+        number = float(value) if short else float("nan")
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
-    if not (number >= 1.0 and number == int(number)):
-        raise PydanticCustomError(
-            "number", "{said}", {"said": f"{value!r} is no count. Write a whole number from 1 on."}
-        )
+    if not (1.0 <= number <= NUMBER_MAX and number.is_integer()):
+        said = f"{brief(value)} is no count. Write a whole number from 1 to {NUMBER_MAX:.0e}."
+        raise PydanticCustomError("number", "{said}", {"said": said})
     return int(number)
 
 
 class Visit(Section):
     """Chips that are there from one instant until another, on top of the fleet's own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
     chips: Number
     since: Seconds = Field(0.0, alias="from")
     until: PositiveSeconds
@@ -113,14 +128,14 @@ class FleetSection(Section):
     """Chips in slices: a failing chip takes its slice out. The defaults of the stalls are those ``calibration`` fitted."""
 
     chips: Number
-    chips_per_slice: Count = CHIPS_PER_SLICE
-    learners: Count = 8
+    chips_per_slice: Number = CHIPS_PER_SLICE
+    learners: IslandCount = 8
     mtbi_chip: PositiveSeconds = distributions.UNITS["y"]
     return_time: Spread = Exponential(RETURN_S)
     stall_down: Spread = Constant(STALL_S)
     stall_up: Spread = Constant(STALL_S)
     restart: Spread = Constant(RESTART_S)
-    scavenged: tuple[Visit, ...] = ()
+    scavenged: Annotated[tuple[Visit, ...], Field(max_length=VISITS_MAX)] = ()
 
     def visits(self) -> tuple[Scavenged, ...]:
         return tuple(Scavenged(one.chips, one.since, one.until) for one in self.scavenged)
@@ -129,8 +144,8 @@ class FleetSection(Section):
 class SpeedClass(Section):
     """So many learners whose steps take ``factor`` times as long."""
 
-    learners: Count
-    factor: Positive = 1.0
+    learners: IslandCount
+    factor: Factor = 1.0
 
 
 class StepsSection(Section):
@@ -142,7 +157,7 @@ class StepsSection(Section):
 
     step_time: Spread = Constant(1.0)
     jitter_ratio: Ratio = 0.05
-    speed_classes: tuple[SpeedClass, ...] = ()
+    speed_classes: Annotated[tuple[SpeedClass, ...], Field(max_length=SPEED_CLASSES_MAX)] = ()
     tokens_per_step: Number = 1024
 
 
@@ -152,22 +167,22 @@ class LinksSection(Section):
     bandwidth: Bandwidth = 5e9
     latency: Seconds = 0.03
     parameters: Number = 12_000_000_000
-    bits: Positive = 16.0
+    bits: Annotated[float, Field(strict=True, ge=0.01, le=1024)] = 16.0
 
 
 class SimulationSpec(Section):
     """The whole. ``level: both`` runs decoupled at protocol level too, on the same capacities."""
 
     name: Name = "simulation"
-    seed: int = 0
+    seed: Seed = 0
     duration: PositiveSeconds
-    systems: Annotated[tuple[System, ...], Field(min_length=1)] = ALL_SYSTEMS
+    systems: Annotated[tuple[System, ...], Field(min_length=1, max_length=len(ALL_SYSTEMS))] = ALL_SYSTEMS
     level: Literal["fleet", "protocol", "both"] = "fleet"
     fleet: FleetSection | None = None
     steps: StepsSection = StepsSection()
     synchroniser: SynchroniserSection = SynchroniserSection(fragments=24, interval_steps=24)
     links: LinksSection = LinksSection()
-    world: dict[str, Any] | None = None
+    world: Annotated[dict[str, Any], Field(max_length=WORLD_FIELDS_MAX)] | None = None
 
     @property
     def step_s(self) -> Duration:
@@ -184,16 +199,19 @@ class SimulationSpec(Section):
 def parse(document: Mapping[str, Any]) -> SimulationSpec:
     """Validate a whole specification. Raises InvalidJobSpec with every problem at once, each with its remedy."""
     problems: list[Problem] = []
+    omitted = 0
     spec: SimulationSpec | None = None
     try:
         spec = SimulationSpec.model_validate(dict(document))
         sections: Mapping[str, Any] = {name: getattr(spec, name) for name in SimulationSpec.model_fields}
     except ValidationError as error:
-        problems += [problem_of(item, unknown=UNKNOWN) for item in error.errors()]
+        problems += problems_of(error, unknown=UNKNOWN)
+        omitted = omitted_count(error)
         sections = valid_fields(SimulationSpec, document)
     problems += _between_sections(document, sections)
     if problems or spec is None:
-        raise InvalidJobSpec(detail="the simulation cannot be run as specified", problems=tuple(problems))
+        detail = "the simulation cannot be run as specified"
+        raise InvalidJobSpec(detail=detail, problems=tuple(problems), omitted_count=omitted)
     return spec
 
 
@@ -226,6 +244,11 @@ def _fleet_problems(fleet: FleetSection, steps: StepsSection | None, duration: I
             f"is {fleet.chips}, which makes {slices} slices of {fleet.chips_per_slice} for {fleet.learners} learners.",
             f"Give at least {fleet.learners * fleet.chips_per_slice} chips, or fewer learners or smaller slices.",
         )
+    if slices > SLICES_MAX:
+        message = (
+            f"is {fleet.chips:,}, which makes {slices:,} slices; up to {SLICES_MAX:,} can be simulated one by one."
+        )
+        yield Problem("fleet.chips", message, "Give fewer chips, or larger slices (chips_per_slice).")
     counted = sum(one.learners for one in steps.speed_classes) if steps else 0
     if counted and counted != fleet.learners:
         remedy = f"Make them add up to {fleet.learners}, or change fleet.learners."

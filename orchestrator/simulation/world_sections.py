@@ -7,11 +7,35 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
+from orchestrator.bounds import (
+    ISLANDS_MAX,
+    ByteCount,
+    BytesPerSecond,
+    FragmentCount,
+    IncarnationCount,
+    IslandCount,
+    MergeCount,
+    Patience,
+    Ratio,
+    RatioBelowOne,
+    Remark,
+    RestartCount,
+    RoundSteps,
+    RoundStepsOrNone,
+    RoundStepsRatio,
+    TokenCount,
+    VersionCount,
+    VirtualSeconds,
+    VirtualSecondsAboveZero,
+    Wait,
+    Word,
+    WordOrNone,
+)
 from orchestrator.errors import ConfigurationError
-from orchestrator.sections import Count, HealthSection, Positive, Ratio, Section
+from orchestrator.sections import HealthSection, Section
 from orchestrator.simulation import distributions
 from orchestrator.simulation.distributions import Constant, Distribution
 from orchestrator.simulation.plan import FaultKind
@@ -24,71 +48,76 @@ def _distribution(value: Any) -> Distribution:
         raise PydanticCustomError("duration", "{said}", {"said": str(error)}) from error
 
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Spread = Annotated[Distribution, PlainValidator(_distribution)]
-Chance = Annotated[float, Field(ge=0, le=1)]
+
+ENTRIES_MAX = 1_000_000
+"""Samples, paces, lives and faults that a tape showed: what a file of ``documents.FILE`` has room for."""
+NOTES_MAX = 1000
 
 
 class PolicyPart(Section):
     """``JobPolicy`` without its islands and standbys."""
 
-    fragment_count: Count
-    sync_interval_steps: Count
-    overlap_steps: Annotated[int, Field(ge=0)]
-    quorum: Count
-    grace_margin: Annotated[float, Field(ge=0, lt=1)]
-    grace_cap_steps: Seconds | None
-    staleness_max: Annotated[int, Field(ge=0)]
-    token_budget: Count
-    evaluation_every_merges: Annotated[int, Field(ge=0)]
-    suspect_timeout_s: Positive
-    backoff_first_s: Seconds
-    backoff_max_s: Positive
-    restarts_max: Annotated[int, Field(ge=0)]
-    flush_timeout_s: Positive
-    moving_average_decay: Annotated[float, Field(ge=0, lt=1)]
+    fragment_count: FragmentCount
+    sync_interval_steps: RoundSteps
+    overlap_steps: RoundStepsOrNone
+    quorum: IslandCount
+    grace_margin: RatioBelowOne
+    grace_cap_steps: RoundStepsRatio | None
+    staleness_max: VersionCount
+    token_budget: TokenCount
+    evaluation_every_merges: MergeCount
+    suspect_timeout_s: Patience
+    backoff_first_s: Wait
+    backoff_max_s: Patience
+    restarts_max: RestartCount
+    flush_timeout_s: Patience
+    moving_average_decay: RatioBelowOne
     health: HealthSection = HealthSection()
 
 
 class LifePart(Section):
     """``plan.Life`` of one incarnation of the island it stands under."""
 
-    incarnation: Count
-    place_s: Seconds | None = None
-    placement_fails: bool = False
-    start_s: Seconds | None = None
-    transfer_s: Seconds | None = None
-    begin_s: Seconds | None = None
+    incarnation: IncarnationCount
+    place_s: VirtualSeconds | None = None
+    placement_fails: StrictBool = False
+    start_s: VirtualSeconds | None = None
+    transfer_s: VirtualSeconds | None = None
+    begin_s: VirtualSeconds | None = None
 
 
 class PlacePart(Section):
     """``IslandPlan``: of a standby, all there is to say."""
 
-    island: Annotated[str, Field(min_length=1)]
-    node_group: Annotated[str, Field(min_length=1)]
-    region: str
-    accelerator_count: Count = 1
+    island: Word
+    node_group: Word
+    region: WordOrNone
+    accelerator_count: IslandCount = 1
+
+
+Row = tuple[VirtualSeconds, VirtualSeconds, VirtualSecondsAboveZero, VirtualSeconds]
 
 
 class IslandPart(PlacePart):
     """Rows of ``paces`` are since, until, step_s, pause_s; rows of ``capacity`` are at, ratio."""
 
-    step_s: Positive
-    pause_s: Seconds = 0.0
-    bandwidth_bytes_per_s: Positive | None = None
-    lives: tuple[LifePart, ...] = ()
-    capacity: tuple[tuple[Seconds, Ratio], ...] = ()
-    step_samples: tuple[Positive, ...] = ()
-    paces: tuple[tuple[Seconds, Seconds, Positive, Seconds], ...] = ()
+    step_s: VirtualSecondsAboveZero
+    pause_s: VirtualSeconds = 0.0
+    bandwidth_bytes_per_s: BytesPerSecond | None = None
+    lives: Annotated[tuple[LifePart, ...], Field(max_length=ENTRIES_MAX)] = ()
+    capacity: Annotated[tuple[tuple[VirtualSeconds, Ratio], ...], Field(max_length=ENTRIES_MAX)] = ()
+    step_samples: Annotated[tuple[VirtualSecondsAboveZero, ...], Field(max_length=ENTRIES_MAX)] = ()
+    paces: Annotated[tuple[Row, ...], Field(max_length=ENTRIES_MAX)] = ()
 
 
 class FaultPart(Section):
-    at: Seconds
+    at: VirtualSeconds
     kind: FaultKind
-    island: str
-    duration: Seconds = 0.0
-    count: Annotated[int, Field(ge=0)] = 0
-    bytes_per_second: Annotated[float, Field(ge=0)] = 0.0
+    island: WordOrNone
+    duration: VirtualSeconds = 0.0
+    count: Annotated[int, Field(strict=True, ge=0, le=ENTRIES_MAX)] = 0
+    bytes_per_second: Annotated[float, Field(strict=True, ge=0, le=1e15)] = 0.0
 
 
 class LatenciesPart(Section):
@@ -111,33 +140,33 @@ class LatenciesPart(Section):
 class ChancesPart(Section):
     """Probabilities, per occasion."""
 
-    corrupt: Chance = 0.0
-    duplicate: Chance = 0.0
-    reorder: Chance = 0.0
-    catch_up_failure: Chance = 0.0
-    placement_failure: Chance = 0.0
-    publication_loss: Chance = 0.0
-    merge_failure: Chance = 0.0
+    corrupt: Ratio = 0.0
+    duplicate: Ratio = 0.0
+    reorder: Ratio = 0.0
+    catch_up_failure: Ratio = 0.0
+    placement_failure: Ratio = 0.0
+    publication_loss: Ratio = 0.0
+    merge_failure: Ratio = 0.0
 
 
 class WorldPart(Section):
     """``FittedWorld``. ``until`` is absent where the tape shows the job's end."""
 
-    job: str
-    until: Seconds | None = None
-    notes: tuple[str, ...] = ()
+    job: WordOrNone
+    until: VirtualSeconds | None = None
+    notes: Annotated[tuple[Remark, ...], Field(max_length=NOTES_MAX)] = ()
     policy: PolicyPart
-    tokens_per_step: Count
-    step_jitter_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    tokens_per_step: TokenCount
+    step_jitter_ratio: RatioBelowOne = 0.0
     adoption: Literal["replace", "rebase"]
-    median_over: Count = 1
-    report_every_s: Seconds
-    silence_s: Seconds
-    seed_s: Seconds
-    calm_at: Seconds | None = None
-    payload_bytes: Annotated[int, Field(ge=0)] = 0
+    median_over: Annotated[int, Field(strict=True, ge=1, le=ENTRIES_MAX)] = 1
+    report_every_s: VirtualSeconds
+    silence_s: VirtualSeconds
+    seed_s: VirtualSeconds
+    calm_at: VirtualSeconds | None = None
+    payload_bytes: ByteCount = 0
     latencies: LatenciesPart
     chances: ChancesPart = ChancesPart()
-    faults: tuple[FaultPart, ...] = ()
-    islands: Annotated[tuple[IslandPart, ...], Field(min_length=1)]
-    standbys: tuple[PlacePart, ...] = ()
+    faults: Annotated[tuple[FaultPart, ...], Field(max_length=ENTRIES_MAX)] = ()
+    islands: Annotated[tuple[IslandPart, ...], Field(min_length=1, max_length=ISLANDS_MAX)]
+    standbys: Annotated[tuple[PlacePart, ...], Field(max_length=ISLANDS_MAX)] = ()

@@ -11,20 +11,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from math import inf, isfinite
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from orchestrator import documents
 from orchestrator.core.vocabulary import HealthPolicy, Incarnation, IslandId, IslandPlan, JobPolicy, NodeGroupId
-from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.errors import InvalidJobSpec, Problem
+from orchestrator.plain import some_of
 from orchestrator.simulation.fit import FittedWorld
 from orchestrator.simulation.plan import Capacity, Fault, Latency, Life, Pace, WorldPlan
 from orchestrator.simulation.world_sections import ChancesPart, LatenciesPart, PlacePart, PolicyPart, WorldPart
-from orchestrator.validation import problem_of
+from orchestrator.validation import omitted_count, problems_of
 
 DETAIL = "this world cannot be simulated"
 UNKNOWN = "Remove it, or correct its spelling."
@@ -75,7 +77,7 @@ def dump(world: FittedWorld) -> str:
         f"# The world of {world.job}'s tape, fitted by `atoll tape fit`; `atoll simulate` runs it. Seconds throughout."
     ]
     head += [f"# Assumed: {note}." for note in world.notes]
-    text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+    text = documents.dump(document, default_flow_style=None, width=110, allow_unicode=True)
     return "\n".join([*head, text])
 
 
@@ -91,7 +93,7 @@ def _island(world: FittedWorld, n: int) -> dict[str, Any]:
     about["step_s"] = plan.step_s[n]
     if plan.pause_s:
         about["pause_s"] = plan.pause_s[n]
-    if plan.bandwidth_bytes_per_s:
+    if plan.bandwidth_bytes_per_s and isfinite(plan.bandwidth_bytes_per_s[n]):
         about["bandwidth_bytes_per_s"] = plan.bandwidth_bytes_per_s[n]
     lives = [{k: v for k, v in asdict(life).items() if k != "island"} for life in plan.lives if life.island == name]
     about["lives"] = [{k: v for k, v in life.items() if v is not None and v is not False} for life in lives]
@@ -108,10 +110,7 @@ def _island(world: FittedWorld, n: int) -> dict[str, Any]:
 
 def load(text: str) -> FittedWorld:
     """The world of a file's text. Raises InvalidJobSpec with every problem at once, each with its remedy."""
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(detail=f"the world is not valid YAML or JSON: {error}") from error
+    document = documents.read_yaml(text, documents.FILE, "the world")
     if not isinstance(document, dict) or not isinstance(document.get("world"), dict):
         problem = Problem("world", "is missing.", "Give a file that `atoll tape fit` wrote.")
         raise InvalidJobSpec(detail=DETAIL, problems=(problem,))
@@ -123,8 +122,8 @@ def parse(data: Mapping[str, Any]) -> FittedWorld:
     try:
         part = WorldPart.model_validate(dict(data))
     except ValidationError as error:
-        problems = [problem_of(item, unknown=UNKNOWN, missing=MISSING, under="world") for item in error.errors()]
-        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems)) from error
+        problems = problems_of(error, unknown=UNKNOWN, missing=MISSING, under="world")
+        raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems), omitted_count=omitted_count(error)) from error
     if problems := tuple(_between(part)):
         raise InvalidJobSpec(detail=DETAIL, problems=problems)
     return _world(part)
@@ -132,12 +131,12 @@ def parse(data: Mapping[str, Any]) -> FittedWorld:
 
 def _between(part: WorldPart) -> Iterator[Problem]:
     """The rules that need more than one field."""
-    names = [island.island for island in (*part.islands, *part.standbys)]
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    names = Counter(island.island for island in (*part.islands, *part.standbys))
+    for name in sorted(name for name, uses in names.items() if uses > 1):
         yield Problem("world.islands", f"the name {name!r} is used twice.", "Give each island its own name.")
     for n, fault in enumerate(part.faults):
         if fault.island not in names:
-            remedy = f"Name one of {', '.join(names)}."
+            remedy = f"Name one of {some_of(names)}."
             yield Problem(f"world.faults.{n}.island", f"{fault.island!r} is no island of this world.", remedy)
     if part.policy.quorum > (most := len(part.islands)):
         message = f"is {part.policy.quorum}, but the world has {most} islands."
