@@ -34,6 +34,8 @@ INTEGER_MAX = 2**63 - 1
 """Of either sign: what databases, tapes and other languages can hold."""
 NUMBER_CHARACTERS_MAX = 64
 """A double has 17 digits and an exponent."""
+KEYS_MAX = 10_000
+"""Of one mapping: in a report the islands are one, by their names."""
 DEPTH_MAX = 64
 """The deepest document of ours is a report, which is 8 deep."""
 
@@ -197,6 +199,8 @@ _DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > KEYS_MAX:
+        raise _Unusable(_CROWDED)
     made = dict(pairs)
     if len(made) != len(pairs):
         seen: set[str] = set()
@@ -205,6 +209,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+_CROWDED = f"a mapping has more than {KEYS_MAX:,} keys. Use a list, or fewer."
 _TWICE = "the key {} stands twice in one mapping. Keep one of the two."
 _JSON = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=_whole, parse_float=_decimal, parse_constant=_endless)
 
@@ -280,6 +285,8 @@ def _built(events: Iterator[Any], nodes_max: int, name: str) -> Any:
             if type(value) is not str:
                 said = f"a key is text, and this is {brief(value)}. Put it in quotation marks, or name the field."
                 raise _refused(name, said, event.start_mark)
+            if len(container) >= KEYS_MAX:
+                raise _refused(name, _CROWDED, event.start_mark)
             if value in container:
                 raise _refused(name, _TWICE.format(brief(value)), event.start_mark)
             key = value

@@ -14,6 +14,7 @@ from api.commands import chaos_runs
 from api.commands.chaos_runs import PageOption, PlanArgument
 from api.commands.chaos_telling import conclude_verdict
 from api.commands.common import (
+    SEED_MAX,
     HomeOption,
     IslandArgument,
     JobArgument,
@@ -33,7 +34,9 @@ app = typer.Typer(no_args_is_help=True, help="Break things on purpose, and see w
 def simulate(
     plan: PlanArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job, or a world that `atoll tape fit` wrote.")],
-    seed: Annotated[int, typer.Option("--seed", help="The world's; the faults are drawn from the plan's own.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=SEED_MAX, help="The world's; the faults are drawn from the plan's own.")
+    ] = 0,
     report: PageOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -93,10 +96,12 @@ def strike(
     ],
     island: Annotated[str | None, typer.Argument(metavar="ISLAND", help="None for kill_synchroniser.")] = None,
     seconds: Annotated[
-        float, typer.Option("--for", min=0.0, help="How long it lasts; how late a payload comes.")
+        float, typer.Option("--for", min=0.0, max=3600.0, help="How long it lasts; how late a payload comes.")
     ] = 0.0,
-    bytes_per_second: Annotated[float, typer.Option("--rate", min=0.0, help="Bytes/s of a slow link.")] = 0.0,
-    payloads: Annotated[int, typer.Option("--payloads", min=0, help="How many are corrupt, delayed or dropped.")] = 0,
+    bytes_per_second: Annotated[float, typer.Option("--rate", min=0.0, max=1e15, help="Bytes/s of a slow link.")] = 0.0,
+    payloads: Annotated[
+        int, typer.Option("--payloads", min=0, max=10_000, help="How many are corrupt, delayed or dropped.")
+    ] = 0,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,

@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from api.commands.common import HomeOption, JobArgument, JsonOption, UrlOption, connect, console, print_json, say
+from api.commands.common import (
+    NUMBER_MAX,
+    HomeOption,
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect,
+    console,
+    print_json,
+    say,
+)
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import ConfigurationError, NotFound
@@ -44,7 +54,8 @@ def checkpoints(
 def fetch(
     job: JobArgument = "latest",
     number: Annotated[
-        int | None, typer.Option("--checkpoint", min=1, help="The checkpoint's number; the newest if absent.")
+        int | None,
+        typer.Option("--checkpoint", min=1, max=NUMBER_MAX, help="The checkpoint's number; the newest if absent."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Where to.", show_default="JOB-checkpoint-NUMBER")
@@ -85,7 +96,7 @@ def checkpoint(
 def rollback(
     job: JobArgument,
     to: Annotated[
-        int | None, typer.Option("--to", min=1, help="The checkpoint's number; the newest if absent.")
+        int | None, typer.Option("--to", min=1, max=NUMBER_MAX, help="The checkpoint's number; the newest if absent.")
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,

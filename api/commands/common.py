@@ -28,6 +28,10 @@ UrlOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print what the API answered, as JSON.")]
 INTERRUPTED = 130
+SEED_MAX = 2**31 - 1
+"""As specifications have it."""
+NUMBER_MAX = 2**53
+"""Of records and what else is counted: whole in JSON."""
 WIDE_CHARACTERS = 240
 """What `-o wide` may take, as kubectl's does, whatever the terminal has."""
 OutputOption = Annotated[

@@ -111,7 +111,7 @@ def readd(
 def scale(
     job: JobArgument,
     node_group: GroupArgument,
-    count: Annotated[int, typer.Argument(min=0, help="How many islands of the job shall be there.")],
+    count: Annotated[int, typer.Argument(min=0, max=10_000, help="How many islands of the job shall be there.")],
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,

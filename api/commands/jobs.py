@@ -42,7 +42,9 @@ SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job specificat
 def submit(
     file: SpecFile,
     watch_it: Annotated[bool, typer.Option("--watch", help="Stay and watch until the job ends.")] = False,
-    priority: Annotated[int, typer.Option("--priority", help="Higher ones start first; -100 to 100.")] = 0,
+    priority: Annotated[
+        int, typer.Option("--priority", min=-100, max=100, help="Higher ones start first; -100 to 100.")
+    ] = 0,
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="CHECKPOINT", help="Go on from a checkpoint: a job, or a folder or URL."),
@@ -174,7 +176,7 @@ def _wide_cells(job: JobSummary) -> tuple[str, ...]:
 
 def prioritise(
     job: JobArgument,
-    priority: Annotated[int, typer.Argument(metavar="N", help="-100 to 100.", show_default=False)],
+    priority: Annotated[int, typer.Argument(metavar="N", min=-100, max=100, help="-100 to 100.", show_default=False)],
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,

@@ -33,7 +33,8 @@ def logs(
     tail: Annotated[int, typer.Option("--tail", "-n", min=1, max=10_000, help="So many of the last lines.")] = 200,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
     incarnation: Annotated[
-        int | None, typer.Option("--incarnation", min=1, help="Which life of the island. Default: the newest.")
+        int | None,
+        typer.Option("--incarnation", min=1, max=10**9, help="Which life of the island. Default: the newest."),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,

@@ -10,6 +10,7 @@ import typer
 
 from api.commands.common import (
     INTERRUPTED,
+    NUMBER_MAX,
     HomeOption,
     JobArgument,
     JsonOption,
@@ -33,7 +34,9 @@ PATIENCE_S = 60.0
 def events(
     job: JobArgument = "latest",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
-    after: Annotated[int, typer.Option("--after", min=0, help="Begin after the record of this number.")] = 0,
+    after: Annotated[
+        int, typer.Option("--after", min=0, max=NUMBER_MAX, help="Begin after the record of this number.")
+    ] = 0,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -71,7 +74,9 @@ def follow_events(client: Client, job: str, after: int) -> Iterator[TapeRecord]:
 
 def merges(
     job: JobArgument = "latest",
-    fragment: Annotated[int | None, typer.Option("--fragment", min=0, help="Only those of this fragment.")] = None,
+    fragment: Annotated[
+        int | None, typer.Option("--fragment", min=0, max=NUMBER_MAX, help="Only those of this fragment.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many.")] = 20,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,

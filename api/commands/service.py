@@ -66,13 +66,17 @@ def up(
         ),
     ] = None,
     jobs_max: Annotated[
-        int | None, typer.Option("--jobs-max", min=1, help="How many jobs run at a time; the others wait. Default: 16.")
+        int | None,
+        typer.Option(
+            "--jobs-max", min=1, max=10_000, help="How many jobs run at a time; the others wait. Default: 16."
+        ),
     ] = None,
     partition_tolerance: Annotated[
         float | None,
         typer.Option(
             "--partition-tolerance",
             min=3,
+            max=1e6,
             metavar="SECONDS",
             help="How long a region may be cut off and its islands live. Default: 600. Only when the cluster is begun.",
         ),

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from api.commands.common import INTERRUPTED, JsonOption, console, print_json, say
+from api.commands.common import INTERRUPTED, SEED_MAX, JsonOption, console, print_json, say
 from orchestrator.errors import ConfigurationError
 
 
@@ -31,7 +31,8 @@ SpecArgument = Annotated[
 ]
 PresetOption = Annotated[Preset | None, typer.Option("--preset", help="A published result, instead of SPEC.")]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", help="Another seed than the specification's, or a preset's 0.")
+    int | None,
+    typer.Option("--seed", min=0, max=SEED_MAX, help="Another seed than the specification's, or a preset's 0."),
 ]
 TapeOption = Annotated[Path | None, typer.Option("--tape", help="Write what happened, as a new tape.", metavar="OUT")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw it.", metavar="OUT.svg")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.commands.common import INTERRUPTED, JsonOption, RunsOption, console, print_json, say
+from api.commands.common import INTERRUPTED, SEED_MAX, JsonOption, RunsOption, console, print_json, say
 from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
 from orchestrator.errors import ConfigurationError
@@ -62,7 +62,7 @@ def whatif(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the synchroniser: quorum=2, H=48. Repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="What is drawn by chance.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=SEED_MAX, help="What is drawn by chance.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Tell what would have happened under another policy: the same faults and speeds, side by side.
@@ -116,7 +116,9 @@ def train_tape(
     baselines: Annotated[
         list[str] | None, typer.Option("--baseline", help="no-failures or data-parallel; may be given several times.")
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="From so many seeds, with the mean over them.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=1000, help="From so many seeds, with the mean over them.")
+    ] = 1,
     runs: RunsOption = DEFAULT_RUNS,
     again: Annotated[bool, typer.Option("--again", help="Train finished runs anew, and compare the bits.")] = False,
     as_json: JsonOption = False,

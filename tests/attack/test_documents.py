@@ -55,6 +55,7 @@ NO_PLAIN_YAML = {
     "two documents": "a: 1\n---\nb: 2",
     "too deep": "[" * (DEPTH_MAX + 2) + "]" * (DEPTH_MAX + 2),
     "too deep in blocks": "- " * 1_000 + "a",
+    "a crowded mapping": "".join(f"k{n}: 1\n" for n in range(10_001)),
     "unbalanced": "a: [",
     "a tab": "a:\n\t- b",
 }
@@ -183,7 +184,9 @@ COSTLY = {
     "a long decimal": lambda n: "a: 1." + "1" * n,
     "a long text": lambda n: '"' + "\\x41" * (n // 4) + '"',
     "quotes without end": lambda n: '"\\"' * (n // 3),
-    "keys": lambda n: "{" + ",".join(f"k{i}: 1" for i in range(n // 10)) + "}",
+    "keys": lambda n: (
+        "[" + ",".join("{" + ",".join(f"k{i}: 1" for i in range(99)) + "}" for _ in range(n // 800)) + "]"
+    ),
     "underscores": lambda n: "a: 1" + "_" * n,
     "lines": lambda n: "a\n" * (n // 2),
     "depth within bounds": lambda n: "[" + ("[" * 60 + "]" * 60 + ",") * (n // 121) + "]",

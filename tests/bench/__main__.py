@@ -1,6 +1,6 @@
-"""``make bench``: events per second of core and fleet model, the merge arithmetic, what synchronising costs a step, what
-keeping a merge and a checkpoint costs, how soon operators are served, what attrition costs, how soon a killed island is
-back, and what that costs who gives it a state, and the others.
+"""``make bench``: events per second of core and fleet model, what a specification costs to be read, the merge arithmetic,
+what synchronising costs a step, what keeping a merge and a checkpoint costs, how soon operators are served, what attrition
+costs, how soon a killed island is back, and what that costs who gives it a state, and the others.
 
 The last line names the goals that were missed; the exit code is 1 if there is one. All parts run without arguments.
 """
@@ -16,6 +16,7 @@ from tests.bench import (
     checkpoints,
     checkpoints_load,
     core,
+    documents,
     donors,
     fleet,
     goals,
@@ -30,6 +31,7 @@ from tests.bench import (
 
 PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "core": core.main,
+    "documents": documents.main,
     "fleet": fleet.main,
     "merge": merge.main,
     "journal": journal.main,
