@@ -38,7 +38,7 @@ HANDSHAKE_S = 10.0
 HEAD_S = 10.0
 WRITE_S = 30.0
 """So long a client may read nothing of what waits for it, at most one piece of a download."""
-CLOSING_S = 10.0
+CLOSING_S = 5.0
 LOOK_EVERY_S = 1.0
 LOG_EVERY_S = 60.0
 HEAD_BYTES_MAX = 32 << 10

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 
 from api.app import create_app
@@ -25,4 +26,12 @@ def app() -> FastAPI:
 
 def routes_of() -> list[APIRoute]:
     """Every route that is ours; the framework's own is that of the document."""
-    return [route for route in app().routes if isinstance(route, APIRoute)]
+    return list(_walk(app()))
+
+
+def _walk(router: FastAPI | APIRouter) -> Iterator[APIRoute]:
+    for route in router.routes:
+        if included := getattr(route, "original_router", None):
+            yield from _walk(included)
+        elif isinstance(route, APIRoute):
+            yield route

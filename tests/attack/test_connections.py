@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -75,10 +75,8 @@ def test_whoever_gets_nowhere_is_let_go(service: Installation) -> None:
     used.send("G")
     slow_body = Wire(service).ask("POST", "/v1/jobs", token, Content_Length="1000")
     unread = Wire(service, receive_bytes=4096).ask("GET", f"/v1/jobs/{job}/tape", token)
-    endless_answers = Wire(service, receive_bytes=4096).send(
-        f"GET /openapi.json HTTP/1.1\r\nHost: {used.host}\r\n\r\n" * 200
-    )
-    # Those of whom nothing is read have the rest of what was sent before in their buffers.
+    request = f"GET /openapi.json HTTP/1.1\r\nHost: {used.host}\r\n\r\n"
+    endless_answers = Wire(service, receive_bytes=4096).send(request * 200)
     gone: dict[str, bool] = {}
     before = time.monotonic()
 
@@ -110,13 +108,12 @@ def test_a_pipelined_flood_is_answered_in_turn_and_takes_no_memory(service: Inst
     wire = Wire(service)
     request = f"GET /healthz HTTP/1.1\r\nHost: {wire.host}\r\n\r\n"
     wire.socket.settimeout(1.0)
-
-    def send_all() -> None:
-        for _ in range(2000):
+    sent = 0
+    with suppress(TimeoutError, ConnectionError):  # nobody reads the answers, so that in time nothing more is taken
+        while sent < 1_000_000:
             wire.send(request * 500)
-
-    with pytest.raises((TimeoutError, ConnectionError)):  # nobody reads the answers: in time nothing more is taken
-        send_all()
+            sent += 500
+    assert sent < 1_000_000
     assert is_well(service, "127.0.0.1")
     assert process.memory_info().rss - before < 64 << 20
     wire.close()
@@ -170,7 +167,7 @@ def test_handshakes_without_end_keep_nobody_out_and_browsers_are_told_to_stay_wi
     cold: Installation, tmp_path: Path
 ) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     files = ["-out", str(certificate), "-keyout", str(key)]
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     subprocess.run(["openssl", "req", "-x509", *kind, *subject, *files], check=True, capture_output=True)

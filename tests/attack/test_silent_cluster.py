@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, iscoroutinefunction
 from pathlib import Path
 
 import httpx
@@ -53,8 +53,8 @@ def test_every_route_has_a_pool_of_threads_and_no_dependency_takes_one_of_anothe
             assert iscoroutinefunction(route.endpoint)
             assert route.path in ON_THE_LOOP | STREAMS, f"{route.path} runs in no pool: give its router runs_in(POOL)"
         for dependant in dependants(route.dependant):
-            call = getattr(dependant.call, "__wrapped__", dependant.call)
-            assert iscoroutinefunction(call) or dependant.is_async_gen_callable, f"{route.path}: {dependant.call}"
+            call = dependant.call
+            assert iscoroutinefunction(call) or isasyncgenfunction(call), f"{route.path}: {call} takes a thread"
     for handler in app().exception_handlers.values():
         assert iscoroutinefunction(handler), "the framework would run it in a thread of its own pool"
 
