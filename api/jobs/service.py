@@ -31,7 +31,7 @@ from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.looks import PATIENCE_S, Look, Looks, refuse_outdated
 from api.jobs.outbox import Outbox
 from api.jobs.places import places_outside
-from api.jobs.translate import command_of, island_in, job_of, plans_of, summary_of, unreadable
+from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
 from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
@@ -351,6 +351,7 @@ class Service:
 
     def _made(self, row: JobRow, record: StatusRecord | None) -> Job:
         """The answer, whatever row and record are. Raises InfrastructureError where the job answers, and makes no sense."""
+        row = readable(row)
         run_dir = Path(row.run_dir)
         try:
             made = job_of(row, record, *plans_of(row), report=has_report(run_dir))

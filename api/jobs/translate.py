@@ -82,6 +82,29 @@ def job_of(
     )
 
 
+def readable(row: JobRow) -> JobRow:
+    """The row with every column of its kind: what is damaged in it is as text what can be read, and else nothing."""
+    submitted_at = row.submitted_at if type(row.submitted_at) in (float, int) else 0.0
+    return JobRow(
+        number=row.number,
+        job=_text(row.job),
+        name=_text(row.name),
+        spec=row.spec if isinstance(row.spec, dict) else {},
+        run_dir=_text(row.run_dir),
+        caller=_text(row.caller),
+        submitted_at=submitted_at if math.isfinite(submitted_at) else 0.0,
+        state=_text(row.state),
+        priority=row.priority if type(row.priority) is int else 0,
+        reason=_text(row.reason),
+        summary=row.summary,
+        last_known=row.last_known if isinstance(row.last_known, dict) else None,
+    )
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else "" if value is None else str(value)
+
+
 def last_known(row: JobRow) -> dict[str, Any]:
     """What the row says of how far the job was, as far as that can be read."""
     kept = row.last_known if isinstance(row.last_known, dict) else {}
@@ -107,7 +130,7 @@ def gone_for(row: JobRow) -> str:
 def unreadable(row: JobRow, error: Exception) -> Job:
     """The answer about a job whose row is damaged: nothing but what certainly can be said. It can be removed."""
     state = JobState(row.state) if row.state in JobState.__members__.values() else JobState.FAILED
-    numbers = {"submitted_at": row.submitted_at if type(row.submitted_at) is float else 0.0, "token_budget": 0}
+    row = readable(row)
     why = (
         f"What the store has of it is damaged ({type(error).__name__}: {first_line(error)[:200]}). {UNREADABLE_REMEDY}"
     )
@@ -115,12 +138,14 @@ def unreadable(row: JobRow, error: Exception) -> Job:
         ("started_at", "ended_at", "after_s", "pause_reason", "loss", "loss_train", "goodput_ratio")
     )
     return Job(
-        job=str(row.job),
-        name=str(row.name),
+        job=row.job,
+        name=row.name,
         state=state,
-        reason=f"{row.reason} {why}" if isinstance(row.reason, str) and row.reason else why,
-        caller=str(row.caller),
-        run_dir=str(row.run_dir),
+        reason=f"{row.reason} {why}" if row.reason else why,
+        caller=row.caller,
+        submitted_at=row.submitted_at,
+        run_dir=row.run_dir,
+        token_budget=0,
         island_count=0,
         islands_training=0,
         islands=[],
@@ -131,7 +156,6 @@ def unreadable(row: JobRow, error: Exception) -> Job:
         report_ready=False,
         **{name: last_known(row).get(name, least) for name, least in LAST_KNOWN.items()},
         last_known=True,
-        **numbers,
         **nothing,
     )
 

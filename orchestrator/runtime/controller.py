@@ -244,17 +244,20 @@ class Controller:
 
     def _watch(self) -> None:
         """Close this job when its synchroniser is gone; islands would train on for nobody, and keep their nodes booked."""
-        seen_at = time.monotonic()
+        seen_at, trouble = time.monotonic(), ""
         while not self._closing:
             time.sleep(WATCH_S)
-            for life in self._strays.due(self._nodes.out_of_reach, time.monotonic()):
-                self.end(*life)
             try:
+                for life in self._strays.due(self._nodes.out_of_reach, time.monotonic()):
+                    self.end(*life)
                 there = cluster.actor_named(synchroniser_name(self._job)) is not None
                 own = cluster.actor_named(controller_name(self._job))
-            except Exception:  # the cluster itself does not answer, which says nothing of the synchroniser
-                log.exception("whether the synchroniser is there cannot be told")
-                there, own = True, None
+                trouble = ""
+            except Exception as error:  # the cluster itself does not answer, which says nothing of the synchroniser
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                if reason != trouble:  # it may stay so for hours
+                    log.warning("whether the synchroniser is there cannot be told: %s", reason, exc_info=error)
+                there, own, trouble = True, None, reason
             if there or own is None:
                 seen_at = time.monotonic()
             elif time.monotonic() - seen_at > ORPHANED_S:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from orchestrator.errors import first_line
 from orchestrator.runtime import cluster
 from orchestrator.runtime.placement import Node
 
@@ -45,19 +46,26 @@ class NodeWatch:
         return {NODE_ID_LABEL: f"!in({','.join(sorted(away))})"} if away else {}
 
     def _watch(self) -> None:
+        trouble = ""
         while True:
             time.sleep(WATCH_S)
             try:
-                reaches = cluster.node_reaches()
-            except Exception:  # the cluster itself does not answer, which says nothing of its nodes
-                log.exception("whether all nodes are there cannot be told")
-                continue
-            silent = frozenset(node for node, reach in reaches.items() if reach is cluster.Reach.NOTHING)
-            if silent != self._out_of_reach:
-                log.warning("out of reach: the nodes %s", ", ".join(sorted(silent)) or "(none)")
-                self._out_of_reach = silent
-            fresh = frozenset(node for node, reach in reaches.items() if reach is cluster.Reach.REFUSED) - self._gone
-            if fresh:
-                log.warning("gone: the nodes %s", ", ".join(sorted(fresh)))
-                self._gone |= fresh
-                self._on_gone(fresh)
+                self._look()
+                trouble = ""
+            except Exception as error:  # the cluster itself does not answer, which says nothing of its nodes
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                if reason != trouble:  # it may stay so for hours
+                    log.warning("whether all nodes are there cannot be told: %s", reason, exc_info=error)
+                trouble = reason
+
+    def _look(self) -> None:
+        reaches = cluster.node_reaches()
+        silent = frozenset(node for node, reach in reaches.items() if reach is cluster.Reach.NOTHING)
+        if silent != self._out_of_reach:
+            log.warning("out of reach: the nodes %s", ", ".join(sorted(silent)) or "(none)")
+            self._out_of_reach = silent
+        fresh = frozenset(node for node, reach in reaches.items() if reach is cluster.Reach.REFUSED) - self._gone
+        if fresh:
+            log.warning("gone: the nodes %s", ", ".join(sorted(fresh)))
+            self._on_gone(fresh)
+            self._gone |= fresh

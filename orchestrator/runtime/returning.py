@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,7 +158,7 @@ class Syncing:
 
     def __init__(self, tape: TapeWriter, patience: Patience) -> None:
         self._tape, self._patience = tape, patience
-        self._closed = threading.Event()
+        self._closed, self._trouble = threading.Event(), ""
         threading.Thread(target=self._run, name="sync", daemon=True).start()
 
     def kept_count(self) -> int:
@@ -172,10 +171,15 @@ class Syncing:
     def _run(self) -> None:
         while not self._closed.wait(SYNC_EVERY_S):
             if self._tape.synced_count < self._tape.count:
-                with suppress(
-                    InfrastructureError, ValueError
-                ):  # nobody waits any more, or the tape was closed just now
+                try:
                     self._patience.insist(TAPE_REFUSES, self._tape.sync)
+                except (InfrastructureError, ValueError):
+                    pass  # nobody waits any more, or the tape was closed just now
+                except Exception as error:  # islands would keep all they told for ever
+                    reason = f"{type(error).__name__}: {first_line(error)}"
+                    if reason != self._trouble:
+                        log.error("the tape cannot be made durable: %s", reason, exc_info=error)
+                    self._trouble = reason
 
 
 class Unsynced:

@@ -177,9 +177,18 @@ def begun_at(run_dir: Path) -> float:
 def leave_results(run_dir: Path, job_id: str, world: World, status: StatusRecord) -> None:
     """What an ended job leaves in its run's folder."""
     figures = report.build(world.policy, world.goodput, world.statistics, {"job_id": job_id, "loss_unigram": 3.1})
-    (run_dir / "report.json").write_text(json.dumps(figures))
-    (run_dir / "report.html").write_text(f"<!doctype html><title>{job_id}</title>")
-    (run_dir / "status.json").write_text(json.dumps(status))
+    replace(run_dir / "report.json", json.dumps(figures))
+    replace(run_dir / "report.html", f"<!doctype html><title>{job_id}</title>")
+    replace(run_dir / "status.json", json.dumps(status))
+
+
+def replace(path: Path, text: str) -> None:
+    """As a real job leaves its files: in the place of whatever lies there, and through no link."""
+    if path.is_dir() and not path.is_symlink():
+        path.rename(path.with_name(f"{path.name}.aside"))
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 def write_tape(path: Path, header: Header, world: World, ended: bool) -> None:

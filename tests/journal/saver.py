@@ -84,7 +84,7 @@ class Saver:
             self._restore(effect)
             return
         self._real.act(effect, self._shell.now)
-        if isinstance(effect, BeginCheckpoint):
+        if isinstance(effect, BeginCheckpoint) and self._real.is_open(effect.checkpoint):
             for name, _ in effect.islands:
                 self._shell.reached("before mark")
                 self._shell.islands[name].save(effect.checkpoint, self._real.folder(effect.checkpoint).url)

@@ -20,6 +20,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import DEFAULT_GROUPS, NodeGroup, read_groups
+from orchestrator.runtime.leftovers import census
 from orchestrator.runtime.ray_start import log_of
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, NODE_MARKER
 from tests.attack.test_environment import SECRETS
@@ -56,6 +57,15 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
     for process in processes.marked(cluster.id):
         assert SECRETS.keys() & process.environ().keys() == {"AWS_ACCESS_KEY_ID"}, process.cmdline()
     assert beyond_loopback(processes.marked(cluster.id)) == []
+    pids = {process.pid for process in processes.marked(cluster.id)}
+    for damage in (b"", b"{", b"{}", None):  # it is found again by the marks of its processes, whatever its file is
+        path = ClusterFile.path(tmp_path)
+        path.unlink() if damage is None else path.write_bytes(damage)
+        assert set(census(tmp_path)["own"]) == pids  # type: ignore[call-overload]
+        subprocess.run([*command, "--groups", str(groups)], check=True, timeout=90)
+        assert ClusterFile.find(tmp_path) == cluster
+        assert {process.pid for process in processes.marked(cluster.id)} == pids, "nothing of it was ended or started"
+    ClusterFile.path(tmp_path).write_bytes(b"")
     assert embedded.down(tmp_path) >= 5
     assert processes.marked(cluster.id) == []
     assert not Path(cluster.temp_dir).exists()
