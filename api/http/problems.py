@@ -8,6 +8,7 @@ Source: RFC 9457, Problem Details for HTTP APIs.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from orchestrator.errors import (
     NotFound,
     PreconditionFailed,
     RequestError,
+    StoreUnavailable,
     TooManyFailures,
     Unauthenticated,
 )
@@ -49,11 +51,15 @@ KINDS: tuple[tuple[type[AtollError], str, int, str], ...] = (
     (Forbidden, "forbidden", 403, "The role does not reach"),
     (TooManyFailures, "too-many-failures", 429, "Too many wrong tokens"),
     (RequestError, "request", 400, "The request cannot be answered"),
+    (StoreUnavailable, "store", 503, "The service's store does not do its part"),
     (InfrastructureError, "infrastructure", 503, "The infrastructure does not answer"),
     (DataError, "data", 500, "Stored data is damaged"),
     (InternalError, "internal", 500, "A mistake of atoll's own"),
     (AtollError, "failure", 500, "The request failed"),
 )
+
+REFUSALS_OF_THE_MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
+"""Of disks and descriptors there may be too few. Whatever else an operating system says is a bug of ours."""
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +89,14 @@ def install(app: FastAPI) -> None:
             bug = error if document.status == 500 else None  # the others have said all that is to be said
             logger.error("%s %s: %s", request.method, request.url.path, error, exc_info=bug)
         return response(document)
+
+    @app.exception_handler(OSError)
+    def _refused_by_machine(request: Request, error: OSError) -> JSONResponse:
+        if error.errno not in REFUSALS_OF_THE_MACHINE:
+            return _unforeseen(request, error)
+        where = f" ({error.filename})" if error.filename else ""
+        detail = f"The service's machine cannot do that at present: {error.strerror}{where}."
+        return _ours(request, InfrastructureError(detail=detail, remedy="Make room, and repeat the request."))
 
     @app.exception_handler(RequestValidationError)
     def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:

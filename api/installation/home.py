@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,8 +111,8 @@ class Home:
                         raise Conflict(detail=told, remedy=remedy) from error
                     time.sleep(0.02)
             held.truncate(0)
-            held.write(holder)
-            held.flush()
+            with suppress(OSError):  # on a full disk it is held all the same, only not by whom
+                os.write(held.fileno(), holder.encode())
             try:
                 yield
             finally:

@@ -32,7 +32,7 @@ from api.installation.binding import Binding
 from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
 from api.installation.shipped import CONFIGS
-from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 
 CLUSTER_MODULE = "orchestrator.runtime.embedded"
 RAY_CONTROL = "orchestrator.runtime.control_port:connect"
@@ -125,7 +125,12 @@ def end(home: Home, say: Say) -> None:
     had_cluster, lived = (home.path / "cluster.json").exists(), _head_listens(home)
     ran = _end_service(home, say)
     if lived or (ran and not had_cluster):  # else a loss of power, or whatever it was, ended them, and they go on
-        home.taken_down.touch()
+        try:
+            home.taken_down.touch()
+        except OSError as error:
+            say(
+                f"{home.taken_down} cannot be written ({error.strerror}): jobs that ran now will go on with the next `up`"
+            )
     if had_cluster:
         say("ending the embedded cluster")
         _cluster("down", home)
@@ -191,7 +196,10 @@ def _of_living(home: Home) -> Address | None:
 
 
 def _answering(home: Home, timeout_s: float) -> Address | None:
-    """The address of the service if its process lives and its cluster answers it."""
+    """The address of the service if its process lives and its cluster answers it.
+
+    Raises StoreUnavailable where it lives, and its database does not do its part.
+    """
     from api.client import Client  # late: `atoll --help` needs no HTTP
 
     address = home.address()
@@ -200,6 +208,8 @@ def _answering(home: Home, timeout_s: float) -> Address | None:
     with Client(address.url, timeout_s=timeout_s, certificate=address.certificate) as client:
         try:
             client.ready()
+        except StoreUnavailable:
+            raise  # another process would find the same store
         except InfrastructureError:
             return None
     return address
