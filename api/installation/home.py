@@ -9,6 +9,7 @@ that this concerns. Light enough to be imported by every command.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -24,6 +25,8 @@ DEFAULT_HOME = Path(".atoll")
 DEFAULT_RUNS = Path("runs")
 LOCK_PATIENCE_S = 0.5
 """Whoever asks whether a service runs holds the lock for an instant."""
+ROOM_BYTES = 1 << 18
+"""A new store takes about half of it, before anything is in it."""
 TOKEN_VARIABLE = "ATOLL_TOKEN"
 DATABASE_VARIABLE = "ATOLL_DATABASE"
 """Secrets may come by the environment, which only their owner sees; a command line is seen by everybody."""
@@ -79,6 +82,23 @@ class Home:
             detail = f"The home folder {self.path} cannot be used: {error.strerror}."
             raise InfrastructureError(detail=detail, remedy="Choose another with --home.") from error
         return False
+
+    def require_room(self) -> None:
+        """The folder is there, and a service can begin in it. Raises InfrastructureError where nothing can be written."""
+        probe = self.path / f"room-{os.getpid()}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                with probe.open("wb", buffering=0) as file:
+                    if file.write(bytes(ROOM_BYTES)) < ROOM_BYTES:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                probe.unlink(missing_ok=True)
+        except OSError as error:
+            detail = f"Nothing can be written in the home folder {self.path}: {error.strerror}."
+            raise InfrastructureError(
+                detail=detail, remedy="Make room there, or choose another with --home."
+            ) from error
 
     def locked(self) -> AbstractContextManager[None]:
         """This process is the home's service until the block is left or the process ends."""

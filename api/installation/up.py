@@ -104,7 +104,7 @@ def start(wanted: Installation, say: Say) -> Address:
         _end_service(home, say)
     if wanted.with_cluster and not wanted.groups.is_file():
         raise ConfigurationError(detail=f"The node groups file {wanted.groups} does not exist. Give one with --groups.")
-    home.path.mkdir(parents=True, exist_ok=True)
+    home.require_room()
     had_cluster = (home.path / "cluster.json").exists()
     try:
         if wanted.with_cluster:
