@@ -13,6 +13,7 @@ code, and no traceback. It starts in well under half a second: no command's mean
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated
@@ -37,6 +38,8 @@ from api.commands import (
 )
 from api.installation.home import TOKEN_VARIABLE
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable
+
+REFUSALS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 app = typer.Typer(
     name="atoll",
@@ -85,6 +88,13 @@ def main() -> None:
     except AtollError as error:
         typer.echo(f"atoll: {error}", err=True)
         sys.exit(exit_code(error))
+    except OSError as error:
+        if error.errno not in REFUSALS_OF_THE_DISK:
+            raise
+        typer.echo(
+            f"atoll: {error.strerror}: {error.filename or 'a file of the home folder'}. Make room there.", err=True
+        )
+        sys.exit(1)
 
 
 def exit_code(error: AtollError) -> int:

@@ -72,6 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
     except AtollError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError | Conflict) else 1
+    except OSError as error:
+        print(f"The service cannot begin: {error}. Its home is {options.home}.", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -13,7 +13,8 @@
     │   ├── Forbidden           somebody known asks, whose role does not reach
     │   └── TooManyFailures     … with tokens that are none, too often
     ├── InfrastructureError     nodes, Ray, disks, the network
-    │   └── ServiceUnreachable
+    │   ├── ServiceUnreachable
+    │   └── StoreUnavailable    the service answers, and cannot read or keep what it must not forget
     ├── DataError               a tape or payload that is not what it claims to be
     │   ├── WireError           … a payload (merge/wire.py); becomes a refusal
     │   └── NotFinite           … parameters (merge/outer_state.py); what they would have become is not published
@@ -163,6 +164,11 @@ class InfrastructureError(AtollError):
 @dataclass(eq=False, kw_only=True)
 class ServiceUnreachable(InfrastructureError):
     """The control plane does not answer."""
+
+
+@dataclass(eq=False, kw_only=True)
+class StoreUnavailable(InfrastructureError):
+    """The service's database is gone, silent, locked, full or read-only."""
 
 
 @dataclass(eq=False, kw_only=True)

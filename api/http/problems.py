@@ -10,6 +10,7 @@ Source: RFC 9457, Problem Details for HTTP APIs.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +36,7 @@ from orchestrator.errors import (
     NotFound,
     PreconditionFailed,
     RequestError,
+    StoreUnavailable,
     TooManyFailures,
     Unauthenticated,
 )
@@ -54,6 +56,7 @@ KINDS: tuple[tuple[type[AtollError], str, int, str], ...] = (
     (Forbidden, "forbidden", 403, "The role does not reach"),
     (TooManyFailures, "too-many-failures", 429, "Too many wrong tokens"),
     (RequestError, "request", 400, "The request cannot be answered"),
+    (StoreUnavailable, "store", 503, "The service's store does not do its part"),
     (InfrastructureError, "infrastructure", 503, "The infrastructure does not answer"),
     (DataError, "data", 500, "Stored data is damaged"),
     (InternalError, "internal", 500, "A mistake of atoll's own"),
@@ -67,6 +70,8 @@ TITLES = {
     413: "The body is too large",
 }
 RETRY_AFTER_S = 2
+REFUSALS_OF_THE_MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
+"""Of disks and descriptors there may be too few. Whatever else an operating system says is a bug of ours."""
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +147,10 @@ class Failures:
 
 def answer_to(error: Exception, method: str, path: str) -> JSONResponse:
     """What is answered for this error; logged, where it is no fault of the caller's."""
+    if isinstance(error, OSError) and error.errno in REFUSALS_OF_THE_MACHINE:
+        where = f" ({error.filename})" if error.filename else ""
+        detail = f"The service's machine cannot do that at present: {error.strerror}{where}."
+        error = InfrastructureError(detail=detail, remedy="Make room, and repeat the request.")
     match error:
         case AtollError():
             document = document_of(error, path)

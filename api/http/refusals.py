@@ -21,6 +21,7 @@ from orchestrator.errors import (
     PreconditionFailed,
     Problem,
     RequestError,
+    StoreUnavailable,
     TooManyFailures,
     Unauthenticated,
 )
@@ -60,4 +61,6 @@ def error_of(answer: httpx.Response) -> AtollError:
             return RequestError(detail=detail, remedy=remedy + lines)
         case "internal":
             return InternalError(detail=detail)
+        case "store":
+            return StoreUnavailable(detail=detail, remedy=remedy)
     return InfrastructureError(detail=detail, remedy=remedy)

@@ -49,7 +49,7 @@ def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> lis
         _interpreter,
         _versions,
         lambda: _ports(home),
-        lambda: _disk(runs),
+        lambda: _disk(runs, home.path),
         lambda: own_clock(synchronised(), LOCK, time.time()),
         lambda: _service_clock(home, url),
         lambda: _home(home),
@@ -153,11 +153,12 @@ def _free(port: int) -> bool:
     return True
 
 
-def _disk(runs: Path) -> Finding:
-    place = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(place).free
+def _disk(*wanted: Path) -> Finding:
+    """The fullest of the disks under these folders."""
+    places = [next(at for at in (path.absolute(), *path.absolute().parents) if at.is_dir()) for path in wanted]
+    free, place = min((shutil.disk_usage(place).free, place) for place in places)
     state = State.WRONG if free < DISK_WRONG_BYTES else State.WARNING if free < DISK_WARNING_BYTES else State.OK
-    remedy = "" if state is State.OK else "Make room, or give `atoll up` another folder with --runs."
+    remedy = "" if state is State.OK else "Make room, or give `atoll up` other folders with --runs and --home."
     return Finding("disk", state, f"{free / GIB:.1f} GiB free in {place}", remedy)
 
 

@@ -10,6 +10,7 @@ that this concerns. Light enough to be imported by every command.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -27,6 +28,8 @@ DEFAULT_HOME = Path(".atoll")
 DEFAULT_RUNS = Path("runs")
 LOCK_PATIENCE_S = 0.5
 """Whoever asks whether a service runs holds the lock for an instant."""
+ROOM_BYTES = 1 << 18
+"""A new store takes about half of it, before anything is in it."""
 TOKEN_VARIABLE = "ATOLL_TOKEN"
 DATABASE_VARIABLE = "ATOLL_DATABASE"
 """Secrets may come by the environment, which only their owner sees; a command line is seen by everybody."""
@@ -118,6 +121,23 @@ class Home:
             raise InfrastructureError(detail=detail, remedy="Choose another with --home.") from error
         return False
 
+    def require_room(self) -> None:
+        """The folder is there, and a service can begin in it. Raises InfrastructureError where nothing can be written."""
+        probe = self.path / f"room-{os.getpid()}"
+        try:
+            self.make()
+            try:
+                with probe.open("wb", buffering=0) as file:
+                    if file.write(bytes(ROOM_BYTES)) < ROOM_BYTES:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                probe.unlink(missing_ok=True)
+        except OSError as error:
+            detail = f"Nothing can be written in the home folder {self.path}: {error.strerror}."
+            raise InfrastructureError(
+                detail=detail, remedy="Make room there, or choose another with --home."
+            ) from error
+
     def locked(self) -> AbstractContextManager[None]:
         """This process is the home's service until the block is left or the process ends."""
         remedy = "Use it, or end it with `atoll down`."
@@ -149,8 +169,8 @@ class Home:
                         raise Conflict(detail=told, remedy=remedy) from error
                     time.sleep(0.02)
             held.truncate(0)
-            held.write(holder)
-            held.flush()
+            with suppress(OSError):  # on a full disk it is held all the same, only not by whom
+                os.write(held.fileno(), holder.encode())
             try:
                 yield
             finally:

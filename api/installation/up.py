@@ -35,7 +35,7 @@ from api.installation.home import DATABASE_VARIABLE, Address, Home
 from api.installation.places import roots_of
 from api.installation.shipped import CONFIGS
 from orchestrator.environment import built, refuse_unset
-from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 from orchestrator.marks import marked_pids
 
 CLUSTER_MODULE = "orchestrator.runtime.embedded"
@@ -120,7 +120,7 @@ def start(wanted: Installation, say: Say) -> Address:
         _end_service(home, say)
     if wanted.with_cluster and not wanted.groups.is_file():
         raise ConfigurationError(detail=f"The node groups file {wanted.groups} does not exist. Give one with --groups.")
-    home.make()
+    home.require_room()
     _look_for_store(wanted, say)
     had_cluster = has_cluster(home)
     try:
@@ -143,7 +143,12 @@ def end(home: Home, say: Say) -> None:
     had_cluster, lived = has_cluster(home), _head_listens(home)
     ran = _end_service(home, say)
     if lived or (ran and not had_cluster):  # else a loss of power, or whatever it was, ended them, and they go on
-        home.taken_down.touch()
+        try:
+            home.taken_down.touch()
+        except OSError as error:
+            say(
+                f"{home.taken_down} cannot be written ({error.strerror}): jobs that ran now will go on with the next `up`"
+            )
     if had_cluster:
         say("ending the embedded cluster")
         _cluster("down", home)
@@ -220,7 +225,10 @@ def _of_living(home: Home) -> Address | None:
 
 
 def _answering(home: Home, timeout_s: float) -> Address | None:
-    """The address of the service if its process lives and its cluster answers it."""
+    """The address of the service if its process lives and its cluster answers it.
+
+    Raises StoreUnavailable where it lives, and its database does not do its part.
+    """
     from api.client import Client  # late: `atoll --help` needs no HTTP
 
     address = home.address()
@@ -229,6 +237,8 @@ def _answering(home: Home, timeout_s: float) -> Address | None:
     with Client(address.url, timeout_s=timeout_s, certificate=address.certificate) as client:
         try:
             client.ready()
+        except StoreUnavailable:
+            raise  # another process would find the same store
         except InfrastructureError:
             return None
     return address

@@ -4,7 +4,7 @@
                                └── all others fail at once, with what the last one met
 
 Responsible for the one seam between rows and what a database may do to them: it is gone, silent, locked, full or read-only.
-All of these are InfrastructureError, with what the database said and what it means for whoever asked. A database that makes
+All of these are StoreUnavailable, with what the database said and what it means for whoever asked. A database that makes
 callers wait is asked by one of them at a time, so that a hundred callers do not hold a hundred threads for its sake. Reading
 and writing are judged apart: an SQLite file that another process writes to can be read. Refuses to know any row.
 
@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine
+from sqlalchemy import URL, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, PendingRollbackError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
-from orchestrator.errors import InfrastructureError, first_line
+from orchestrator.errors import StoreUnavailable, first_line
 
 ANSWER_TIMEOUT_S = 4.0
 """So long a statement may take, a lock be waited for, and a free connection. All of ours take milliseconds."""
@@ -33,9 +33,9 @@ SLOW_S = 1.0
 """A failure that took longer cost its caller a wait, which the next one is spared."""
 OURS = (IntegrityError, DataError, ProgrammingError)
 """The database answered, and what it was given is at fault."""
-READING = "Nothing was changed. The service goes on by itself once the database answers: repeat the request."
+READING = "Nothing was changed. The service goes on by itself once the database is well: repeat the request."
 WRITING = (
-    "Whether it was stored is not known. The service goes on by itself once the database answers: look, or repeat the "
+    "Whether it was stored is not known. The service goes on by itself once the database is well: look, or repeat the "
     "request, which with an Idempotency-Key does nothing twice."
 )
 
@@ -45,18 +45,19 @@ class Sessions:
 
     def __init__(self, engine: Engine) -> None:
         self._session = sessionmaker(engine, expire_on_commit=False)
+        self._name = name_of(engine.url)
         self._reading, self._writing = _breakers.setdefault(engine, (Breaker(), Breaker()))
 
     @contextmanager
     def __call__(self) -> Iterator[Session]:
-        """A session to read with. Raises InfrastructureError if the database does not do its part."""
-        with answering(self._reading, READING), self._session() as session:
+        """A session to read with. Raises StoreUnavailable if the database does not do its part."""
+        with answering(self._reading, self._name, READING), self._session() as session:
             yield session
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
         """One transaction, committed at the end of the block. Raises as reading does; then its outcome may be unknown."""
-        with answering(self._writing, WRITING), self._session.begin() as session:
+        with answering(self._writing, self._name, WRITING), self._session.begin() as session:
             yield session
 
     @property
@@ -77,12 +78,12 @@ class Breaker:
         self.failed = False
 
     def enter(self, remedy: str) -> bool:
-        """True for the one who finds out whether the database is well again. Raises InfrastructureError for others."""
+        """True for the one who finds out whether the database is well again. Raises StoreUnavailable for others."""
         with self._lock:
             if not self._failure:
                 return False
             if self._trying or time.monotonic() - self._failed_at < RETRY_S:
-                raise InfrastructureError(detail=self._failure, remedy=remedy)
+                raise StoreUnavailable(detail=self._failure, remedy=remedy)
             self._trying = True
             return True
 
@@ -101,7 +102,7 @@ _breakers: WeakKeyDictionary[Engine, tuple[Breaker, Breaker]] = WeakKeyDictionar
 
 
 @contextmanager
-def answering(breaker: Breaker, remedy: str) -> Iterator[None]:
+def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
     """What the database cannot do is an InfrastructureError; what is wrong with what it was given comes out as it is."""
     trying, began, failed, failure = breaker.enter(remedy), time.monotonic(), False, None
     try:
@@ -111,11 +112,16 @@ def answering(breaker: Breaker, remedy: str) -> Iterator[None]:
         failure = ""
         raise
     except (DBAPIError, PoolTimeout, PendingRollbackError) as error:
-        detail = f"The database does not do its part: {said_by(error)}"
+        detail = f"The database {name} does not do its part: {said_by(error)}"
         failed, failure = True, detail if time.monotonic() - began > SLOW_S else ""
-        raise InfrastructureError(detail=detail, remedy=remedy) from error
+        raise StoreUnavailable(detail=detail, remedy=remedy) from error
     finally:
         breaker.leave(trying, failed, failure)
+
+
+def name_of(url: URL) -> str:
+    """Which one it is, for whoever is to mend it; nothing of how one gets in."""
+    return f"{url.host}:{url.port or ''}/{url.database}" if url.host else str(url.database)
 
 
 def said_by(error: Exception) -> str:

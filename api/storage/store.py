@@ -5,7 +5,7 @@ Responsible for rows: insert, look up, update. It refuses to know what a job is 
 
 SQLite in a file by default, PostgreSQL by its URL; opening it upgrades it (``api.storage.upgrade``). Every method is one
 transaction and safe from any thread: what it returned is on disk, so a SIGKILL of the service loses nothing it has
-answered for. Where the database cannot be had it raises InfrastructureError within seconds (``api.storage.sessions``).
+answered for. Where the database cannot be had it raises StoreUnavailable within seconds (``api.storage.sessions``).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Store:
         self.engine.dispose()
 
     def check(self) -> None:
-        """Raises InfrastructureError if rows cannot be read, or could not be written when that was tried last."""
+        """Raises StoreUnavailable if rows cannot be read, or could not be written when that was tried last."""
         with self._session() as session:
             session.execute(select(JobRow.number).limit(1))
         if self._session.write_failed:  # nobody else may try for hours

@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from orchestrator.core.vocabulary import JobPhase
@@ -39,8 +41,18 @@ def write_parameters(
     draft = run_dir / f"{name}.draft"
     draft.unlink(missing_ok=True)  # what was left there; a link would lead elsewhere
     contiguous = {name: np.ascontiguousarray(array) for name, array in parameters.items()}
-    save_file(contiguous, draft, metadata=dict(facts))
+    try:
+        save_file(contiguous, draft, metadata=dict(facts))
+    except SafetensorError as error:
+        draft.unlink(missing_ok=True)  # half of it is of no use, and takes the room that others wait for
+        raise _refused_by_disk(error, draft) or error from error
     os.replace(draft, run_dir / name)
+
+
+def _refused_by_disk(error: SafetensorError, path: Path) -> OSError | None:
+    """The library tells what the system said in its text only: ``… (os error 28)``."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else None
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:

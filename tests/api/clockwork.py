@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from api.clocks import uptime
 from api.jobs.control import CommandKind, FaultKind, NodeGroupRecord, StatusRecord
@@ -30,6 +29,7 @@ from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.logbook import island_logbook, service_logbook
 from orchestrator.roots import AllowedRoots
+from orchestrator.runtime.records import write_parameters
 from orchestrator.tape.schema import Digest, Footer, Header, decode_header, encode_footer, encode_header, encode_record
 from tests.api.world import GROUPS, World
 
@@ -118,10 +118,16 @@ class Clockwork:
             status = world.status(job_id, record["started_at"], now)
             run_dir, ended = Path(record["run_dir"]), status["view"]["phase"] == "finished"
             header = Header(job_id, world.policy, record["started_at"])
-            write_tape(run_dir / "tape.jsonl", header, world, ended)
-            if ended:
-                leave_results(run_dir, job_id, world, status)
-                record.clear()  # like the actors of a real job, it is gone
+            try:
+                write_tape(run_dir / "tape.jsonl", header, world, ended)
+                if ended:
+                    leave_results(run_dir, job_id, world, status)
+                    record.clear()  # like the actors of a real job, it is gone
+            except OSError as error:  # a real job waits for room, and trains on meanwhile
+                trouble = f"the tape cannot be written: {error}"
+                status |= {"disk_trouble": trouble, "view": status["view"] | {"pause_reason": trouble}}
+                if ended:
+                    raise InfrastructureError(detail=f"Job {job_id} cannot end: {error}") from error
         return status
 
     def save_parameters(self, job_id: str) -> str:
@@ -130,7 +136,8 @@ class Clockwork:
                 raise NotFound(detail=f"No job {job_id} runs here.")
             spec = json.dumps(record["spec"])
             arrays = {"embed": np.full((2, 3), 0.5, np.float32)}
-            save_file(arrays, Path(record["run_dir"]) / "picture.safetensors", {"job": job_id, "spec": spec})
+            facts = {"job": job_id, "spec": spec}
+            write_parameters(Path(record["run_dir"]), arrays, facts, "picture.safetensors")
         return "picture.safetensors"
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ def statuses(http: httpx.Client, job: str) -> dict[str, int]:
     for name, answer in answers.items():
         if answer.status_code == 503:
             told = answer.json()
-            assert told["type"] == "urn:atoll:problem:infrastructure", name
+            assert told["type"] == "urn:atoll:problem:store", name
             assert "database" in told["detail"], f"{name}: {told}"
             assert told["remedy"], name
             assert "SELECT" not in answer.text + told["detail"]
