@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Install the system packages that some tests start for real: Prometheus (with promtool), Chromium, PostgreSQL, curl, and
-# what makes networks (iproute2). Debian and its kin, as root; what is there already is left alone. Without them those tests
+# Install the system packages that some tests start for real: Prometheus (with promtool), Chromium, PostgreSQL, curl, gcc,
+# and what makes networks (iproute2). Debian and its kin, as root; what is there already is left alone. Without them those tests
 # skip, and say which package they miss.
 set -euo pipefail
 
-declare -A package_of=([prometheus]=prometheus [promtool]=prometheus [chromium]=chromium [pg_ctlcluster]=postgresql [curl]=curl [ip]=iproute2 [nsenter]=util-linux)
+declare -A package_of=([prometheus]=prometheus [promtool]=prometheus [chromium]=chromium [pg_ctlcluster]=postgresql [curl]=curl [gcc]=build-essential [ip]=iproute2 [nsenter]=util-linux)
 
 missing=()
 for program in "${!package_of[@]}"; do

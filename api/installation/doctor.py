@@ -49,7 +49,7 @@ def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> lis
         _interpreter,
         _versions,
         lambda: _ports(home),
-        lambda: _disk(runs, home.path),
+        lambda: _disk(runs, home.path, *_cluster_folder(home)),
         lambda: own_clock(synchronised(), LOCK, time.time()),
         lambda: _service_clock(home, url),
         lambda: _home(home),
@@ -160,6 +160,14 @@ def _disk(*wanted: Path) -> Finding:
     state = State.WRONG if free < DISK_WRONG_BYTES else State.WARNING if free < DISK_WARNING_BYTES else State.OK
     remedy = "" if state is State.OK else "Make room, or give `atoll up` other folders with --runs and --home."
     return Finding("disk", state, f"{free / GIB:.1f} GiB free in {place}", remedy)
+
+
+def _cluster_folder(home: Home) -> list[Path]:
+    """Where Ray keeps its logs and sockets, if a cluster is up: without room there no process of a job begins."""
+    try:
+        return [Path(json.loads((home.path / "cluster.json").read_text())["temp_dir"])]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _service_clock(home: Home, url: str | None) -> Finding:

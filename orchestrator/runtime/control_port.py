@@ -109,7 +109,8 @@ class RayControlPort:
                 self._ask_head(lambda: cluster.end_actors_of(job_id))  # what it had already made included
             raise InfrastructureError(
                 detail=f"The synchroniser of job {job_id} did not start: {last_line(error)}",
-                remedy="Look at the cluster's logs (temp_dir in HOME/cluster.json).",
+                remedy="Look at the cluster's logs (temp_dir in HOME/cluster.json). Is there room on that disk, and under "
+                "the run's folder? Without it no process begins.",
             ) from error
 
     def status(self, job_id: str) -> dict[str, Any]:

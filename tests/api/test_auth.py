@@ -131,7 +131,7 @@ def test_what_is_no_token_is_refused_with_a_remedy_and_not_repeated(world: World
 def test_a_token_ends_when_it_is_revoked_or_its_time_is_over(tmp_path: Path) -> None:
     now = [1000.0]
     store = Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
-    book = Tokens(AccessStore(store.engine), clock=lambda: now[0])
+    book = Tokens(AccessStore(store.engine), clock=lambda: now[0], passed=lambda: now[0])
     _, short = book.create("short", Role.VIEWER, "me", expires_in_s=60.0)
     _, long = book.create("long", Role.OPERATOR, "me")
     holder = book.holder_of(long)
