@@ -35,6 +35,7 @@ from api.commands import (
     tapes,
     tokens,
 )
+from api.commands.common import say
 from api.installation.home import TOKEN_VARIABLE
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable
 
@@ -83,7 +84,7 @@ def main() -> None:
     try:
         app()
     except AtollError as error:
-        typer.echo(f"atoll: {error}", err=True)
+        say(f"atoll: {error}")
         sys.exit(exit_code(error))
 
 

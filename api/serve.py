@@ -28,7 +28,9 @@ from api.installation.second_life import second_life_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.storage.store import Store
+from orchestrator import printable
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
+from orchestrator.logbook import write_printable
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--database", help="SQLAlchemy URL, or in ATOLL_DATABASE; default: SQLite in the home")
     options = parser.parse_args(arguments)
     os.umask(0o077)  # a job's tape, log and model are as much its users' as the token is
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO)
+    write_printable("%(asctime)s %(levelname)s %(name)s: %(message)s")
     binding = Binding(options.host, options.certificate, options.key, options.insecure)
     try:
         binding.refuse_if_unfit()
@@ -58,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         database = options.database or os.environ.get(DATABASE_VARIABLE)
         serve(options.home, options.runs, binding, listener, options.control, database, packages, options.jobs_max)
     except AtollError as error:
-        print(error, file=sys.stderr)
+        print(printable.lines(str(error)), file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError | Conflict) else 1
     return 0
 
@@ -77,7 +80,6 @@ def serve(
     home, runs = home.resolve(), runs.resolve()
     place = Home(home)
     place.make()
-    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     with place.locked():
         control = load_control(control_name, home)
         store = Store(database or f"sqlite:///{home / 'service.sqlite'}")

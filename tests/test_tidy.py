@@ -49,8 +49,9 @@ FOLDS = "orchestrator.accounting"
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.errors": frozenset(),
     "orchestrator.plain": frozenset(),
+    "orchestrator.printable": frozenset(),
     "orchestrator.environment": frozenset({"orchestrator.errors"}),
-    "orchestrator.logbook": frozenset(),
+    "orchestrator.logbook": frozenset({"orchestrator.printable"}),
     "orchestrator.disk": frozenset(),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.sections": frozenset({"pydantic"}),
@@ -164,6 +165,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.errors",
             "orchestrator.logbook",
             "orchestrator.plain",
+            "orchestrator.printable",
             "orchestrator.report",
             "orchestrator.simulation",
             "orchestrator.tape",
@@ -202,7 +204,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
-    "api.terminal": frozenset({"api.client", "api.schemas", "orchestrator.errors", "pydantic", "rich"}),
+    "api.terminal": frozenset(
+        {"api.client", "api.schemas", "orchestrator.errors", "orchestrator.printable", "pydantic", "rich"}
+    ),
     "api.commands": frozenset(
         {
             "api.auth.roles",
@@ -218,6 +222,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.errors",
+            "orchestrator.printable",
             "orchestrator.report",
             "orchestrator.simulation",
             "orchestrator.tape",

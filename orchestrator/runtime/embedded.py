@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from orchestrator import printable
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
 from orchestrator.runtime import processes
@@ -201,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
                 passed=options.pass_environment,
             )
     except AtollError as error:
-        print(error, file=sys.stderr)
+        print(printable.lines(str(error)), file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     return 0
 
