@@ -36,6 +36,7 @@ from api.commands import (
     tapes,
     tokens,
 )
+from api.commands.common import say
 from api.installation.home import TOKEN_VARIABLE
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable
 
@@ -86,7 +87,7 @@ def main() -> None:
     try:
         app()
     except AtollError as error:
-        typer.echo(f"atoll: {error}", err=True)
+        say(f"atoll: {error}")
         sys.exit(exit_code(error))
     except OSError as error:
         if error.errno not in REFUSALS_OF_THE_DISK:

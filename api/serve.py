@@ -31,7 +31,9 @@ from api.installation.second_life import second_life_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.storage.store import Store
+from orchestrator import printable
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
+from orchestrator.logbook import write_printable
 from orchestrator.roots import AllowedRoots
 
 
@@ -54,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(past.NEW_STORE, action="store_true", help="where the store of this home is lost, begin anew")
     options = parser.parse_args(arguments)
     os.umask(0o077)  # a job's tape, log and model are as much its users' as the token is
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO)
+    write_printable("%(asctime)s %(levelname)s %(name)s: %(message)s")
     binding = Binding(options.host, options.certificate, options.key, options.insecure)
     try:
         binding.refuse_if_unfit()
@@ -70,10 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
             options.home, options.runs, binding, listener, options.control, database, packages, options.jobs_max, roots
         )
     except AtollError as error:
-        print(error, file=sys.stderr)
+        print(printable.lines(str(error)), file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError | Conflict) else 1
     except OSError as error:
-        print(f"The service cannot begin: {error}. Its home is {options.home}.", file=sys.stderr)
+        print(printable.lines(f"The service cannot begin: {error}. Its home is {options.home}."), file=sys.stderr)
         return 1
     return 0
 
@@ -93,7 +96,6 @@ def serve(
     home, runs = home.resolve(), runs.resolve()
     place = Home(home)
     place.make()
-    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     with place.locked():
         past.refuse_lost_store(place, database)
         control = load_control(control_name, home)

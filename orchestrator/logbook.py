@@ -22,11 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from orchestrator import printable
+
 BYTES_MAX = 4 << 20
 """Of each of the two halves; beyond it by what is said in ``CHECK_S``."""
 CHECK_S = 1.0
 NUMBER_DIGITS_MAX = 9
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +82,23 @@ def keep(book: Logbook) -> None:
         return
     sys.stdout, sys.stderr = (_by_lines(number) for number in (1, 2))
     logging.Formatter.converter = time.gmtime
-    logging.basicConfig(level=logging.INFO, format=FORMAT, stream=sys.stderr, force=True)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+    write_printable(FORMAT)
     faulthandler.enable(file=sys.stderr)
     _kept = book
     threading.Thread(target=_keep_short, args=(book,), name="logbook", daemon=True).start()
+
+
+def write_printable(form: str) -> None:
+    """What is logged from here on is a line for each entry, whatever names and reasons are in it; tracebacks come behind."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_OfOneLine(form))
+
+
+class _OfOneLine(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable.line(record.message)
+        return super().formatMessage(record)
 
 
 def _by_lines(descriptor: int) -> TextIO:
@@ -92,7 +108,7 @@ def _by_lines(descriptor: int) -> TextIO:
 
 def _turn_to(path: Path) -> None:
     """The descriptors of standard output and error lead into this file."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard in (1, 2):
         os.dup2(file, standard)
     os.close(file)

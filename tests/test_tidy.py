@@ -49,8 +49,9 @@ FOLDS = "orchestrator.accounting"
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.errors": frozenset(),
     "orchestrator.plain": frozenset(),
+    "orchestrator.printable": frozenset(),
     "orchestrator.environment": frozenset({"orchestrator.errors"}),
-    "orchestrator.logbook": frozenset(),
+    "orchestrator.logbook": frozenset({"orchestrator.printable"}),
     "orchestrator.marks": frozenset({"psutil"}),
     "orchestrator.disk": frozenset(),
     "orchestrator.threads": frozenset({"orchestrator.errors"}),
@@ -187,6 +188,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.logbook",
             "orchestrator.marks",
             "orchestrator.plain",
+            "orchestrator.printable",
             "orchestrator.report",
             "orchestrator.roots",
             "orchestrator.simulation",
@@ -234,7 +236,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
-    "api.terminal": frozenset({"api.client", "api.schemas", "orchestrator.errors", "pydantic", "rich"}),
+    "api.terminal": frozenset(
+        {"api.client", "api.schemas", "orchestrator.errors", "orchestrator.printable", "pydantic", "rich"}
+    ),
     "api.commands": frozenset(
         {
             "api.auth.roles",
@@ -250,6 +254,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.errors",
+            "orchestrator.printable",
             "orchestrator.report",
             "orchestrator.simulation",
             "orchestrator.tape",

@@ -22,6 +22,8 @@ from api.commands.common import (
     UrlOption,
     connect,
     console,
+    echo,
+    echo_json,
     print_json,
     say,
 )
@@ -71,7 +73,6 @@ def run(
 
     Ctrl-C ends the plan, lets stopped islands go on, and leaves the job running; then there is no verdict.
     """
-    from rich.console import Console
 
     from api.terminal.watch import watch
 
@@ -80,7 +81,7 @@ def run(
         key = secrets.token_hex(16)
         try:
             started = _started(client, job, plan, reference, key)
-            ended = watch(client, job, Console(stderr=True), Teller(client, started))
+            ended = watch(client, job, console(stderr=True), Teller(client, started))
         except KeyboardInterrupt:
             started = _started(
                 client, job, plan, reference, key
@@ -127,7 +128,7 @@ def status(
             print_json(found)
         else:
             for line in (headline(found), *lines(found)):
-                typer.echo(line)
+                echo(line)
     if watch and found.state in ("failed", "aborted"):
         raise typer.Exit(1)
 
@@ -227,15 +228,18 @@ def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
     """Tell what is new until nothing is left to do; with ``as_json`` a picture a line. Ctrl-C leaves all as it is."""
     told = [headline(run), *lines(run)]
     while True:
-        for line in [run.model_dump_json()] if as_json else told:
-            typer.echo(line)
+        if as_json:
+            echo_json(run.model_dump_json())
+        else:
+            for line in told:
+                echo(line)
         if run.ended_at is not None:
             break
         time.sleep(LOOK_EVERY_S)
         before, run = run, client.chaos_run(run.job, run.run)
         told = Teller.news(before, run)
     if not as_json:
-        typer.echo(headline(run))
+        echo(headline(run))
     return run
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from api.commands.common import print_json, say
+from api.commands.common import echo, print_json, say
 from orchestrator.errors import InfrastructureError
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def conclude_verdict(verdict: Mapping[str, Any], page: Path | None, as_json: boo
         print_json(verdict)
     else:
         for one in verdict["objectives"]:
-            typer.echo(f"{'held  ' if one['passed'] else 'FAILED'}  {one['objective']}  ({one['detail']})")
+            echo(f"{'held  ' if one['passed'] else 'FAILED'}  {one['objective']}  ({one['detail']})")
         for note in verdict["notes"]:
-            typer.echo(f"note    {note}")
-        typer.echo("passed" if verdict["passed"] else "failed")
+            echo(f"note    {note}")
+        echo("passed" if verdict["passed"] else "failed")
     if page is not None:
         say(f"the verdict's page: {page}")
     if not verdict["passed"]:

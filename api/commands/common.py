@@ -15,11 +15,11 @@ import typer
 
 from api.commands import completion
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS
+from orchestrator import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from api.client import Client
+    from api.terminal.screen import Screen
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The installation's folder.", show_default=str(DEFAULT_HOME))]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Where jobs write.", show_default=str(DEFAULT_RUNS))]
@@ -63,13 +63,13 @@ def connect(home: Path, url: str | None) -> Client:
     return Client.at(home, url)
 
 
-def console() -> Console:
-    from rich.console import Console
+def console(*, stderr: bool = False) -> Screen:
+    from api.terminal.screen import Screen
 
-    return Console()
+    return Screen(stderr=stderr)
 
 
-def console_for(output: str | None) -> Console:
+def console_for(output: str | None) -> Screen:
     """As wide as the terminal, or for ``wide`` as wide as it takes: a line that is cut says less than one that wraps."""
     screen = console()
     if output == "wide":
@@ -88,7 +88,22 @@ def until_interrupted() -> Iterator[None]:
 
 def say(message: str) -> None:
     """Progress, for people: on stderr, so that what is printed on stdout stays clean."""
-    typer.echo(message, err=True)
+    echo_lines(message, err=True)
+
+
+def echo(text: str = "") -> None:
+    """One line on stdout, whatever is in it. Nothing of these commands is printed but here and on ``console``."""
+    typer.echo(printable.line(text))
+
+
+def echo_lines(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Text of several lines."""
+    typer.echo(printable.lines(text), err=err, nl=nl)
+
+
+def echo_json(text: str) -> None:
+    """JSON, as its writer made it."""
+    typer.echo(printable.json_text(text))
 
 
 def print_json(value: Any) -> None:
@@ -99,4 +114,4 @@ def print_json(value: Any) -> None:
         return item.model_dump(mode="json") if isinstance(item, BaseModel) else item
 
     plain_value = [plain(item) for item in value] if isinstance(value, list) else plain(value)
-    typer.echo(json.dumps(plain_value, indent=2))
+    echo_json(json.dumps(plain_value, indent=2))

@@ -42,7 +42,7 @@ def plans(incomplete: str) -> list[str]:
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete) and name.isprintable()]
 
 
 def _ask(ctx: typer.Context, question: Callable[[Client], Iterable[str]]) -> list[str]:

@@ -18,6 +18,7 @@ from api.commands.common import (
     WatchOption,
     connect,
     console_for,
+    echo_json,
     print_json,
     say,
     until_interrupted,
@@ -59,7 +60,7 @@ def _watch(client: Client, job: str, output: str | None, as_json: bool) -> None:
     look = Looker(asking(client, job))
     with until_interrupted():
         if as_json or output == "json":
-            emit(look, lambda found: found.islands, typer.echo, lambda found: found.state.final)
+            emit(look, lambda found: found.islands, echo_json, lambda found: found.state.final)
         else:
             show(look, lambda found: _table(found, output), console_for(output), lambda found: found.state.final)
 

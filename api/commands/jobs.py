@@ -19,6 +19,8 @@ from api.commands.common import (
     connect,
     console,
     console_for,
+    echo,
+    echo_json,
     print_json,
     say,
     until_interrupted,
@@ -137,7 +139,7 @@ def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json
 
     with until_interrupted():
         if as_json or output == "json":
-            emit(Looker(ask), lambda found: found, typer.echo)
+            emit(Looker(ask), lambda found: found, echo_json)
         else:
             show(Looker(ask), draw, console_for(output))
 
@@ -252,7 +254,8 @@ def report(
             print_json(figures)
             return
         found = client.job(job)
-    typer.echo("\n".join([*lines_that_matter(figures), f"report    {found.run_dir}/report.html"]))
+    for text in (*lines_that_matter(figures), f"report    {found.run_dir}/report.html"):
+        echo(text)
 
 
 def watch_to_end(client: Client, job: str, as_json: bool = False) -> None:
@@ -263,7 +266,7 @@ def watch_to_end(client: Client, job: str, as_json: bool = False) -> None:
     job = client.job(job).job  # `latest` may mean another one by the time it is said again
     try:
         if as_json:
-            ended = follow(client, job, lambda picture: typer.echo(picture.model_dump_json()))
+            ended = follow(client, job, lambda picture: echo_json(picture.model_dump_json()))
         else:
             ended = watch_live(client, job, console())
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from api.commands.common import (
     UrlOption,
     connect,
     console,
+    echo_lines,
     print_json,
     say,
     until_interrupted,
@@ -45,8 +46,7 @@ def logs(
         if source is not None:
             with until_interrupted():
                 for text in client.log(job, source, incarnation=incarnation, tail=tail, follow=follow):
-                    sys.stdout.write(text)
-                    sys.stdout.flush()
+                    echo_log(text)
             return
         found = client.logs(job)
     if as_json:
@@ -62,6 +62,15 @@ def logs(
         written = time.strftime("%m-%d %H:%M:%S", time.localtime(log.written_at))
         table.add_row(log.source, str(log.incarnation), f"{log.bytes:,}", written)
     console().print(table)
+
+
+def echo_log(text: str) -> None:
+    """On a terminal as it may be shown; to a file or a pipe as it was written, colours and all."""
+    if sys.stdout.isatty():
+        echo_lines(text, nl=False)
+    else:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def register(app: typer.Typer) -> None:

@@ -17,6 +17,8 @@ from api.commands.common import (
     UrlOption,
     connect,
     console,
+    echo,
+    echo_json,
     print_json,
     say,
 )
@@ -50,7 +52,7 @@ def events(
             for record in (
                 follow_events(client, job, after) if follow else client.events(job, after=after, follow=False)
             ):
-                typer.echo(record.model_dump_json() if as_json else tell(record))
+                echo_json(record.model_dump_json()) if as_json else echo(tell(record))
                 after = record.n
         except KeyboardInterrupt:
             say(f"the job goes on; come back with `atoll events {job} --follow --after {after}`")

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from api.commands.common import INTERRUPTED, SEED_MAX, JsonOption, console, print_json, say
+from api.commands.common import INTERRUPTED, SEED_MAX, JsonOption, console, echo, print_json, say
 from orchestrator.errors import ConfigurationError
 
 
@@ -81,12 +81,13 @@ def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None
     if as_json:
         print_json({**result.plain(), "tapes": digests})
     else:
-        typer.echo("\n".join([title, *subtitle, ""]))
+        for text in (title, *subtitle, ""):
+            echo(text)
         console().print(systems_table(result.rows))
-        typer.echo()
+        echo()
         console().print(badput_table(result.rows))
         for note in (*result.notes, *(f"tape {path}, digest {digest}" for path, digest in digests.items())):
-            typer.echo(note)
+            echo(note)
     if result.partial:
         say(f"interrupted: this is what {result.simulated_s:,.0f} s of {parsed.duration:,.0f} s came to")
         raise typer.Exit(INTERRUPTED)
@@ -107,7 +108,7 @@ def _run_preset(preset: Preset, seed: int, plot: Path | None, as_json: bool) -> 
     else:
         console().print(found.table)
         for note in found.notes:
-            typer.echo(note)
+            echo(note)
     if found.partial:
         say("interrupted: these are the rows that were done")
         raise typer.Exit(INTERRUPTED)
@@ -125,12 +126,11 @@ class Progress:
     """
 
     def __init__(self, name: str) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        self._bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        self._bar = Bar(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True)
         self._task = self._bar.add_task(name, total=1.0)
         self._interrupted = False
         self._handler = signal.getsignal(signal.SIGINT)

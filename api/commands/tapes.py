@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.commands.common import INTERRUPTED, SEED_MAX, JsonOption, RunsOption, console, print_json, say
+from api.commands.common import (
+    INTERRUPTED,
+    SEED_MAX,
+    JsonOption,
+    RunsOption,
+    console,
+    echo,
+    echo_lines,
+    print_json,
+    say,
+)
 from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
 from orchestrator.errors import ConfigurationError
@@ -34,13 +44,11 @@ def replay(tape: TapeArgument, as_json: JsonOption = False) -> None:
         print_json(facts | {"divergence": str(result.divergence) if result.divergence else None})
     elif result.exact:
         seal = "the digest is the recorded one" if sealed else "the tape is not sealed: its job has not ended properly"
-        typer.echo(
-            f"identical: all {result.steps:,} steps of {path} give the recorded effects; {seal} ({result.digest})"
-        )
+        echo(f"identical: all {result.steps:,} steps of {path} give the recorded effects; {seal} ({result.digest})")
         if recorded.torn:
-            typer.echo(f"note: {recorded.torn}", err=True)
+            say(f"note: {recorded.torn}")
     else:
-        typer.echo(f"different after {result.matching:,} of {result.steps:,} steps of {path}\n{result.divergence}")
+        echo_lines(f"different after {result.matching:,} of {result.steps:,} steps of {path}\n{result.divergence}")
     if not result.exact:
         raise typer.Exit(1)
 
@@ -51,7 +59,7 @@ def fit(tape: TapeArgument) -> None:
     from orchestrator.simulation.fit import fit as fit_world
 
     world = fit_world(_read(tape))
-    typer.echo(worldfile.dump(world), nl=False)
+    echo_lines(worldfile.dump(world), nl=False)
     for note in world.notes:
         say(f"note: {note}")
 
@@ -107,7 +115,7 @@ def _show(question: WhatIf) -> None:
         table.add_row(row.name, *(figure(row.values.get(name), row.unit) for name in question.columns))
     console().print(table)
     for note in question.fitted.notes:
-        typer.echo(f"note: {note}")
+        echo(f"note: {note}")
 
 
 def train_tape(

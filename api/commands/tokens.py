@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from api.auth.roles import Role
-from api.commands.common import HomeOption, JsonOption, UrlOption, connect, console, print_json, say
+from api.commands.common import HomeOption, JsonOption, UrlOption, connect, console, echo, print_json, say
 from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import RequestError
 
@@ -39,7 +39,7 @@ def create(
         return
     ends = f"until {said(made.expires_at)}" if made.expires_at else "until it is revoked"
     say(f"the {made.role} token {made.name!r}, valid {ends}; it is shown this once:")
-    typer.echo(made.token)
+    echo(made.token)
 
 
 def list_tokens(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:

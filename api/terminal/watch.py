@@ -111,7 +111,7 @@ def render(job: Job, note: str | None = None) -> RenderableType:
         parts.append(Text(job.reason, style="bold red" if job.state == "failed" else "default"))
     if note:
         parts.append(Text(note, style="cyan"))
-    return Panel(Group(*parts), title=f"[bold]{job.job}[/bold]", title_align="left", border_style="dim")
+    return Panel(Group(*parts), title=Text(job.job, style="bold"), title_align="left", border_style="dim")
 
 
 def island_table(islands: list[Island], now_s: float | None) -> Table:

@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from orchestrator import printable
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
@@ -270,7 +271,7 @@ def main(arguments: list[str] | None = None) -> int:
                 passed=options.pass_environment,
             )
     except AtollError as error:
-        print(error, file=sys.stderr)
+        print(printable.lines(str(error)), file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     return 0
 

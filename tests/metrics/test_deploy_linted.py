@@ -46,8 +46,8 @@ def test_hadolint_has_nothing_to_say_of_the_image() -> None:
 @pytest.mark.parametrize(
     ("sound", "fault", "rule"),
     [
-        ("FROM python:3.11.11-slim-bookworm AS", "FROM python:latest AS", "DL3007"),
-        ("COPY requirements.lock .", "ADD requirements.lock .", "DL3020"),
+        ("FROM ${PYTHON_IMAGE} AS", "FROM python:latest AS", "DL3007"),
+        ("COPY pyproject.toml", "ADD pyproject.toml", "DL3020"),
         ("WORKDIR /opt/atoll", "WORKDIR opt/atoll", "DL3000"),
         ("RUN useradd", "RUN cd /tmp && useradd", "DL3003"),
         ("USER 10001", "USER root", "DL3002"),

@@ -1,0 +1,34 @@
+"""The console that all commands draw on: whatever text reaches the terminal through it is text, and no more.
+
+Responsible for: no markup in what is printed (a name may be ``[red]`` or ``[link=…]``), one line in a cell of a table, and
+no control character but those of rich itself. Refuses to know what is printed. ``api.commands.common`` has the same for
+lines without a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.segment import Segment
+from rich.text import Text
+
+from orchestrator import printable
+
+
+class Screen(Console):
+    """Rich's console, of which nothing else is used by commands."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """A cell is measured, and drawn, by this."""
+        return super().render_str(printable.line(text), **how)
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        """The last place where text and control codes are still told apart."""
+        return super()._render_buffer(
+            segment if segment.control else segment._replace(text=printable.lines(segment.text)) for segment in buffer
+        )

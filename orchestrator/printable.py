@@ -1,0 +1,56 @@
+"""Text from elsewhere as it may be shown: what would move a cursor, change a screen or hide among letters is made visible.
+
+A path that a caller asked for, an island's last words, a reason on a tape: all end in somebody's terminal or log, where an
+escape sequence would recolour, retitle or rewrite what stands there, a line break would forge a line, and a direction mark
+would turn words round. Each such character becomes one visible one, so that columns stay where they are.
+
+Source: Unicode's Cc, Cf, Zl and Zp; "Trojan Source", arXiv:2111.00169, for the direction marks.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_HIDDEN = ("Cc", "Cf", "Zl", "Zp", "Cs", "Co")
+_SYMBOL_OF_DELETE, _SYMBOLS_OF_CONTROLS, _REPLACEMENT = "\u2421", 0x2400, "\ufffd"
+
+
+def _visible(number: int) -> str:
+    if number < 0x20:
+        return chr(_SYMBOLS_OF_CONTROLS + number)
+    return _SYMBOL_OF_DELETE if number == 0x7F else _REPLACEMENT
+
+
+_TABLE = {
+    number: _visible(number)
+    for number in (*range(0x10000), *range(0xE0000, 0xE1000))
+    if unicodedata.category(chr(number)) in _HIDDEN and chr(number) not in "\u200c\u200d"
+}
+"""But for the joiners, without which some scripts, and some pictures, fall apart."""
+_TABLE_OF_LINES = {number: shown for number, shown in _TABLE.items() if chr(number) not in "\n\t"}
+_HAZARD_IN_JSON = re.compile(
+    "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+
+
+def line(text: str) -> str:
+    """As one line."""
+    return text if text.isascii() and text.isprintable() else text.translate(_TABLE)
+
+
+def lines(text: str) -> str:
+    """As lines, with their tabs: for what has several of its own accord."""
+    return text.translate(_TABLE_OF_LINES)
+
+
+def json_text(text: str) -> str:
+    """The same JSON, escaped where its writer was not bound to: what a program reads is not changed."""
+    return _HAZARD_IN_JSON.sub(lambda found: _escape(ord(found.group())), text)
+
+
+def _escape(number: int) -> str:
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    high, low = divmod(number - 0x10000, 0x400)
+    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
