@@ -92,9 +92,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in REFUSALS_OF_THE_DISK:
             raise
-        typer.echo(
-            f"atoll: {error.strerror}: {error.filename or 'a file of the home folder'}. Make room there.", err=True
-        )
+        say(f"atoll: {error.strerror}: {error.filename or 'a file of the home folder'}. Make room there.")
         sys.exit(1)
 
 

@@ -16,7 +16,7 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import listed
 from orchestrator.checkpoints.resumption import find
 from orchestrator.checkpoints.writing import checkpoint_folder, root_of
-from orchestrator.config import JobSpec
+from orchestrator.config import JobSpec, parse_job
 from orchestrator.errors import (
     AtollError,
     ConfigurationError,
@@ -93,7 +93,7 @@ def _root(row: JobRow, roots: AllowedRoots) -> Folder:
 
 
 def _url(row: JobRow) -> str:
-    return root_of(JobSpec.model_validate(row.spec).checkpoints.folder, row.job, Path(row.run_dir))
+    return root_of(parse_job(row.spec).checkpoints.folder, row.job, Path(row.run_dir))
 
 
 def _problem(message: str, remedy: str = REMEDY) -> InvalidJobSpec:

@@ -30,7 +30,7 @@ from api.jobs.tending import Tending
 from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.storage.store import JobRow, Store
-from orchestrator.config import JobSpec
+from orchestrator.config import JobSpec, parse_job
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import AtollError, InfrastructureError, NotFound, first_line
 from orchestrator.roots import AllowedRoots
@@ -233,7 +233,7 @@ class Dispatcher:
         run_dir = Path(row.run_dir)
         try:
             prepare_run_dir(run_dir, row.spec)
-            spec = JobSpec.model_validate(row.spec)
+            spec = parse_job(row.spec)
             refuse_outside(spec, self._roots)
             self._control.start_job(row.job, spec, run_dir, cordoned, self._roots)
         except Exception as error:

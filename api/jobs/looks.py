@@ -120,7 +120,7 @@ class Looks:
         """All of these that live are asked at once, so that whoever wants them all waits for the slowest only."""
         for row in rows:
             kept = self._kept.get(row.job)
-            if JobState(row.state) in ALIVE and (kept is None or time.monotonic() - kept.asked_at > FRESH_S):
+            if row.state in ALIVE and (kept is None or time.monotonic() - kept.asked_at > FRESH_S):
                 with suppress(InfrastructureError):  # whoever wants this one hears of it
                     self._question(row)
 

@@ -41,7 +41,7 @@ from api.run.files import is_there
 from api.run.folder import Run, damage_of_status, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
-from orchestrator.config import JobSpec
+from orchestrator.config import parse_job
 from orchestrator.errors import AtollError, InfrastructureError
 from orchestrator.roots import AllowedRoots
 
@@ -203,7 +203,7 @@ class Overseer:
     def _start_again(self, row: JobRow, cordoned: Mapping[str, str]) -> None:
         logger.warning("nothing of job %s runs any more; it is started again from its run folder", row.job)
         try:
-            spec = JobSpec.model_validate(row.spec)
+            spec = parse_job(row.spec)
             refuse_outside(spec, self._roots, begun=True)
             self._control.start_job(row.job, spec, Path(row.run_dir), cordoned, self._roots)
         except Exception as error:

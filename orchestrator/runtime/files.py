@@ -103,7 +103,8 @@ def open_files(
         journal = _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
         return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Promises())
-    snapshot = _snapshot(snapshot_path, disk, policy, folds)
+    witness = _snapshot(snapshot_path, disk)
+    snapshot = witness if witness is not None and _fits(witness, policy, folds) else None
     tape, written = TapeWriter.reopen(path, disk, snapshot.mark if snapshot else None)
     header = written.header
     if not isinstance(header, Header) or header.job != job or header.policy != policy:
@@ -125,7 +126,7 @@ def open_files(
             undecided = undecided_merges(past.core.state.rounds, journal.newest) if past.core.state.seeded else ()
             damage = [f"tape: {written.torn}", *damage, *(journal.drop_newest(fragment) for fragment in undecided)]
         if not past.core.state.seeded:
-            _refuse_a_cut(path, journal, snapshot)
+            _refuse_a_cut(path, journal, witness)
         files = JobFiles(tape, journal, header, past.core, past.folds, past.promises, past, tuple(damage))
         return _taken_up(files, spec)
     except Exception:
@@ -133,18 +134,24 @@ def open_files(
         raise
 
 
-def _snapshot(path: Path, disk: Disk, policy: JobPolicy, folds: Sequence[Fold]) -> Snapshot | None:
-    """The tape tells all that a snapshot does, so one that cannot be used is only a pity."""
+def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
+    """The tape tells all that a snapshot does, so one that cannot be read is only a pity."""
     try:
-        snapshot = read_snapshot(path, disk)
-        if snapshot is not None and [type(fold) for fold in snapshot.folds] != [Promises, *map(type, folds)]:
-            raise DataError(detail="the snapshot has other folds than this job's.")
-        if snapshot is not None and snapshot.core.state.policy != policy:
-            raise DataError(detail="the snapshot is that of another job, or of another specification.")
+        return read_snapshot(path, disk)
     except DataError as error:
         log.warning("everything is remembered from the tape: %s", error)
         return None
-    return snapshot
+
+
+def _fits(snapshot: Snapshot, policy: JobPolicy, folds: Sequence[Fold]) -> bool:
+    """Whether the job may go on from this snapshot. One that does not fit still witnesses that there is a past."""
+    if [type(fold) for fold in snapshot.folds] != [Promises, *map(type, folds)]:
+        log.warning("everything is remembered from the tape: the snapshot has other folds than this job's.")
+        return False
+    if snapshot.core.state.policy != policy:
+        log.warning("everything is remembered from the tape: the snapshot is that of another job or specification.")
+        return False
+    return True
 
 
 def _note_boot(run_dir: Path, disk: Disk) -> None:

@@ -44,7 +44,7 @@ CROWD = 2_000_000
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
     folder = tmp_path_factory.mktemp("bounds")
-    store = Store("sqlite://")
+    store = Store(f"sqlite:///{folder / 'service.sqlite'}")
     yield create_app(Clockwork(folder / "clockwork"), store, folder / "runs")
     store.close()
 

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.core.saving import CheckpointFailed, CheckpointRequested, CheckpointTaken
 from orchestrator.errors import InfrastructureError
+from orchestrator.roots import Allowed
 from orchestrator.runtime import snapshots
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.patience import Patience, only_full
@@ -41,21 +42,21 @@ ERRORS = (
 class Failing(Folder):
     """A folder of checkpoints that fails in one place, for a while."""
 
-    def __init__(self, url: str, error: BaseException, at: str, broken: list[bool]) -> None:
-        super().__init__(url)
+    def __init__(self, allowed: Allowed, error: BaseException, at: str, broken: list[bool]) -> None:
+        super().__init__(allowed)
         self._error, self._at, self._broken = error, at, broken
 
     def sub(self, name: str) -> Folder:
         self._fail("sub")
-        return Failing(f"{self.url}/{name}", self._error, self._at, self._broken)
+        return Failing(self._there.sub((name,)), self._error, self._at, self._broken)
 
     def write(self, name: str, content: bytes) -> None:
         self._fail("manifest" if name == "manifest.json" else "write")
         super().write(name, content)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, bytes_max: int) -> bytes:
         self._fail("read")
-        return super().read(name)
+        return super().read(name, bytes_max)
 
     def remove(self, name: str) -> None:
         self._fail("remove")
@@ -85,7 +86,7 @@ def test_whatever_a_checkpoint_fails_of_the_job_trains_on_and_says_why(tmp_path:
     real: Checkpoints = lives.shell.saver._real
     sound, broken = real.root, [True]
     for count, error in enumerate(ERRORS, start=1):
-        real.root = Failing(sound.url, error, at, broken)
+        real.root = Failing(sound._there, error, at, broken)
         outcomes = asked(lives, f"c-{count}")
         assert [type(outcome) for outcome in outcomes] == [CheckpointFailed] * count
         assert outcomes[-1].reason.startswith(f"{type(error).__name__}: ")
@@ -104,7 +105,7 @@ def test_what_cannot_be_removed_takes_room_and_no_more(tmp_path: Path, at: str) 
     lives.step(8)
     asked(lives, "first")
     real: Checkpoints = lives.shell.saver._real
-    real.root = Failing(real.root.url, ValueError("odd"), at, [True])
+    real.root = Failing(real.root._there, ValueError("odd"), at, [True])
     lives.step(3)
     lives.adopt()
     assert [type(outcome) for outcome in asked(lives, "second")] == [CheckpointTaken] * 2

@@ -86,7 +86,10 @@ class Desk:
         self.store = Store(f"sqlite:///{self.database}")
         self.service = Service(self.control, self.store, self.installation.runs)
         self.shelf = Shelf(self.service, self.store)
-        self.overseer = Overseer(self.control, self.store, self.service.cordons, self.service.record, self.taken_down)
+        service = self.service
+        self.overseer = Overseer(
+            self.control, self.store, service.cordons, service.record, service.roots, self.taken_down
+        )
         self.service.resume()
 
     def submit(self, **changes: Any) -> str:
@@ -135,7 +138,9 @@ def test_two_jobs_of_unusable_checkpoint_folders_stop_the_supervision_of_nobody(
     for _ in range(TRIES_MAX):
         desk.overseer.look()
     assert desk.states(bad, worse, well) == ["failed"] * 3
-    assert "No synchroniser could be placed" in desk.service.job(bad).reason
+    assert "checkpoints.folder" in desk.service.job(bad).reason
+    assert "checkpoints.folder" in desk.service.job(worse).reason
+    assert "No synchroniser could be placed" in desk.service.job(well).reason
     assert len([r for r in caplog.records if "whether it has checkpoints" in r.message]) == 2
 
 

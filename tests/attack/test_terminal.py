@@ -129,7 +129,11 @@ def test_commands_print_through_one_seam() -> None:
         r"^(print|typer\.(echo|secho|style)|click\.(echo|secho)|(sys\.)?std(out|err)(\.buffer)?\.write|"
         r"sys\.std(out|err)(\.buffer)?\.write(lines)?|(rich\.)?print|Console|(rich\.)?console\.Console|os\.write)$"
     )
-    seams = {"api/commands/common.py": {"typer.echo"}, "api/commands/logs.py": {"sys.stdout.write"}}
+    seams = {
+        "api/commands/common.py": {"typer.echo"},
+        "api/commands/logs.py": {"sys.stdout.write"},
+        "api/installation/home.py": {"os.write"},  # into the lock's file
+    }
     found = []
     for path in [ROOT / "api" / "cli.py", *(ROOT / "api").rglob("*.py")]:
         name = str(path.relative_to(ROOT))
