@@ -100,7 +100,7 @@ class Looks:
         now, kept = time.monotonic(), self._kept.get(row.job)
         if kept and now - kept.asked_at <= (FRESH_S if kept.silence is None else SILENT_S):
             return said(kept)
-        if JobState(row.state) not in ALIVE:
+        if row.state not in ALIVE:
             return self.fresh(row)  # what is known of it is on the disk
         question, is_first = self._question(row)
         if kept and kept.silence is None and not is_first and now - kept.asked_at < STALE_MAX_S:
