@@ -209,9 +209,9 @@ def test_the_log_tells_an_outage_in_lines_and_not_in_tracebacks(
         assert_all_well(http, job)
         before = service.home.log.stat().st_size
         postgres.kill()
-        wait_until(lambda: "the thread tending waits" in said_since(service, before), timeout_s=60)
+        wait_until(lambda: "the thread tending: it waits" in said_since(service, before), timeout_s=60)
         postgres.start()
-        wait_until(lambda: "the thread tending goes on" in said_since(service, before), timeout_s=60)
+        wait_until(lambda: "the thread tending: it works again" in said_since(service, before), timeout_s=60)
         assert "Traceback" not in said_since(service, before)
 
 
