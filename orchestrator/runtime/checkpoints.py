@@ -68,7 +68,8 @@ class Checkpoints:
     """``act`` is called in the pump's thread, right after the folds have seen the record.
 
     ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. ``roots`` are
-    what the job may touch. ``worker`` takes the place of the one thread.
+    what the job may touch; OutsideRoots is raised where its folder lies below none. ``worker`` takes the place of the one
+    thread.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Checkpoints:
         self._state, self._ledger, self._take_outer = state, ledger, take_outer
         self._sync_tape, self._post, self._roots = sync_tape, post, roots
         self._url = writing.root_of(spec.checkpoints.folder, job, run_dir)
+        roots.checkpoint_folder(self._url)  # raises; a place that is only out of reach may come back
         self._root: Folder | None = None
         self._worker = worker or ThreadPoolExecutor(1, "checkpoint")
         self._open: dict[int, _Open] = {}
