@@ -168,7 +168,8 @@ def test_a_job_whose_start_was_cut_short_is_settled_once_the_cluster_answers(col
     again = wait_until(
         lambda: answered(lambda: service.submit(spec, "me", "key"))
     )  # a silence is remembered for a moment
-    assert (again.job, again.state) == ("lost-aaaaa", "running"), "nothing of the first attempt ever ran"
+    assert again.job == "lost-aaaaa"
+    assert again.state in ("running", "completed"), "nothing of the first attempt ever ran"
     assert len(service.jobs()) == 1
     store.close()
 

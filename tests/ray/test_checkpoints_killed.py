@@ -1,7 +1,8 @@
 """Processes are killed while a checkpoint is taken, and on the way back to one: it is whole or not there, and all or nothing
 of it is restored.
 
-To catch them in the act, a file that they write is a pipe: whoever opens it waits, for as long as the test needs.
+To catch them in the act, whoever writes a file waits for as long as the test needs: of the journal, because it is a pipe;
+of a checkpoint, whose writer opens nothing that it has not made, because of a plug (``tests.ray.plugged``).
 """
 
 from __future__ import annotations
@@ -30,14 +31,27 @@ from tests.ray.test_recovery import kill
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 Start = Callable[..., Job]
 ENDLESS = 10**12
+PLUGGED = "tests.ray.plugged:create"
 SEGMENTS_AHEAD = 8
 """More than are begun between two looks at the journal of a job that merges nothing."""
 
 
-def plug(path: Path) -> None:
-    """Whoever opens this file to write it waits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(path)
+@pytest.fixture
+def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Whoever is to write this file of a checkpoint waits, until the test's end. For jobs with the trainer ``PLUGGED``."""
+    from tests.ray import plugged  # here, because it imports Ray
+
+    monkeypatch.setattr("orchestrator.runtime.synchroniser_actor.SynchroniserActor", plugged.PluggedSynchroniser)
+    plugs: list[Path] = []
+
+    def plug_one(path: Path) -> None:
+        plugged.PLUGS.mkdir(exist_ok=True)
+        plugs.append(plugged.plug_of(path))
+        plugs[-1].touch()
+
+    yield plug_one
+    for path in plugs:
+        path.unlink()
 
 
 def effects_of(job: Job, kind: type) -> list[Any]:
@@ -45,15 +59,17 @@ def effects_of(job: Job, kind: type) -> list[Any]:
     return [effect for record in records for effect in record.effects if isinstance(effect, kind)]
 
 
-def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_all(start: Start) -> None:
+def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_all(
+    start: Start, plug: Callable[[Path], None]
+) -> None:
     """One dies when its part is written, another while it writes it; the checkpoint is sealed, and gone on from."""
     groups = GROUPS[:3]
     writing, written, other = groups
-    job = start(synthetic(steps=ENDLESS, groups=groups))
+    job = start(synthetic(steps=ENDLESS, groups=groups), trainer=PLUGGED)
     for group in groups:
         job.wait_for_merge(group, 1)
     checkpoint = job.run_dir / "checkpoints" / "000001"
-    plug(checkpoint / writing / "arrays.safetensors.draft")
+    plug(checkpoint / writing / "arrays.safetensors")
     job.command("checkpoint")
     job.wait_until(lambda: {e.island for e in recorded(job, saving.IslandSaved)} == {written, other}, "two parts")
     for name in (written, writing):
@@ -70,7 +86,7 @@ def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_al
     job.wait_for_end()
     assert_sound(job)
 
-    after = start(resumed(job, [{"node_group": group, "name": group} for group in groups], ENDLESS))
+    after = start(resumed(job, [{"node_group": group, "name": group} for group in groups], ENDLESS), trainer=PLUGGED)
     for group in groups:
         after.wait_for_merge(group, 1)
     after.command("cancel")
@@ -96,18 +112,18 @@ def is_sealing(job: Job, number: int) -> bool:
 
 
 CAUGHT = (
-    ("us-east/arrays.safetensors.draft", one_saved),
-    ("fragment-0002.momentum.draft", everyone_saved),
-    ("manifest.json.draft", is_sealing),
+    ("us-east/arrays.safetensors", one_saved),
+    ("fragment-0002.momentum", everyone_saved),
+    ("manifest.json", is_sealing),
 )
 """What of a checkpoint is being written when the synchroniser dies, and how that is known."""
 
 
 def test_a_synchroniser_killed_while_it_takes_a_checkpoint_drops_it_and_the_one_before_stays(
-    start: Start, home: Path
+    start: Start, home: Path, plug: Callable[[Path], None]
 ) -> None:
     groups = ("us-east", "asia")
-    job = start(synthetic(steps=ENDLESS, groups=groups))
+    job = start(synthetic(steps=ENDLESS, groups=groups), trainer=PLUGGED)
     for group in groups:
         job.wait_for_merge(group, 1)
     job.command("checkpoint")
@@ -154,7 +170,7 @@ def writing_to(job: Job, fragment: int) -> Iterator[Callable[[], bool]]:
     with ExitStack() as opened:
         pipes = []
         for path in (newest, *ahead):
-            plug(path)
+            os.mkfifo(path)
             pipes.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
             opened.callback(os.close, pipes[-1])
 
