@@ -32,7 +32,8 @@ class Complaints:
         if reason == self._reasons.get(whom):
             return False
         self._reasons[whom] = reason
-        self._log.warning("%s: %s", whom, reason, exc_info=error)
+        story = None if isinstance(error, InfrastructureError) else error  # that one has said all that is to be said
+        self._log.warning("%s: %s", whom, reason, exc_info=story)
         return True
 
     def settle(self, whom: str) -> bool:

@@ -103,7 +103,6 @@ def test_what_befalls_one_home_is_not_felt_by_the_other(places: tuple[Place, Pla
     wait_until(lambda: version(other) > at + 20, timeout_s=300)
     one.start()
     wait_until(lambda: one.job()["state"] == "running" and version(one) > jobs[0]["global_version"], timeout_s=300)
-    assert (one.home.address() or first).url == first.url, "it comes back where it was"
 
     one.atoll("down")
     assert processes_with(one_mark := marks[0]) == set(), one_mark
