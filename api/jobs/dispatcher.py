@@ -148,6 +148,8 @@ class Dispatcher:
                 try:
                     if row := self._store.job(job):
                         self._start(row)
+                except InfrastructureError as error:
+                    logger.warning("job %s could not be seen to: %s", job, error)
                 except Exception:  # the others' turn is now, too; this one's comes again
                     logger.exception("job %s could not be seen to", job)
         finally:
