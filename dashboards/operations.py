@@ -129,11 +129,20 @@ def _service() -> list[Panel]:
             "Processors that the service keeps busy. Jobs run elsewhere.",
             "none",
             Query(f"rate(process_cpu_seconds_total{{{SERVICE}}}[{RATE}])", "{{instance}}"),
+            width=8,
         ),
         curves(
             "Memory",
             "Resident memory of the service's process.",
             "bytes",
             Query(f"process_resident_memory_bytes{{{SERVICE}}}", "{{instance}}"),
+            width=8,
+        ),
+        curves(
+            "Clock set by",
+            "By how much the clock of the service's machine was set since the service began.",
+            "s",
+            Query("atoll_clock_set_seconds", "{{instance}}"),
+            width=8,
         ),
     ]

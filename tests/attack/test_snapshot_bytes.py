@@ -20,6 +20,7 @@ import pytest
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
+from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.errors import DataError
 from orchestrator.runtime.files import SNAPSHOT, open_files
 from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
@@ -319,6 +320,10 @@ def test_a_job_takes_up_only_a_snapshot_of_itself(tmp_path: Path, snapshot: Snap
     (tmp_path / SNAPSHOT).write_bytes(encode(Snapshot(mark, 0.0, snapshot.core, folds), build()))
     assert read_snapshot(tmp_path / SNAPSHOT) is not None
     wanted = Goodput(policy), Statistics(policy)
+    with pytest.raises(DataError, match="the snapshot knows of merges"):  # and on the tape there are none
+        open_files(tmp_path, "job", spec, policy, 0.0, wanted)
+    fresh = Snapshot(mark, 0.0, Synchroniser(snapshot.core.state.policy), folds)
+    (tmp_path / SNAPSHOT).write_bytes(encode(fresh, build()))
     files = open_files(tmp_path, "job", spec, policy, 0.0, wanted)
     files.tape.let_go()
     assert files.past is not None
