@@ -14,7 +14,7 @@ from typing import Any
 
 from learners import synthetic
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.runtime.synchroniser_actor import SynchroniserActor
+from orchestrator.runtime import synchroniser_actor
 
 PLUGS = Path(tempfile.gettempdir()) / "atoll-plugs"
 
@@ -23,8 +23,8 @@ def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> synth
     return synthetic.create(spec, shard_index, shard_count)
 
 
-class PluggedSynchroniser(SynchroniserActor):
-    """A synchroniser, in a process that has imported this module."""
+class SynchroniserActor(synchroniser_actor.SynchroniserActor):
+    """A synchroniser, in a process that has imported this module; processes are found by the class's name."""
 
 
 def plug_of(path: Path) -> Path:

@@ -41,7 +41,7 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
     """Whoever is to write this file of a checkpoint waits, until the test's end. For jobs with the trainer ``PLUGGED``."""
     from tests.ray import plugged  # here, because it imports Ray
 
-    monkeypatch.setattr("orchestrator.runtime.synchroniser_actor.SynchroniserActor", plugged.PluggedSynchroniser)
+    monkeypatch.setattr("orchestrator.runtime.synchroniser_actor.SynchroniserActor", plugged.SynchroniserActor)
     plugs: list[Path] = []
 
     def plug_one(path: Path) -> None:
@@ -69,7 +69,7 @@ def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_al
     for group in groups:
         job.wait_for_merge(group, 1)
     checkpoint = job.run_dir / "checkpoints" / "000001"
-    plug(checkpoint / writing / "arrays.safetensors")
+    plug(checkpoint / writing / "part.json")
     job.command("checkpoint")
     job.wait_until(lambda: {e.island for e in recorded(job, saving.IslandSaved)} == {written, other}, "two parts")
     for name in (written, writing):
@@ -112,7 +112,7 @@ def is_sealing(job: Job, number: int) -> bool:
 
 
 CAUGHT = (
-    ("us-east/arrays.safetensors", one_saved),
+    ("us-east/part.json", one_saved),
     ("fragment-0002.momentum", everyone_saved),
     ("manifest.json", is_sealing),
 )
