@@ -23,6 +23,7 @@ from orchestrator.checkpoints.reading import verified
 from orchestrator.checkpoints.resumption import find
 from orchestrator.core import events, saving
 from orchestrator.core.vocabulary import RoundPhase
+from orchestrator.roots import AllowedRoots
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GROUPS, Job, assert_sound, synthetic
 from tests.ray.test_checkpoints import carried_on, checkpoints_of, recorded, resumed, taken
@@ -138,7 +139,7 @@ def test_a_synchroniser_killed_while_it_takes_a_checkpoint_drops_it_and_the_one_
         job.wait_until(lambda number=number: len(job.restarts()) == number - 1, "the next life")
         job.wait_until(lambda number=number: not (root / f"{number:06d}").exists(), f"no checkpoint {number}")
         job.status_once_back()
-        assert find(str(root), first.spec).manifest == first
+        assert find(AllowedRoots.only(root), str(root), first.spec).manifest == first
     dropped = effects_of(job, saving.DropCheckpoint)
     assert [(drop.checkpoint, "the synchroniser died" in drop.reason) for drop in dropped] == [
         (2, True),
@@ -147,7 +148,7 @@ def test_a_synchroniser_killed_while_it_takes_a_checkpoint_drops_it_and_the_one_
     ]
     job.command("checkpoint")
     taken(job, 2)
-    found = find(str(root), first.spec)
+    found = find(AllowedRoots.only(root), str(root), first.spec)
     assert (found.manifest.number, found.refused) == (5, ())
     assert {part.island for part in found.manifest.parts} == set(groups)
     job.command("cancel")
