@@ -32,6 +32,11 @@ class JobState(StrEnum):
         return self in (JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
 
 
+FINAL = frozenset(state for state in JobState if state.final)
+ALIVE = frozenset({JobState.STARTING, JobState.RUNNING})
+"""What the store says of jobs whose present state only they know."""
+
+
 class CommandState(StrEnum):
     """What became of an operator's command. ``undelivered``: its job did not answer; it is asked again until it does."""
 

@@ -27,7 +27,7 @@ from hashlib import blake2b
 from threading import Lock
 
 from api.jobs.control import StatusRecord
-from api.schemas import Job, JobState
+from api.schemas import ALIVE, Job
 from api.storage.store import JobRow
 from orchestrator.errors import InfrastructureError, PreconditionFailed
 from orchestrator.threads import BoundedThreads
@@ -44,8 +44,6 @@ ASKED_S = 3.0
 """The others wait until the question is so old."""
 QUESTIONS_MAX = 64
 JOBS_MAX = 128
-ALIVE = frozenset({JobState.STARTING, JobState.RUNNING})
-"""What the store says of jobs whose present state only they know."""
 
 
 class Look:

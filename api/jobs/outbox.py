@@ -22,7 +22,7 @@ from threading import Lock
 from api.clocks import Ages
 from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.tending import Complaints, reason_of
-from api.schemas import JobState
+from api.schemas import FINAL
 from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import AtollError, Conflict, InfrastructureError, NotFound
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 Look = Callable[[JobRow], StatusRecord | None]
 """What is known of a job: its final state if it left one, else the live one; None if there is neither."""
 
-FINAL = frozenset(state for state in JobState if state.final)
 STRIKE_WITHIN_S = 10.0
 """What cannot be handed over for so long is a fault that nobody wants any more: it would strike out of its plan."""
 TRIES_MAX = 3

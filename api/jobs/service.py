@@ -34,7 +34,7 @@ from api.jobs.places import places_outside
 from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
-from api.schemas import Command, Island, Job, JobState, JobSummary, Scale
+from api.schemas import ALIVE, FINAL, Command, Island, Job, JobState, JobSummary, Scale
 from api.storage.store import AlreadyKnown, CommandRow, JobRow, Store
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core.vocabulary import Dose
@@ -53,9 +53,6 @@ SUFFIX_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 """Without the characters that are read as one another."""
 
 
-FINAL = frozenset(state for state in JobState if state.final)
-ALIVE = frozenset({JobState.STARTING, JobState.RUNNING})
-"""What the store says of jobs whose present state only they know. What it says beside these is damaged."""
 Summary = TypeVar("Summary", bound=JobSummary)
 
 

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from api.jobs.looks import refuse_outdated
-from api.jobs.service import ALIVE, Service
-from api.schemas import Jobs, JobState
+from api.jobs.service import Service
+from api.schemas import ALIVE, Jobs, JobState
 from api.storage.store import Store
 from orchestrator.errors import Conflict, InfrastructureError, NotFound
 

@@ -27,12 +27,12 @@ from prometheus_client.utils import floatToGoString
 
 from api.clocks import Ages
 from api.jobs.control import StatusRecord
-from api.jobs.service import ALIVE, Service
+from api.jobs.service import Service
 from api.jobs.tending import Complaints, reason_of
 from api.metrics.catalogue import FAMILIES
 from api.metrics.job import Buckets, Sample, samples
 from api.metrics.requests import request_seconds
-from api.schemas import JobState
+from api.schemas import ALIVE, JobState
 from api.storage.store import JobRow, Store
 
 logger = logging.getLogger(__name__)
