@@ -20,7 +20,8 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from api.openapi.examples import SHAPES, SPECIFICATION
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 CASES_MIN = 2000
 EXAMPLES_PER_OPERATION = 90
