@@ -28,7 +28,7 @@ from tests.ray.jobs import GROUPS, Job, assert_sound, pid_of, synthetic
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 Start = Callable[[dict[str, Any]], Job]
 ENDLESS = 100_000
-KILLS = int(os.environ.get("ATOLL_KILLS", "20"))
+KILLS = int(os.environ.get("ATOLL_KILLS", "10"))
 SEEN_BACK_EVERY = 5
 SILENT_S = float(os.environ.get("ATOLL_SILENT_S", "4"))
 SHARE_MIN = 0.97 if SILENT_S >= 60 else 0.85
