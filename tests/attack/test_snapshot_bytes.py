@@ -22,14 +22,15 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.errors import DataError
-from orchestrator.runtime.files import SNAPSHOT, open_files
-from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
+from orchestrator.host.job_files import SNAPSHOT, open_files
+from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape import storage
 from orchestrator.tape.promises import Promises
 from orchestrator.tape.schema import Mark
 from orchestrator.tape.snapshot import BYTES_MAX, Snapshot, _digest, decode, encode
 from orchestrator.tape.storage import TapeWriter, build, read_snapshot
+from tests.simulation.random_faults import random_faults
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent

@@ -11,8 +11,8 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import DataError
-from orchestrator.runtime.snapshots import Snapshots
-from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
+from orchestrator.host.snapshot_writer import SnapshotWriter
+from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape import storage
 from orchestrator.tape.driver import Driver
@@ -22,6 +22,7 @@ from orchestrator.tape.replay import fresh_core
 from orchestrator.tape.schema import Header, Mark, Record
 from orchestrator.tape.snapshot import Snapshot, decode, encode
 from orchestrator.tape.storage import TapeWriter, build, keep_snapshot, read_snapshot, read_tape
+from tests.simulation.random_faults import random_faults
 from tests.waiting import wait_until
 
 HEADER = Header("a job", sample_policy(4, quorum=2, steps=150))
@@ -142,7 +143,7 @@ def test_one_is_due_by_what_would_be_remembered_however_short_each_life_is(
     tape, written = TapeWriter.reopen(path)
     past = remember(written, fresh_folds())
     driver = Driver(past.core, (past.promises, *past.folds), tape, past.count)
-    snapshots = Snapshots(tmp_path / "snapshot", tape, past.before, every=5)
+    snapshots = SnapshotWriter(tmp_path / "snapshot", tape, past.before, every=5)
     driver.step(records[8].event)
     snapshots.consider(driver, records[8].event.at)
     taken = wait_until(lambda: read_snapshot(tmp_path / "snapshot"), "a snapshot", pause_s=0.01)
