@@ -19,8 +19,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.accounting.carrying import Books
-from orchestrator.accounting.ledger import Ledger
+from orchestrator.accounting.ledger import Books, Ledger
 from orchestrator.checkpoints import writing
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import File, Fragment, Manifest, Part
