@@ -25,8 +25,8 @@ from orchestrator.checkpoints.manifest import (
     part_digest,
 )
 from orchestrator.errors import DataError
-from orchestrator.merge import wire
-from orchestrator.merge.outer_state import FragmentState
+from orchestrator.parameters import wire_format
+from orchestrator.parameters.outer_state import FragmentState
 
 
 def root_of(folder: str | None, job: str, run_dir: Path) -> str:
@@ -55,7 +55,7 @@ def momentum_name(fragment: int) -> str:
 def write_outer(folder: Folder, states: Sequence[FragmentState]) -> tuple[File, ...]:
     """Θ and momentum of every fragment are in the folder afterwards. Raises OSError."""
     contents = {
-        name: wire.encode(arrays)
+        name: wire_format.encode(arrays)
         for fragment, state in enumerate(states)
         for name, arrays in (
             (parameters_name(fragment), state.parameters),

@@ -13,8 +13,8 @@ from typing import Any
 from learners.contract import Arrays, Trainer
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import FragmentId
-from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import OuterState
+from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
+from orchestrator.parameters.outer_state import OuterState
 from orchestrator.roots import EVERYTHING
 
 MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
@@ -38,7 +38,7 @@ class Apparatus:
 
     def sent(self, arrays: Arrays) -> Arrays:
         """A contribution as it is after the wire, which may round."""
-        return wire.decode(wire.encode(arrays, self._wire))
+        return wire_format.decode(wire_format.encode(arrays, self._wire))
 
     def snapshot(self, island: int, fragment: FragmentId) -> Arrays:
         """What the island has of the fragment now."""
@@ -50,4 +50,4 @@ class Apparatus:
 
     def digest(self) -> str:
         """Names Θ bit for bit."""
-        return wire.digest(self.outer.parameters())
+        return tensors.digest(self.outer.parameters())

@@ -39,7 +39,7 @@ from orchestrator.core.saving import (
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId
 from orchestrator.errors import AtollError, first_line
-from orchestrator.merge.outer_state import FragmentState
+from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.roots import AllowedRoots
 
 if TYPE_CHECKING:

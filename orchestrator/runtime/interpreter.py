@@ -21,12 +21,12 @@ from orchestrator.core import events, saving
 from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId, Life, ReleaseReason
 from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
+from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.runtime import cluster
 from orchestrator.runtime.catch_ups import CatchUps
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.runtime.links import Failed, Link, Post
 from orchestrator.runtime.names import island_name
-from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.placement import Placement, Unplaced
 from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop

@@ -29,11 +29,12 @@ from orchestrator.core import events, messages
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, Incarnation, Instant, IslandId, Version
 from orchestrator.errors import Fenced, first_line
-from orchestrator.merge.examination import examine
-from orchestrator.merge.wire import WireError
+from orchestrator.parameters.payload_table import PayloadTable
+from orchestrator.parameters.tensors import Tensors
+from orchestrator.parameters.validation import validated
+from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.runtime import cluster
 from orchestrator.runtime.passage import Passage
-from orchestrator.runtime.payloads import Arrays, PayloadTable
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ Post = Callable[[Callable[[Instant], events.Event]], int]
 Outgoing = tuple[Version, int, int, Fix, Any]
 """Version, step, merged offer, fix, and the bytes or a reference to them."""
 Failed = Callable[[BaseException], None]
-Anchor = Callable[[FragmentId], Arrays]
+Anchor = Callable[[FragmentId], Tensors]
 
 
 class Link:
@@ -218,8 +219,8 @@ class Link:
             return 0
         contribution = contribution_of(offer, self._island, self._incarnation)
         try:
-            arrays, displacement = examine(payload, self._anchor(offer.fragment))
-        except WireError as error:
+            arrays, displacement = validated(payload, self._anchor(offer.fragment))
+        except InvalidPayload as error:
             reason, detail = error.reason, error.detail
             return self._post(lambda at: events.ContributionUnusable(at, contribution, reason, detail))
         self._payloads.hold(contribution.payload, arrays)

@@ -32,6 +32,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
 from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
 from orchestrator.errors import Conflict, Fenced, NotFound, first_line
+from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import ending, faults, orders, records, returning
 from orchestrator.runtime.checkpoints import Checkpoints
@@ -39,7 +40,6 @@ from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.files import SNAPSHOT, Make
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.patience import RUN_FOLDER_REFUSES, TAPE_REFUSES, PatientSink, only_full
-from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.snapshots import Snapshots
 from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop

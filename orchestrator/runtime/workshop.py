@@ -26,17 +26,17 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import Conflict, first_line
-from orchestrator.journal.entry import Facts
-from orchestrator.journal.keeper import Insist, Keeper
-from orchestrator.journal.storage import Journal
 from orchestrator.logbook import service_logbook
-from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import FragmentState, NotFinite, OuterState
+from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
+from orchestrator.parameters.journal.entry import Facts
+from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journaled_store import JournaledStore, Retry
+from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState
+from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, records
 from orchestrator.runtime.links import Post
 from orchestrator.runtime.names import evaluator_name
-from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, INLINE_BYTES_MAX, NAMESPACE
 
 EVALUATOR_CLASS = "learners.evaluator:Evaluator"
@@ -67,7 +67,7 @@ class Workshop:
         payloads: PayloadTable,
         journal: Journal,
         epoch: Epoch,
-        insist: Insist,
+        insist: Retry,
         post: Post,
         failed: Callable[[BaseException], None],
         roots: AllowedRoots,
@@ -80,7 +80,7 @@ class Workshop:
         self._measuring = ThreadPoolExecutor(1, "measure")
         self._evaluator: Any = None
         self._evaluators_made = 0
-        self._keeper: Keeper | None = None
+        self._keeper: JournaledStore | None = None
         self._published: dict[FragmentId, Published] = {}
         self._steps: dict[FragmentId, int] = {}
         self.unigram_loss: float | None = None
@@ -96,8 +96,8 @@ class Workshop:
         for facts in merges:
             fragment = FragmentId(facts.fragment)
             self._steps[fragment] = facts.step
-            self._publish(fragment, facts.version, wire.encode(outer.state(fragment).parameters))
-        self._keeper = Keeper(outer, self._journal, self._insist)
+            self._publish(fragment, facts.version, wire_format.encode(outer.state(fragment).parameters))
+        self._keeper = JournaledStore(outer, self._journal, self._insist)
         self._measuring.submit(self._guarded, self._measure_unigram)
 
     def merge(self, order: effects.MergeFragment) -> None:
@@ -180,14 +180,14 @@ class Workshop:
             fragments = fragment_map.build({name: array.size for name, array in initial.items()}, knobs.fragments)
             state = OuterState(initial, fragments, knobs.averaging, optimizer)
             steps = [0] * knobs.fragments
-        keeper = Keeper(state, self._journal, self._insist)
+        keeper = JournaledStore(state, self._journal, self._insist)
         for number in range(knobs.fragments):
             made = keeper.begin(FragmentId(number), self._epoch, steps[number])
             self._steps[FragmentId(number)] = made.facts.step
             self._publish(FragmentId(number), made.facts.version, made.payload)
         self._keeper = keeper
         count = sum(array.size for array in state.parameters().values())
-        digest = wire.digest(state.parameters())
+        digest = tensors.digest(state.parameters())
         self._post(lambda at: events.OuterStateSeeded(at, count, digest))
         self._measure_unigram()
 

@@ -16,9 +16,9 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Fragment, Manifest, part_digest
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import Incarnation, IslandId
-from orchestrator.merge import fragment_map
-from orchestrator.merge.outer_optimizer import create
-from orchestrator.merge.outer_state import OuterState
+from orchestrator.parameters import fragment_map
+from orchestrator.parameters.outer_optimizer import create
+from orchestrator.parameters.outer_state import OuterState
 from orchestrator.roots import AllowedRoots
 
 SPEC: dict[str, Any] = {

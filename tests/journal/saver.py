@@ -11,7 +11,7 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.core.saving import BeginCheckpoint, FragmentRestored, RestoreFragments, SavingEffect
 from orchestrator.core.vocabulary import FragmentId
-from orchestrator.merge.outer_state import FragmentState
+from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.roots import Allowed, AllowedRoots
 from orchestrator.runtime.checkpoints import Checkpoints
 

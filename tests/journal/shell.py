@@ -29,12 +29,12 @@ from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
 from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Incarnation, IslandId, Version
 from orchestrator.disk import Disk
-from orchestrator.journal.keeper import Keeper
-from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import OuterState
+from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
+from orchestrator.parameters.journaled_store import JournaledStore
+from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.runtime.files import SNAPSHOT, open_files
 from orchestrator.runtime.patience import Patience, PatientSink
-from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.snapshots import Snapshots
 from orchestrator.simulation.disk import SimulatedDisk
 from orchestrator.tape.driver import Driver
@@ -134,7 +134,7 @@ class Shell:
         self.snapshots = Snapshots(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
         self.now = past.at if past else 0.0
         self.payloads = PayloadTable()
-        self.keeper: Keeper | None = None
+        self.keeper: JournaledStore | None = None
         self.published: dict[int, bytes] = {}
         self.read = dict.fromkeys(islands, 0)
         self.unsynced: dict[str, list[tuple[int, int]]] = {name: [] for name in islands}
@@ -248,7 +248,7 @@ class Shell:
             for to in effect.recipients:
                 island = self.islands[to.island]
                 island.correspondence.heed(self.files.epoch)
-                payload = wire.decode(self.published[effect.fragment])
+                payload = wire_format.decode(self.published[effect.fragment])
                 terms = (effect.version, effect.step, payload, to.merged_offer, effect.fix)
                 island.loop.deliver(effect.fragment, *terms)
         self.reached("after publish")
@@ -260,11 +260,11 @@ class Shell:
         keeper = self._holds(outer)
         for fragment in map(FragmentId, range(FRAGMENTS)):
             self.saver.steps[fragment] = keeper.begin(fragment, self.files.epoch).facts.step
-        self.tell(e.OuterStateSeeded, 210, wire.digest(outer.parameters()))
+        self.tell(e.OuterStateSeeded, 210, tensors.digest(outer.parameters()))
 
-    def _holds(self, outer: OuterState) -> Keeper:
-        self.keeper = Keeper(outer, self.files.journal, self._insist)
-        self.published = {p: wire.encode(outer.state(FragmentId(p)).parameters) for p in range(FRAGMENTS)}
+    def _holds(self, outer: OuterState) -> JournaledStore:
+        self.keeper = JournaledStore(outer, self.files.journal, self._insist)
+        self.published = {p: wire_format.encode(outer.state(FragmentId(p)).parameters) for p in range(FRAGMENTS)}
         return self.keeper
 
     def _insist(self, what: str, work: Callable[[], None]) -> None:

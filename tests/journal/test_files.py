@@ -11,10 +11,10 @@ from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase
 from orchestrator.disk import Disk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
-from orchestrator.journal.keeper import Keeper
-from orchestrator.journal.storage import Journal
-from orchestrator.merge import outer_optimizer
-from orchestrator.merge.outer_state import OuterState
+from orchestrator.parameters import outer_optimizer
+from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journaled_store import JournaledStore
+from orchestrator.parameters.outer_state import OuterState
 from orchestrator.runtime.files import JobFiles, open_files
 from orchestrator.runtime.patience import Patience
 from orchestrator.tape.schema import with_checksum, without_checksum
@@ -128,7 +128,7 @@ def test_how_long_a_merge_took_to_be_kept_includes_the_disks_refusals(tmp_path: 
     optimizer = outer_optimizer.create("nesterov", 0.7, 0.9)
     outer = OuterState({"w": np.zeros(4, np.float32)}, (("w",),), "radial", optimizer)
     journal = Journal(tmp_path, disk=FaultyDisk(append={2: "full", 3: "full"}))
-    keeper = Keeper(outer, journal, Patience(retry_s=RETRY_S).insist)
+    keeper = JournaledStore(outer, journal, Patience(retry_s=RETRY_S).insist)
     quick, slow = (keeper.begin(FragmentId(0), Epoch(1)).journal_seconds for _ in range(2))
     assert 0.0 < quick < slow
     assert slow >= 2 * RETRY_S

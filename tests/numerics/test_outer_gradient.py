@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orchestrator.merge.outer_gradient import (
+from orchestrator.parameters.outer_gradient import (
     DIRECTION_MIN,
     SCRATCH_BYTES,
     Averaging,

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core import effects as f
 from orchestrator.core.vocabulary import Epoch, PayloadId, ReleaseReason
 from orchestrator.errors import InternalError
-from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.runtime.timers import Timers
 
 if TYPE_CHECKING:

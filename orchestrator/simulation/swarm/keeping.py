@@ -15,12 +15,12 @@ from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored, RestoreFragments
 from orchestrator.core.vocabulary import FragmentId, IslandId, PayloadId, Version
 from orchestrator.errors import InternalError
-from orchestrator.journal.entry import Facts
-from orchestrator.journal.keeper import Keeper
-from orchestrator.journal.storage import Journal
-from orchestrator.merge import outer_optimizer
-from orchestrator.merge.outer_optimizer import OuterOptimizer
-from orchestrator.merge.outer_state import FragmentState, OuterState
+from orchestrator.parameters import outer_optimizer
+from orchestrator.parameters.journal.entry import Facts
+from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journaled_store import JournaledStore
+from orchestrator.parameters.outer_optimizer import OuterOptimizer
+from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.runtime.patience import Patience
 from orchestrator.simulation.workshop import Workshop
 
@@ -37,7 +37,7 @@ class MortalWorkshop(Workshop):
     def __init__(self, world: MortalWorld) -> None:
         super().__init__(world)
         self._mortal = world
-        self.keeper: Keeper | None = None
+        self.keeper: JournaledStore | None = None
         self.gone: set[PayloadId] = set()
         self.under_way: dict[FragmentId, Version] = {}
         self.made: dict[tuple[FragmentId, Version], tuple[FragmentState, int]] = {}
@@ -45,7 +45,7 @@ class MortalWorkshop(Workshop):
 
     def seed(self, outer: OuterState, journal: Journal) -> None:
         world = self._mortal
-        keeper = Keeper(outer, journal, insist)
+        keeper = JournaledStore(outer, journal, insist)
         for p in map(FragmentId, range(world.policy.fragment_count)):
             keeper.begin(p, world.epoch)
             self.made[p, outer.version(p)] = (outer.state(p), 0)
@@ -54,7 +54,7 @@ class MortalWorkshop(Workshop):
 
     def remember(self, outer: OuterState, merges: Sequence[Facts], journal: Journal) -> None:
         """Go on from Θ as the journal has it; the bytes of what was held are ``gone``."""
-        self.keeper = Keeper(outer, journal, insist)
+        self.keeper = JournaledStore(outer, journal, insist)
         self.outer = [(facts.version, facts.step) for facts in merges]
         for facts in merges:
             p = FragmentId(facts.fragment)

@@ -21,7 +21,7 @@ from orchestrator.core import events as e
 from orchestrator.core.membership import WITH_PROCESS
 from orchestrator.core.vocabulary import FragmentId, IslandState, JobPhase, JobPolicy, ReleaseReason
 from orchestrator.errors import DataError, Fenced
-from orchestrator.journal.storage import Journal
+from orchestrator.parameters.journal.storage import Journal
 from orchestrator.runtime.files import JobFiles, open_files
 from orchestrator.runtime.patience import Patience, PatientSink
 from orchestrator.simulation.disk import Died, SimulatedDisk

@@ -30,7 +30,7 @@ from orchestrator.core.saving import (
 )
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
 from orchestrator.errors import AtollError, InternalError
-from orchestrator.merge.outer_state import FragmentState
+from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.simulation.host import Host

@@ -21,8 +21,8 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import FROM_JOURNAL, BeginCheckpoint, FragmentRestored
 from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
-from orchestrator.merge.outer_optimizer import OuterOptimizer
-from orchestrator.merge.outer_state import FragmentState, OuterState
+from orchestrator.parameters.outer_optimizer import OuterOptimizer
+from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.simulation.swarm.checkers.violation import require
 
 Arrays = Mapping[str, NDArray[np.float32]]
