@@ -105,9 +105,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.config",
             "orchestrator.parameters",
             "orchestrator.checkpoints",
-            "orchestrator.runtime.checkpoints",
-            "orchestrator.runtime.files",
-            "orchestrator.runtime.patience",
+            "orchestrator.host",
             "orchestrator.roots",
             "orchestrator.tape",
             "orchestrator.errors",
@@ -129,6 +127,22 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "orchestrator.report": frozenset({FOLDS, CORE, "orchestrator.errors"}),
+    "orchestrator.host": frozenset(
+        {
+            CORE,
+            FOLDS,
+            "orchestrator.checkpoints",
+            "orchestrator.config",
+            "orchestrator.disk",
+            "orchestrator.errors",
+            "orchestrator.parameters",
+            "orchestrator.plain",
+            "orchestrator.roots",
+            "orchestrator.tape",
+            "numpy",
+            "safetensors",
+        }
+    ),
     "orchestrator.runtime": frozenset({"orchestrator", "ray", "numpy", "psutil", "safetensors", "yaml", "pydantic"}),
     "orchestrator.laboratory": frozenset({"orchestrator", "learners", "numpy", "yaml", "rich", "pydantic"}),
     "learners": frozenset(

@@ -29,8 +29,8 @@ from orchestrator.core.events import Event, FaultInjected
 from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, IslandId
 from orchestrator.core.weather import LinkFault
 from orchestrator.errors import first_line
+from orchestrator.host.posting import Post
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.links import Post
 from orchestrator.runtime.warden import ANSWERED_S
 
 CONTINUE = "continue"

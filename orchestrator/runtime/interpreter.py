@@ -21,14 +21,15 @@ from orchestrator.core import events, saving
 from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId, Life, ReleaseReason
 from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
+from orchestrator.host.checkpoint_writer import CheckpointWriter
+from orchestrator.host.posting import Post
+from orchestrator.host.timers import Timers
 from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.runtime import cluster
 from orchestrator.runtime.catch_ups import CatchUps
-from orchestrator.runtime.checkpoints import Checkpoints
-from orchestrator.runtime.links import Failed, Link, Post
+from orchestrator.runtime.links import Failed, Link
 from orchestrator.runtime.names import island_name
 from orchestrator.runtime.placement import Placement, Unplaced
-from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Interpreter:
         kept_count: Callable[[], int],
         resolve: Callable[[f.ResolveCommand], None],
         finish: Callable[[f.FinishJob], None],
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointWriter,
         now: Callable[[], Instant],
         failed: Failed,
     ) -> None:

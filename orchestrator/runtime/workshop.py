@@ -26,6 +26,8 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import Conflict, first_line
+from orchestrator.host import records
+from orchestrator.host.posting import Post
 from orchestrator.logbook import service_logbook
 from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
 from orchestrator.parameters.journal.entry import Facts
@@ -34,8 +36,7 @@ from orchestrator.parameters.journaled_store import JournaledStore, Retry
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState
 from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import cluster, records
-from orchestrator.runtime.links import Post
+from orchestrator.runtime import cluster
 from orchestrator.runtime.names import evaluator_name
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, INLINE_BYTES_MAX, NAMESPACE
 

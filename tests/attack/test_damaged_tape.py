@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import AtollError, ConfigurationError, DataError
-from orchestrator.runtime.files import open_files
-from orchestrator.runtime.last_known import last_known
+from orchestrator.host.job_files import open_files
+from orchestrator.host.last_known import last_known
 from tests.journal.shell import Fate, spec
 from tests.journal.test_crash_points import run
 

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from orchestrator.runtime.records import write_parameters
+from orchestrator.host.records import write_parameters
 from tests.api.installation import CONTROL, Installation, wait_until
 from tests.programs import missing, required
 

@@ -11,9 +11,9 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.core.saving import BeginCheckpoint, FragmentRestored, RestoreFragments, SavingEffect
 from orchestrator.core.vocabulary import FragmentId
+from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.roots import Allowed, AllowedRoots
-from orchestrator.runtime.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
     from tests.journal.shell import Shell
@@ -64,7 +64,7 @@ class Saver:
         self.steps = {FragmentId(facts.fragment): facts.step for facts in shell.files.merges}
         self._posted: list[Callable[[float], Any]] = []
         roots = AllowedRoots.only(folder)
-        self._real = Checkpoints(
+        self._real = CheckpointWriter(
             "job",
             shell.job,
             folder,

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from orchestrator.core import events
-from orchestrator.runtime import records
+from orchestrator.host import records
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
@@ -104,7 +104,7 @@ def test_a_job_outlives_the_process_that_started_it(home: Path, port: RayControl
 import json, signal, sys
 from pathlib import Path
 from orchestrator.config import parse_job
-from orchestrator.runtime import records
+from orchestrator.host import records
 from orchestrator.runtime.control_port import connect
 port = connect(Path(sys.argv[1]))
 port.start_job("orphan", parse_job(json.loads(sys.argv[3])), Path(sys.argv[2]))

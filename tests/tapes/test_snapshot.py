@@ -12,7 +12,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import DataError
-from orchestrator.runtime.snapshots import Snapshots
+from orchestrator.host.snapshot_writer import SnapshotWriter
 from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape import storage
@@ -142,7 +142,7 @@ def test_one_is_due_by_what_would_be_remembered_however_short_each_life_is(
     tape, written = TapeWriter.reopen(path)
     past = remember(written, fresh_folds())
     driver = Driver(past.core, (past.promises, *past.folds), tape, past.count)
-    snapshots = Snapshots(tmp_path / "snapshot", tape, past.before, every=5)
+    snapshots = SnapshotWriter(tmp_path / "snapshot", tape, past.before, every=5)
     driver.step(records[8].event)
     snapshots.consider(driver, records[8].event.at)
     deadline = time.monotonic() + 10.0

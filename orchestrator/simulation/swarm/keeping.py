@@ -15,13 +15,13 @@ from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored, RestoreFragments
 from orchestrator.core.vocabulary import FragmentId, IslandId, PayloadId, Version
 from orchestrator.errors import InternalError
+from orchestrator.host.retry import Retrier
 from orchestrator.parameters import outer_optimizer
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_optimizer import OuterOptimizer
 from orchestrator.parameters.outer_state import FragmentState, OuterState
-from orchestrator.runtime.patience import Patience
 from orchestrator.simulation.workshop import Workshop
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class MortalWorkshop(Workshop):
 
 def insist(what: str, work: Callable[[], None]) -> None:
     """A disk that refuses is asked again at once: its refusals are counted, not timed."""
-    Patience(retry_s=0.0).insist(what, work)
+    Retrier(retry_s=0.0).until_done(what, work)
 
 
 def first_outer_state(fragment_count: int) -> OuterState:
