@@ -7,8 +7,8 @@ Refuses to decide which islands are waited for, and what is kept (``core.checkpo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.checkpoints.folder import Folder
@@ -18,6 +18,7 @@ from orchestrator.checkpoints.manifest import (
     PART,
     PART_BYTES_MAX,
     File,
+    Fragment,
     Manifest,
     Part,
     decode_part,
@@ -27,6 +28,23 @@ from orchestrator.checkpoints.manifest import (
 from orchestrator.errors import DataError
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.outer_state import FragmentState
+
+
+@dataclass(frozen=True, slots=True)
+class OuterCut:
+    """Θ and momentum at a checkpoint's cut, wherever they are held.
+
+    ``write`` puts them into the checkpoint's folder, however long that takes, and lists the files. It raises OSError.
+    """
+
+    fragments: tuple[Fragment, ...]
+    write: Callable[[Folder], tuple[File, ...]]
+
+
+def cut_of(states: Sequence[tuple[FragmentState, int]]) -> OuterCut:
+    """Of fragments that this process holds, each with the step of its last merge."""
+    fragments = tuple(Fragment(state.version, step, state.digest) for state, step in states)
+    return OuterCut(fragments, lambda folder: write_outer(folder, [state for state, _ in states]))
 
 
 def root_of(folder: str | None, job: str, run_dir: Path) -> str:

@@ -260,7 +260,8 @@ def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
     optimizer = outer_optimizer.create(
         knobs.outer_optimizer.kind, knobs.outer_optimizer.lr, knobs.outer_optimizer.momentum
     )
-    outer, merges = recovered(files.journal, len(state.rounds), knobs.averaging, optimizer)
+    fragments = [current.fragment for current in state.rounds]
+    outer, merges = recovered(files.journal, fragments, knobs.averaging, optimizer)
     completed = [_completed(merges[fragment], state) for fragment in unheard]
     return replace(files, outer=outer, merges=merges, first_events=(*completed, *first, *set_back.values()))
 

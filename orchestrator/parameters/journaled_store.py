@@ -6,7 +6,7 @@ Responsible for the order: outer step, then durable, then the answer. Refuses to
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.effects import MergeFragment
@@ -80,13 +80,12 @@ class JournaledStore:
 
 
 def recovered(
-    journal: Journal, fragment_count: int, averaging: str, optimizer: OuterOptimizer
+    journal: Journal, fragments: Iterable[FragmentId], averaging: str, optimizer: OuterOptimizer
 ) -> tuple[OuterState, tuple[Facts, ...]]:
     """Θ as the journal has it newest, and the facts of each fragment's last merge. Raises DataError if it lacks any."""
-    newest = [journal.newest(FragmentId(p)) for p in range(fragment_count)]
-    if missing := [p for p, version in enumerate(newest) if version is None]:
+    newest = {p: journal.newest(p) for p in fragments}
+    if missing := [p for p, version in newest.items() if version is None]:
         raise DataError(detail=f"The journal holds nothing of the fragments {missing}.")
-    entries = [journal.read(FragmentId(p), Version(version or 0)) for p, version in enumerate(newest)]
-    return OuterState.restored([state for _, state in entries], averaging, optimizer), tuple(
-        facts for facts, _ in entries
-    )
+    entries = {p: journal.read(p, Version(version or 0)) for p, version in newest.items()}
+    states = {p: state for p, (_, state) in entries.items()}
+    return OuterState.restored(states, averaging, optimizer), tuple(facts for facts, _ in entries.values())

@@ -16,7 +16,7 @@ fragment).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,20 +68,33 @@ class OuterState:
         _require_finite(parameters, "The initial parameters")
         self._averaging = Averaging(averaging)
         self._optimizer = optimizer
-        self._fragments = [_seeded({name: parameters[name] for name in members}, optimizer) for members in fragment_map]
+        self._fragments = {
+            FragmentId(p): _seeded({name: parameters[name] for name in members}, optimizer)
+            for p, members in enumerate(fragment_map)
+        }
 
     @classmethod
     def restored(
-        cls, fragments: Sequence[FragmentState], averaging: Averaging | str, optimizer: OuterOptimizer
+        cls, fragments: Mapping[FragmentId, FragmentState], averaging: Averaging | str, optimizer: OuterOptimizer
     ) -> OuterState:
         """As it was when its fragments stood at these states."""
         restored = cls({}, (), averaging, optimizer)
-        restored._fragments = list(fragments)
+        restored._fragments = dict(sorted(fragments.items()))
         return restored
+
+    def part(self, fragments: Iterable[FragmentId]) -> OuterState:
+        """These fragments as they stand: what one of several shards owns."""
+        return self.restored({p: self._fragments[p] for p in fragments}, self._averaging, self._optimizer)
+
+    @property
+    def fragments(self) -> tuple[FragmentId, ...]:
+        """In order; all of the model's, or those of one shard."""
+        return tuple(self._fragments)
 
     @property
     def versions(self) -> tuple[Version, ...]:
-        return tuple(state.version for state in self._fragments)
+        """Of the fragments, in their order."""
+        return tuple(state.version for state in self._fragments.values())
 
     def version(self, fragment: FragmentId) -> Version:
         return self._fragments[fragment].version
@@ -96,7 +109,7 @@ class OuterState:
 
     def parameters(self) -> dict[str, Array]:
         """All current parameters. Fragments may stand at different versions; so do the islands' own copies."""
-        return {name: array for state in self._fragments for name, array in state.parameters.items()}
+        return {name: array for state in self._fragments.values() for name, array in state.parameters.items()}
 
     def merge(self, fragment: FragmentId, version: Version, inputs: Sequence[tuple[Tensors, float]]) -> str:
         """Take the fragment's outer step to ``version`` and return the digest of its parameters.

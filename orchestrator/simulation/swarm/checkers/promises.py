@@ -66,7 +66,7 @@ class Promises:
         """What an undisturbed merge of these contributions gives."""
         merged = (order.fragment, before.digest, tuple((item.payload, item.weight) for item in order.inputs))
         if merged not in self._made:
-            alone = OuterState.restored([before], self._averaging, self._optimizer)
+            alone = OuterState.restored({FragmentId(0): before}, self._averaging, self._optimizer)
             inputs = [(self._bytes_of(order.fragment, item.payload), item.weight) for item in order.inputs]
             alone.merge(FragmentId(0), order.version, inputs)
             self._made[merged] = alone.state(FragmentId(0))
