@@ -19,11 +19,11 @@ from ray.exceptions import ActorDiedError, RayError
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
 from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId, Life, ReleaseReason
-from orchestrator.core.weather import Weather
 from orchestrator.errors import InternalError, first_line
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.posting import Post
 from orchestrator.host.timers import Timers
+from orchestrator.impairment import LinkImpairment
 from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.runtime import cluster
 from orchestrator.runtime.catch_ups import CatchUps
@@ -158,10 +158,10 @@ class Interpreter:
         if (island, incarnation) in self._links or (island, incarnation) in self._strays:
             self.end(island, incarnation)
 
-    def weather(self, island: IslandId, incarnation: Incarnation) -> Weather | None:
+    def impairment(self, island: IslandId, incarnation: Incarnation) -> LinkImpairment | None:
         """What chaos may change about the link of this incarnation; None if there is no link."""
         link = self._link(island, incarnation)
-        return None if link is None else link.passage.weather
+        return None if link is None else link.passage.impairment
 
     def close(self) -> None:
         with self._lives:

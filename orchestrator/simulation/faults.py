@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId, Dose, NodeGroupId
-from orchestrator.core.weather import LinkFault
+from orchestrator.impairment import LinkFault
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import Fault, FaultKind
 
@@ -53,7 +53,7 @@ def strike(world: World, fault: Fault) -> None:
         case FaultKind.SLOW | FaultKind.CORRUPT | FaultKind.DELAY | FaultKind.DROP:
             if host is not None:
                 dose = Dose(fault.duration, fault.bytes_per_second, fault.count)
-                host.weather.strike(LinkFault(fault.kind.value), dose, world.now)
+                host.impairment.inject(LinkFault(fault.kind.value), dose, world.now)
 
 
 def _node_group(world: World, fault: Fault) -> NodeGroupId:
