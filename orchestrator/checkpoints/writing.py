@@ -7,7 +7,7 @@ Refuses to decide which islands are waited for, and what is kept (``core.checkpo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from orchestrator.checkpoints.manifest import (
     encode,
     part_digest,
 )
+from orchestrator.core.vocabulary import FragmentId
 from orchestrator.errors import DataError
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.outer_state import FragmentState
@@ -41,10 +42,10 @@ class OuterCut:
     write: Callable[[Folder], tuple[File, ...]]
 
 
-def cut_of(states: Sequence[tuple[FragmentState, int]]) -> OuterCut:
+def cut_of(states: Mapping[FragmentId, tuple[FragmentState, int]]) -> OuterCut:
     """Of fragments that this process holds, each with the step of its last merge."""
-    fragments = tuple(Fragment(state.version, step, state.digest) for state, step in states)
-    return OuterCut(fragments, lambda folder: write_outer(folder, [state for state, _ in states]))
+    fragments = tuple(Fragment(state.version, step, state.digest) for state, step in states.values())
+    return OuterCut(fragments, lambda folder: write_outer(folder, {p: state for p, (state, _) in states.items()}))
 
 
 def root_of(folder: str | None, job: str, run_dir: Path) -> str:
@@ -70,11 +71,11 @@ def momentum_name(fragment: int) -> str:
     return f"fragment-{fragment:04d}.momentum"
 
 
-def write_outer(folder: Folder, states: Sequence[FragmentState]) -> tuple[File, ...]:
+def write_outer(folder: Folder, states: Mapping[FragmentId, FragmentState]) -> tuple[File, ...]:
     """Θ and momentum of every fragment are in the folder afterwards. Raises OSError."""
     contents = {
         name: wire_format.encode(arrays)
-        for fragment, state in enumerate(states)
+        for fragment, state in states.items()
         for name, arrays in (
             (parameters_name(fragment), state.parameters),
             (momentum_name(fragment), state.momentum),

@@ -36,10 +36,12 @@ class JournaledVersion:
 
 
 class JournaledStore:
-    """Not for several threads at once. ``retry`` is given every write to the journal."""
+    """Not for several threads at once. ``retry`` is given every write to the journal; ``clock`` times outer steps."""
 
-    def __init__(self, outer: OuterState, journal: Journal, retry: Retry) -> None:
-        self.outer, self._journal, self._retry = outer, journal, retry
+    def __init__(
+        self, outer: OuterState, journal: Journal, retry: Retry, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.outer, self._journal, self._retry, self._clock = outer, journal, retry, clock
 
     def begin(self, fragment: FragmentId, epoch: Epoch, step: int = 0) -> JournaledVersion:
         """Journal the first version, too, made at ``step`` of an earlier job: a recovery needs nobody to make Θ again."""
@@ -47,11 +49,11 @@ class JournaledStore:
 
     def merge(self, order: MergeFragment, inputs: Inputs) -> JournaledVersion:
         """Take the outer step and journal it. It is durable, as the policy has it, when this returns."""
-        began = time.monotonic()
+        began = self._clock()
         base = self.outer.state(order.fragment).digest
         self.outer.merge(order.fragment, order.version, inputs)
         contributors = tuple((str(item.island), item.weight) for item in order.inputs)
-        seconds = time.monotonic() - began
+        seconds = self._clock() - began
         return self._journaled(order.fragment, order.step, order.epoch, base, contributors, seconds)
 
     def restore(
@@ -74,9 +76,9 @@ class JournaledStore:
         state = self.outer.state(fragment)
         facts = Facts(fragment, state.version, step, epoch, state.digest, base, contributors, seconds)
         payload, momentum = payloads_of(state)
-        began = time.monotonic()
+        began = self._clock()
         self._retry("the journal cannot be written", lambda: self._journal.append(facts, payload, momentum))
-        return JournaledVersion(facts, payload, time.monotonic() - began)
+        return JournaledVersion(facts, payload, self._clock() - began)
 
 
 def recovered(

@@ -7,7 +7,7 @@ Orders and results are plain data: fragment ids, payload ids, versions, digests,
 reads. So a job may have one shard in the synchroniser's process or several in processes of their own, each with a journal
 of its own and a part of the fragments; which one owns a fragment is the business of whoever drives them.
 
-A shard has no thread and no clock of a job. ``receive``, ``hold``, ``release`` and everything that only reads may be called
+A shard has no thread, and knows no time of the job's. ``receive``, ``hold``, ``release`` and everything that only reads may be called
 from any thread at any time; orders that change Θ come one at a time, in the order in which they take effect. Refuses to know
 why a merge is ordered, who is told of a version, and how bytes travel.
 
@@ -16,7 +16,8 @@ Source: Decoupled DiLoCo, arXiv:2604.21428 (the synchroniser is sharded by fragm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.effects import MergeFragment
@@ -74,9 +75,11 @@ class NewVersion:
 class ParameterShard:
     """Of one epoch. Until ``seed`` or ``recover`` there is no Θ, and nothing to ask for."""
 
-    def __init__(self, journal: Journal, epoch: Epoch, retry: Retry) -> None:
-        """``retry`` is given every write to the journal, and returns once it is done."""
-        self._journal, self._epoch, self._retry = journal, epoch, retry
+    def __init__(
+        self, journal: Journal, epoch: Epoch, retry: Retry, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``retry`` is given every write to the journal, and returns once it is done; ``clock`` times outer steps."""
+        self._journal, self._epoch, self._retry, self._clock = journal, epoch, retry, clock
         self._payloads = PayloadTable()
         self._store: JournaledStore | None = None
         self._steps: dict[FragmentId, int] = {}
@@ -85,7 +88,7 @@ class ParameterShard:
 
     def seed(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> tuple[NewVersion, ...]:
         """Journal the fragments as they begin; ``steps`` are those of their last merges in an earlier job, else 0."""
-        store = JournaledStore(outer, self._journal, self._retry)
+        store = JournaledStore(outer, self._journal, self._retry, self._clock)
         first = [store.begin(fragment, self._epoch, steps.get(fragment, 0)) for fragment in outer.fragments]
         self._steps = {version.facts.fragment: version.facts.step for version in first}
         self._store = store
@@ -94,7 +97,7 @@ class ParameterShard:
     def recover(self, outer: OuterState, merges: Sequence[Facts]) -> tuple[Publication, ...]:
         """Go on from Θ as the journal has it; ``merges`` are the last of each fragment."""
         self._steps = {FragmentId(facts.fragment): facts.step for facts in merges}
-        self._store = JournaledStore(outer, self._journal, self._retry)
+        self._store = JournaledStore(outer, self._journal, self._retry, self._clock)
         return tuple(map(self.publication, outer.fragments))
 
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,9 +150,9 @@ class ParameterShard:
     def state(self, fragment: FragmentId) -> FragmentState:
         return self._outer.state(fragment)
 
-    def states(self) -> tuple[tuple[FragmentState, int], ...]:
+    def states(self) -> dict[FragmentId, tuple[FragmentState, int]]:
         """Every fragment with the step of its last merge."""
-        return tuple((self._outer.state(fragment), self._steps[fragment]) for fragment in self.fragments)
+        return {fragment: (self._outer.state(fragment), self._steps[fragment]) for fragment in self.fragments}
 
     def parameters(self) -> dict[str, Array]:
         """Θ as it stands; its fragments may be at different versions."""
