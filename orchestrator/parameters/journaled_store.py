@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
@@ -20,6 +21,16 @@ from orchestrator.parameters.tensors import Tensors
 
 Retry = Callable[[str, Callable[[], None]], None]
 """Do what may raise OSError until it is done; the text says what cannot be done meanwhile."""
+
+
+class MergeLog(Protocol):
+    """Where merges are written before they are told: the ``Journal``, or nowhere for a run that can begin anew."""
+
+    def append(self, facts: Facts, parameters: bytes, momentum: bytes) -> None:
+        """The merge is durable, as the policy has it, when this returns. Raises OSError."""
+        ...
+
+
 Inputs = Sequence[tuple[Tensors, float]]
 
 
@@ -39,7 +50,7 @@ class JournaledStore:
     """Not for several threads at once. ``retry`` is given every write to the journal; ``clock`` times outer steps."""
 
     def __init__(
-        self, outer: OuterState, journal: Journal, retry: Retry, clock: Callable[[], float] = time.monotonic
+        self, outer: OuterState, journal: MergeLog, retry: Retry, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.outer, self._journal, self._retry, self._clock = outer, journal, retry, clock
 

@@ -7,9 +7,9 @@ Orders and results are plain data: fragment ids, payload ids, versions, digests,
 reads. So a job may have one shard in the synchroniser's process or several in processes of their own, each with a journal
 of its own and a part of the fragments; which one owns a fragment is the business of whoever drives them.
 
-A shard has no thread, and knows no time of the job's. ``receive``, ``hold``, ``release`` and everything that only reads may be called
-from any thread at any time; orders that change Θ come one at a time, in the order in which they take effect. Refuses to know
-why a merge is ordered, who is told of a version, and how bytes travel.
+A shard has no thread, and knows no time of the job's. ``receive``, ``hold``, ``release`` and everything that only reads may
+be called from any thread at any time; orders that change Θ come one at a time, in the order in which they take effect.
+Refuses to know why a merge is ordered, who is told of a version, and how bytes travel.
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (the synchroniser is sharded by fragment).
 """
@@ -26,8 +26,7 @@ from orchestrator.errors import InternalError
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import JOURNAL_CODEC, PUBLICATION_CODEC, codec
 from orchestrator.parameters.journal.entry import Facts
-from orchestrator.parameters.journal.storage import Journal
-from orchestrator.parameters.journaled_store import JournaledStore, JournaledVersion, Retry
+from orchestrator.parameters.journaled_store import JournaledStore, JournaledVersion, MergeLog, Retry
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.parameters.payload_table import PayloadTable
 from orchestrator.parameters.tensors import Array, Tensors
@@ -76,7 +75,7 @@ class ParameterShard:
     """Of one epoch. Until ``seed`` or ``recover`` there is no Θ, and nothing to ask for."""
 
     def __init__(
-        self, journal: Journal, epoch: Epoch, retry: Retry, clock: Callable[[], float] = time.monotonic
+        self, journal: MergeLog, epoch: Epoch, retry: Retry, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``retry`` is given every write to the journal, and returns once it is done; ``clock`` times outer steps."""
         self._journal, self._epoch, self._retry, self._clock = journal, epoch, retry, clock
