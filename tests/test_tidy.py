@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -302,9 +303,9 @@ EXEMPT_FROM_PURITY = frozenset(
 """The one place of a pure package that writes files, those that name a simulated disk's, and a command."""
 
 
-def modules() -> list[tuple[str, Path]]:
+def modules(packages: tuple[str, ...] = PACKAGES) -> list[tuple[str, Path]]:
     found = []
-    for package in PACKAGES:
+    for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
             found.append((name, path))
@@ -317,8 +318,10 @@ def imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative imports hide which way they go"
-            base = node.module or ""
+            home = path.relative_to(ROOT).parts
+            assert node.level == 0 or home[0] == "tests", f"{path}: relative imports hide which way they go"
+            above = home[: -node.level] if node.level else ()
+            base = ".".join((*above, *([node.module] if node.module else [])))
             for alias in node.names:
                 inner = ROOT.joinpath(*base.split("."), alias.name)
                 ours = inner.with_suffix(".py").exists() or inner.is_dir()
@@ -350,6 +353,19 @@ def test_imports_only_go_down(module: str, path: Path) -> None:
         allowed = MAY_IMPORT.get(row, frozenset())
         own = row if row not in ("learners.island", "learners.evaluator") else "learners"
         assert covers(own, name) or any(covers(a, name) for a in allowed), f"{module} may not import {name}"
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    """Nor does one that only type checkers see: two modules that know each other are one, or lack a third between them."""
+    paths = dict(modules((*PACKAGES, "dashboards", "deploy", "tests")))
+    graph = {
+        module: {name for name in imports(path) if name in paths and name != module and not covers(name, module)}
+        for module, path in paths.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 @pytest.mark.parametrize(("module", "path"), MODULES, ids=[name for name, _ in MODULES])

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from orchestrator.accounting.carrying import Books
-from orchestrator.accounting.ledger import Ledger
+from orchestrator.accounting.ledger import Books, Ledger
 from orchestrator.checkpoints import writing
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import File, Fragment, Manifest, Part

@@ -23,7 +23,7 @@ from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
 from orchestrator.core import saving
-from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line

@@ -9,29 +9,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, Letter, Offer, Ready
-from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, RefusalReason, Version
+from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason, Version
 from orchestrator.impairment import LinkFault
 from orchestrator.simulation.host import Host, Piece
 from orchestrator.simulation.island import SimulatedIsland
-
-if TYPE_CHECKING:
-    from orchestrator.simulation.world import World
+from orchestrator.simulation.stepping import Stepping
+from orchestrator.simulation.surroundings import Clock, Listener, Odds, Processes
 
 OVERTAKEN_S = (0.05, 0.5)
 EXPLOSION = 1e6
 """How many times further away than usual an exploded island is."""
 
 
+class Surroundings(Clock, Odds, Listener, Processes, Protocol):
+    """What lies at both ends of the links."""
+
+    policy: JobPolicy
+    stepping: Stepping
+
+    def delivered(self, host: Host, effect: f.PublishFragment) -> None:
+        """A published version has arrived in the island's mailbox."""
+
+
 class Links:
     """All links of one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Surroundings) -> None:
         self._world = world
 
     def carry(self, host: Host) -> None:

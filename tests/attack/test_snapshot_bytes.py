@@ -23,13 +23,14 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.errors import DataError
 from orchestrator.host.job_files import SNAPSHOT, open_files
-from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
+from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape import storage
 from orchestrator.tape.promises import Promises
 from orchestrator.tape.schema import Mark
 from orchestrator.tape.snapshot import BYTES_MAX, Snapshot, _digest, decode, encode
 from orchestrator.tape.storage import TapeWriter, build, read_snapshot
+from tests.simulation.random_faults import random_faults
 
 ROOT = Path(__file__).parent.parent.parent
 POLICY = sample_policy(3, quorum=2, steps=60)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.checkpoints.writing import OuterCut, cut_of
+from orchestrator.config import JobSpec
 from orchestrator.core.saving import BeginCheckpoint, FragmentRestored, RestoreFragments, SavingEffect
+from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
+from orchestrator.host.job_files import JobFiles
+from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import Allowed, AllowedRoots
-
-if TYPE_CHECKING:
-    from tests.journal.shell import Shell
 
 POINTS = (
     "before mark", "after mark", "before file", "half a file", "after file", "before removal", "after removal",
@@ -56,10 +58,34 @@ class AtOnce(Executor):
         return done
 
 
+class Writer(Protocol):
+    """An island that writes its part at its next boundary."""
+
+    def save(self, checkpoint: int, folder: str) -> None: ...
+
+
+class Life(Protocol):
+    """The synchroniser's life, as far as its checkpoints are concerned."""
+
+    job: JobSpec
+    files: JobFiles
+    core: Synchroniser
+    goodput: Goodput
+    shard: ParameterShard
+    published: dict[int, bytes]
+    now: float
+    reached: Callable[[str], None]
+
+    @property
+    def islands(self) -> Mapping[str, Writer]: ...
+
+    def tell(self, make: Callable[..., Any], *facts: Any) -> None: ...
+
+
 class Saver:
     """Of one life."""
 
-    def __init__(self, shell: Shell, folder: Path) -> None:
+    def __init__(self, shell: Life, folder: Path) -> None:
         self._shell = shell
         self._posted: list[Callable[[float], Any]] = []
         roots = AllowedRoots.only(folder)

@@ -5,11 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import plain_model
 import pytest
+from whole_average import average
 
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InternalError
 from orchestrator.parameters import tensors, wire_format
-from orchestrator.parameters.outer_gradient import SCRATCH_BYTES, Averaging, average
+from orchestrator.parameters.outer_gradient import SCRATCH_BYTES, Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
 from orchestrator.parameters.outer_state import NotFinite, OuterState, outer_step
 from tests.bench.merge import cases

@@ -13,7 +13,7 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import DataError
 from orchestrator.host.snapshot_writer import SnapshotWriter
-from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
+from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape import storage
 from orchestrator.tape.driver import Driver
@@ -23,6 +23,7 @@ from orchestrator.tape.replay import fresh_core
 from orchestrator.tape.schema import Header, Mark, Record
 from orchestrator.tape.snapshot import Snapshot, decode, encode
 from orchestrator.tape.storage import TapeWriter, build, keep_snapshot, read_snapshot, read_tape
+from tests.simulation.random_faults import random_faults
 
 HEADER = Header("a job", sample_policy(4, quorum=2, steps=150))
 POINTS = 8

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored, RestoreFragments
-from orchestrator.core.vocabulary import Contribution, FragmentId, IslandId, PayloadId, Version
+from orchestrator.core.vocabulary import Contribution, Epoch, FragmentId, IslandId, PayloadId, Version
 from orchestrator.errors import InternalError
 from orchestrator.host.retry import Retrier
 from orchestrator.parameters import outer_optimizer, wire_format
@@ -25,19 +25,23 @@ from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_optimizer import OuterOptimizer
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.parameters.shard import Held, ParameterShard
-from orchestrator.simulation.workshop import Workshop
-
-if TYPE_CHECKING:
-    from orchestrator.simulation.swarm.mortal_world import MortalWorld
+from orchestrator.simulation.workshop import Surroundings, Workshop
 
 SIZE = 3
 """Numbers in a fragment: the fewest in which an average, a radius and an order show."""
 
 
+class MortalSurroundings(Surroundings, Protocol):
+    """``epoch`` is that of the synchroniser that lives now; ``finished`` how the job ended, if it did."""
+
+    epoch: Epoch
+    finished: f.FinishJob | None
+
+
 class MortalWorkshop(Workshop):
     """Of one life of the synchroniser: merges that are under way die with it."""
 
-    def __init__(self, world: MortalWorld) -> None:
+    def __init__(self, world: MortalSurroundings) -> None:
         super().__init__(world)
         self._mortal = world
         self.shard: ParameterShard | None = None

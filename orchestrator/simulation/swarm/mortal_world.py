@@ -18,7 +18,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.membership import WITH_PROCESS
+from orchestrator.core.island_record import WITH_PROCESS
 from orchestrator.core.vocabulary import FragmentId, IslandState, JobPhase, JobPolicy, ReleaseReason
 from orchestrator.errors import DataError, Fenced
 from orchestrator.host.job_files import JobFiles, open_files
