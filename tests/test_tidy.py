@@ -82,7 +82,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
     "orchestrator.tape": frozenset(
-        {CORE, FOLDS, "orchestrator.disk", "orchestrator.elastic", "orchestrator.errors", "pydantic"}
+        {
+            CORE,
+            FOLDS,
+            "orchestrator.disk",
+            "orchestrator.elastic",
+            "orchestrator.errors",
+            "orchestrator.plain",
+            "pydantic",
+        }
     ),
     "orchestrator.simulation": frozenset(
         {

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.effects import Effect, ResolveCommand, SetTimer
+from orchestrator.core.events import CommandRequested
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.membership import Island
 from orchestrator.core.saving import (
     BeginCheckpoint,
     CheckpointFailed,
-    CheckpointRequested,
     CheckpointTaken,
     DropCheckpoint,
     IslandNotSaved,
@@ -79,7 +79,7 @@ class Checkpoints:
     due_serial: int = 0
 
 
-def requested(state: JobState, event: CheckpointRequested) -> list[Effect]:
+def requested(state: JobState, event: CommandRequested) -> list[Effect]:
     why = _cannot(state)
     if why:
         return [ResolveCommand(event.command, False, f"no checkpoint is taken: {why}")]

@@ -19,6 +19,7 @@ from api.jobs.control import CommandKind, CommandRecord, NodeGroupRecord, Status
 from orchestrator.accounting.histogram import Histogram
 from orchestrator.accounting.merges import JOURNAL_BOUNDS_S
 from orchestrator.config import JobSpec
+from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId, IslandId
@@ -102,7 +103,7 @@ class Voyage:
 
     def kill(self, command: str, caller: str, island: IslandId, restart: bool) -> None:
         self._catch_up()
-        self._world.tell(e.KillRequested(self._world.now, CommandId(command), caller, island, restart))
+        self._world.tell(e.CommandRequested(self._world.now, CommandId(command), caller, commands.Kill(island, restart)))
 
     def status(self, job_id: str) -> StatusRecord:
         self._catch_up()
@@ -149,7 +150,7 @@ class Commands:
         self.noted: dict[str, CommandRecord] = {}
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
-        if isinstance(event, e.KillRequested):
+        if isinstance(event, e.CommandRequested):
             blank: dict[str, Any] = {"accepted": None, "detail": ""}
             noted = CommandRecord(kind="kill", island=event.island, caller=event.caller, at=event.at, **blank)
             self.noted[event.command] = noted

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.core import effects, events
+from orchestrator.core import commands, effects, events
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GROUPS, Job, gone, synthetic
@@ -53,7 +53,8 @@ def test_nothing_new_is_placed_on_a_cordoned_node_group(start: Start) -> None:
     tape = read_tape(job.run_dir / "tape.jsonl")
     assert replay(tape).exact
     first, *_ = tape.records
-    assert isinstance(first.event, events.CordonRequested)
+    assert isinstance(first.event, events.CommandRequested)
+    assert first.event.request == commands.Cordon("asia")
     held = [x.reason for r in tape.records for x in r.effects if isinstance(x, effects.HoldIsland)]
     assert held == ["node group asia is cordoned"] * 2
 

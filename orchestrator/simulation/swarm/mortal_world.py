@@ -79,7 +79,7 @@ class MortalWorld(RoughWorld):
         self._spec, self._checkers_of = job_spec(mortality.merges_max), checkers
         self._merges_max, self._power_was_lost = mortality.merges_max, False
         self._power = Random(f"atoll swarm {seed} power")
-        self._unheard: list[e.Command] = []
+        self._unheard: list[e.CommandRequested] = []
         self._asked: dict[int, int] = {}
         self.links, self.workshop = MortalLinks(self), MortalWorkshop(self)
         first = first_outer_state(policy.fragment_count)
@@ -119,7 +119,7 @@ class MortalWorld(RoughWorld):
             return  # the process has let everything go
         if self.alive:
             self._mortally(lambda: super(MortalWorld, self).tell(event))
-        elif isinstance(event, e.Command):
+        elif isinstance(event, e.CommandRequested):
             self._unheard.append(event)  # who asked for it asks again
 
     def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:

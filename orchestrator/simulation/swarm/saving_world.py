@@ -74,7 +74,7 @@ class SavingWorld(MortalWorld):
     def close(self) -> None:
         self._memory.remove_all()
 
-    def _command(self, command: e.Command) -> None:
+    def _command(self, command: e.CommandRequested) -> None:
         self.tell(replace(command, at=self.now))
 
     def _act(self, effect: f.Effect) -> None:
