@@ -182,6 +182,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "api": frozenset(
         {
+            "orchestrator.core.commands",
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
             "orchestrator.accounting.explanation",
@@ -233,14 +234,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.storage",
             "orchestrator.bounds",
+            "orchestrator.core.commands",
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
+            "orchestrator.chaos.kinds",
             "orchestrator.config",
             "orchestrator.sections",
             "orchestrator.errors",
             "orchestrator.plain",
             "orchestrator.threads",
             "orchestrator.roots",
+            "orchestrator.tape.command_codec",
             "pydantic",
         }
     ),

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 from orchestrator.core.commands import Command
 from orchestrator.errors import DataError
-from orchestrator.plain import brief
+from orchestrator.plain import brief, some_of
 from orchestrator.tape.declared import coder
 
 KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Command)}
@@ -27,19 +27,21 @@ def encode(command: Command) -> dict[str, Any]:
     return {"kind": type(command).__name__.lower(), **dataclasses.asdict(command)}
 
 
-def decode(document: Mapping[str, Any]) -> Command:
+def decode(document: object) -> Command:
     """Raises DataError, with the reason, for what this build has no command for.
 
     A field with a default may be missing: a command that grew one can still be read from rows of an earlier build.
     """
+    if not isinstance(document, Mapping):
+        raise DataError(detail=f"a command is a mapping of its kind and fields, not {brief(document)}.")
     kind = document.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise DataError(
             detail=f"no command of the kind {brief(kind)} is known to this build; it has {', '.join(KINDS)}."
         )
     fields = {field.name: field for field in dataclasses.fields(KINDS[kind])}
-    if strange := sorted(map(str, document.keys() - fields.keys() - {"kind"})):
-        raise DataError(detail=f"{kind} has {brief(strange)}, of which this build does not know what it means.")
+    if strange := sorted(map(brief, document.keys() - fields.keys() - {"kind"})):
+        raise DataError(detail=f"{kind} says {some_of(strange, 5)}, and this build does not know what that means.")
     hints, values = get_type_hints(KINDS[kind]), {}
     for name, field in fields.items():
         if name in document:

@@ -7,7 +7,7 @@ waits for a clock. Refuses to know files and services (``clockwork``).
 from __future__ import annotations
 
 import heapq
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from api.jobs.control import CommandRecord, NodeGroupRecord, StatusRecord
@@ -16,7 +16,7 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core import saving
+from orchestrator.core.commands import Command, Inject, Kill, Scale, island_of, kind_of
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
     CommandId,
@@ -29,6 +29,7 @@ from orchestrator.core.vocabulary import (
     Version,
     payload_id,
 )
+from orchestrator.tape import command_codec
 from orchestrator.tape.driver import Driver, MemorySink
 
 GROUPS = [
@@ -38,10 +39,24 @@ GROUPS = [
 STEP_S = 0.05
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A command as the job was given it, at that instant."""
+
+    at: float
+    command: CommandId
+    caller: str
+    request: Command
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Taken:
+        return cls(record["at"], record["id"], record["caller"], command_codec.decode(record["request"]))
+
+
 class World:
     """One job from its beginning up to ``until``: a heap of events, and what the effects add to it."""
 
-    def __init__(self, spec: JobSpec, commands: list[dict[str, Any]], until: float) -> None:
+    def __init__(self, spec: JobSpec, commands: list[Taken], until: float) -> None:
         self.policy: JobPolicy = spec.policy(
             {group["name"]: group["region"] for group in GROUPS}, spares=True, standbys=True
         )
@@ -56,23 +71,27 @@ class World:
         for command in commands:
             self.take(command)
         for group, count in spec.wanted_counts().items():
-            about = {"at": 0.0, "kind": "scale", "id": f"scale {group}", "caller": "the specification", "island": None}
-            self.take(about | {"node_group": group, "count": count})
+            self.take(Taken(0.0, CommandId(f"scale {group}"), "the specification", Scale(NodeGroupId(group), count)))
         self._push(e.JobStarted(0.0))
         self._push(e.OuterStateSeeded(0.02, parameter_count=1000, digest="seed"))
         self.advance(until)
 
-    def take(self, command: dict[str, Any]) -> None:
+    def take(self, taken: Taken) -> None:
         """The command will be heard when its time has come."""
-        if "dose" in command:
-            self._push(fault_event(command))
-        if "dose" not in command or command["kind"] == "kill":
-            self._push(command_event(command))
-        self.commands[command["id"]] = CommandRecord(
-            kind=command["kind"],
-            island=command["island"],
-            caller=command["caller"],
-            at=command["at"],
+        about, request = (taken.at, taken.command, taken.caller), taken.request
+        if isinstance(request, Inject):
+            dose = (request.duration, request.bytes_per_second, request.payloads)
+            whom = request.island or IslandId("")
+            self._push(e.FaultInjected(*about, request.fault, whom, Incarnation(0), *dose))
+            if request.fault == "kill":
+                self._push(e.CommandRequested(*about, Kill(whom)))
+        else:
+            self._push(e.CommandRequested(*about, request))
+        self.commands[taken.command] = CommandRecord(
+            kind=kind_of(request),
+            island=island_of(request),
+            caller=taken.caller,
+            at=taken.at,
             accepted=None,
             detail="",
         )
@@ -229,31 +248,3 @@ class Tick:
 
     def __init__(self, at: float, island: IslandId, incarnation: Any) -> None:
         self.at, self.island, self.incarnation = at, island, incarnation
-
-
-def command_event(command: dict[str, Any]) -> e.Command:
-    at, name, caller = command["at"], CommandId(command["id"]), command["caller"]
-    match command["kind"]:
-        case "kill":
-            return e.KillRequested(at, name, caller, IslandId(command["island"]), command["restart"])
-        case "scale":
-            return e.ScaleRequested(at, name, caller, NodeGroupId(command["node_group"]), command["count"])
-        case "cordon":
-            return e.CordonRequested(at, name, caller, NodeGroupId(command["node_group"]))
-        case "uncordon":
-            return e.UncordonRequested(at, name, caller, NodeGroupId(command["node_group"]))
-        case "drain":
-            return e.DrainRequested(at, name, caller, IslandId(command["island"]))
-        case "rollback":
-            return saving.RollbackRequested(at, name, caller, command["count"])
-        case "checkpoint":
-            return saving.CheckpointRequested(at, name, caller)
-        case "readd":
-            return e.ReaddRequested(at, name, caller, IslandId(command["island"]))
-    return e.CancelRequested(at, name, caller)
-
-
-def fault_event(command: dict[str, Any]) -> e.FaultInjected:
-    name, whom = CommandId(command["id"]), IslandId(command["island"] or "")
-    head = (command["at"], name, command["caller"], command["kind"], whom, Incarnation(0))
-    return e.FaultInjected(*head, **command["dose"])

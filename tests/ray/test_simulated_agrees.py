@@ -67,7 +67,7 @@ def train(port: RayControlPort, folder: Path, job_id: str, document: dict[str, A
         return bool(view["tokens_trained"] > view["token_budget"] / 5)
 
     job.wait_until(under_way, "a fifth of the training")
-    job.command("kill", VICTIM)
+    job.command(commands.Kill(VICTIM))
     job.wait_for_merge(VICTIM, 2)
     assert job.wait_for_end()["view"]["outcome"] == "completed"
     return read_tape(run_dir / "tape.jsonl")
