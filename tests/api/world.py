@@ -16,6 +16,7 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core import saving
 from orchestrator.core.commands import Command, Inject, Kill, Scale, island_of, kind_of
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
@@ -66,7 +67,7 @@ class World:
         self._tokens_per_step = spec.tokens_per_step
         self._driver = Driver(self.core, (self.goodput, self.statistics), self.sink)
         self._heap: list[tuple[float, int, Any]] = []
-        self._count = 0
+        self._count, self._now = 0, 0.0
         self._lives: dict[str, Life] = {}
         for command in commands:
             self.take(command)
@@ -105,8 +106,7 @@ class World:
             elif isinstance(event, e.FaultInjected):
                 self._strike(event)
             else:
-                for effect in self._driver.step(event):
-                    self._act(at, effect)
+                self._step_all(at, event)
 
     def status(self, job_id: str, started_at: float, now: float) -> StatusRecord:
         view = self.core.view(now)
@@ -129,48 +129,84 @@ class World:
         self._count += 1
         heapq.heappush(self._heap, (event.at, self._count, event))
 
-    def _act(self, at: float, effect: f.Effect) -> None:
-        match effect:
-            case f.SetTimer():
-                self._push(e.TimerFired(max(at, effect.due_at), effect.timer, effect.serial))
-            case f.PlaceIsland():
-                who = (effect.island, effect.incarnation)
-                self._lives[effect.island] = Life(effect.incarnation, self.policy.fragment_count)
-                self._push(e.IslandPlaced(at + 0.05, *who, node="here", pid=1000 + effect.incarnation))
-                self._push(e.IslandReady(at + 0.1, *who, device_count=1, start_seconds=0.05))
-            case f.BeginCatchUp():
-                if (life := self._lives.get(effect.island)) is None or life.incarnation != effect.incarnation:
-                    return  # it was killed an instant ago: nobody is there to be told
-                donor = effect.donor[0] if effect.donor else None
-                versions = tuple(fragment.version for fragment in self.core.view(at).fragments)
-                who = (effect.island, effect.incarnation)
-                self._push(e.IslandCaughtUp(at + 0.02, *who, donor, versions, step=0, transfer_seconds=0.01))
-                life.versions = list(versions)
-            case f.StartTraining():
-                self._push(Tick(at + STEP_S, effect.island, effect.incarnation))
-            case f.MergeFragment():
-                made = (effect.fragment, effect.version, "digest")
-                self._push(e.MergeCompleted(at + 0.005, *made, merge_seconds=0.004, journal_seconds=0.002))
-            case f.PublishFragment():
-                for to in effect.recipients:
-                    self._adopt(at + 0.01, to.island, to.incarnation, effect)
-            case f.KillIsland() | f.StopIsland():
-                if (life := self._lives.get(effect.island)) and life.incarnation == effect.incarnation:
-                    del self._lives[effect.island]
-                    self._push(e.ConnectionLost(at + 0.01, effect.island, effect.incarnation, True, "killed"))
-            case f.DrainIsland():
-                self._drain(at, self._lives[effect.island], effect.island)
-            case f.FlushIsland():
-                self._lives.pop(effect.island, None)
-                self._push(e.IslandFlushed(at + 0.01, effect.island, effect.incarnation))
-            case f.Evaluate():
-                loss = 5.5 / (1 + effect.global_version / 50)
-                self._push(e.EvaluationCompleted(at + 0.02, effect.global_version, loss))
-            case f.ResolveCommand():
-                outcome = self.commands[effect.command]
-                outcome["accepted"], outcome["detail"] = effect.accepted, effect.detail
+    # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _adopt(self, at: float, island: IslandId, incarnation: int, published: f.PublishFragment) -> None:
+    def set_timer(self, effect: f.SetTimer) -> None:
+        self._push(e.TimerFired(max(self._now, effect.due_at), effect.timer, effect.serial))
+
+    def merge_fragment(self, effect: f.MergeFragment) -> None:
+        made = (effect.fragment, effect.version, "digest")
+        self._push(e.MergeCompleted(self._now + 0.005, *made, merge_seconds=0.004, journal_seconds=0.002))
+
+    def publish_fragment(self, effect: f.PublishFragment) -> None:
+        for to in effect.recipients:
+            self._adopt(self._now + 0.01, to.island, to.incarnation, effect)
+
+    def release_payload(self, effect: f.ReleasePayload) -> None:
+        """There are no bytes in this world."""
+
+    def place_island(self, effect: f.PlaceIsland) -> None:
+        who = (effect.island, effect.incarnation)
+        self._lives[effect.island] = Life(effect.incarnation, self.policy.fragment_count)
+        self._push(e.IslandPlaced(self._now + 0.05, *who, node="here", pid=1000 + effect.incarnation))
+        self._push(e.IslandReady(self._now + 0.1, *who, device_count=1, start_seconds=0.05))
+
+    def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
+        if (life := self._lives.get(effect.island)) is None or life.incarnation != effect.incarnation:
+            return  # it was killed an instant ago: nobody is there to be told
+        donor = effect.donor[0] if effect.donor else None
+        versions = tuple(fragment.version for fragment in self.core.view(self._now).fragments)
+        who = (effect.island, effect.incarnation)
+        self._push(e.IslandCaughtUp(self._now + 0.02, *who, donor, versions, step=0, transfer_seconds=0.01))
+        life.versions = list(versions)
+
+    def start_training(self, effect: f.StartTraining) -> None:
+        self._push(Tick(self._now + STEP_S, effect.island, effect.incarnation))
+
+    def flush_island(self, effect: f.FlushIsland) -> None:
+        self._lives.pop(effect.island, None)
+        self._push(e.IslandFlushed(self._now + 0.01, effect.island, effect.incarnation))
+
+    def drain_island(self, effect: f.DrainIsland) -> None:
+        self._drain(self._now, self._lives[effect.island], effect.island)
+
+    def kill_island(self, effect: f.KillIsland) -> None:
+        self._end(effect.island, effect.incarnation)
+
+    def stop_island(self, effect: f.StopIsland) -> None:
+        self._end(effect.island, effect.incarnation)
+
+    def evaluate(self, effect: f.Evaluate) -> None:
+        loss = 5.5 / (1 + effect.global_version / 50)
+        self._push(e.EvaluationCompleted(self._now + 0.02, effect.global_version, loss))
+
+    def resolve_command(self, effect: f.ResolveCommand) -> None:
+        outcome = self.commands[effect.command]
+        outcome["accepted"], outcome["detail"] = effect.accepted, effect.detail
+
+    def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
+        """A job of this world has nothing to save, and says nothing: its checkpoints end with their deadline."""
+
+    def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
+        """See ``begin_checkpoint``."""
+
+    def drop_checkpoint(self, effect: saving.DropCheckpoint) -> None:
+        """See ``begin_checkpoint``."""
+
+    def restore_fragments(self, effect: saving.RestoreFragments) -> None:
+        """See ``begin_checkpoint``: there is none to go back to."""
+
+    def finish_job(self, effect: f.FinishJob) -> None:
+        """Whoever looks sees it in the core's view, and leaves the results."""
+
+    # ── what becomes of it ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _end(self, island: IslandId, incarnation: Incarnation) -> None:
+        if (life := self._lives.get(island)) and life.incarnation == incarnation:
+            del self._lives[island]
+            self._push(e.ConnectionLost(self._now + 0.01, island, incarnation, True, "killed"))
+
+    def _adopt(self, at: float, island: IslandId, incarnation: Incarnation, published: f.PublishFragment) -> None:
         life = self._lives.get(island)
         if life is None or life.incarnation != incarnation:
             return
@@ -194,7 +230,8 @@ class World:
             self._driver.step(fault)
         if fault.kind != "kill":
             detail = f"{fault.kind} {fault.island}" if life or not fault.island else f"{fault.island} has no process"
-            self.commands[fault.command].update(accepted=life is not None or not fault.island, detail=detail)
+            outcome = self.commands[fault.command]
+            outcome["accepted"], outcome["detail"] = life is not None or not fault.island, detail
 
     def _tick(self, at: float, tick: Tick) -> None:
         """One inner step; then the progress report, and one fragment is offered in turn."""
@@ -228,8 +265,9 @@ class World:
         self._push(e.IslandDrained(at + 0.2, island, Incarnation(life.incarnation)))
 
     def _step_all(self, at: float, event: e.Event) -> None:
+        self._now = at
         for effect in self._driver.step(event):
-            self._act(at, effect)
+            f.carry_out(effect, self)
 
 
 class Life:

@@ -161,23 +161,25 @@ class MortalWorld(RoughWorld):
         except Died:
             self._die()
 
-    def _act(self, effect: f.Effect) -> None:
-        match effect:
-            case f.PlaceIsland() if (effect.island, effect.incarnation) in self.hosts:
-                self._place_again(effect)
-            case f.ReleasePayload(reason=ReleaseReason.LOST):
-                self.held.discard(effect.payload)
-                self.workshop.gone.discard(effect.payload)
-            case f.FinishJob():
-                self._finish(effect)
-            case f.PublishFragment():
-                assert self.workshop.keeper is not None
-                state = self.workshop.keeper.outer.state(effect.fragment)
-                if state.version == effect.version and effect.recipients:
-                    self.promises.told(effect.fragment, state)
-                super()._act(effect)
-            case _:
-                super()._act(effect)
+    def place_island(self, effect: f.PlaceIsland) -> None:
+        if (effect.island, effect.incarnation) in self.hosts:
+            self._place_again(effect)
+        else:
+            super().place_island(effect)
+
+    def release_payload(self, effect: f.ReleasePayload) -> None:
+        if effect.reason is ReleaseReason.LOST:
+            self.held.discard(effect.payload)
+            self.workshop.gone.discard(effect.payload)
+        else:
+            super().release_payload(effect)
+
+    def publish_fragment(self, effect: f.PublishFragment) -> None:
+        assert self.workshop.keeper is not None
+        state = self.workshop.keeper.outer.state(effect.fragment)
+        if state.version == effect.version and effect.recipients:
+            self.promises.told(effect.fragment, state)
+        super().publish_fragment(effect)
 
     def _place_again(self, effect: f.PlaceIsland) -> None:
         """The controller makes one process of an incarnation, and gives the same answer again."""
@@ -190,7 +192,7 @@ class MortalWorld(RoughWorld):
             failed = e.PlacementFailed(self.now, effect.island, effect.incarnation, "no room, or ended")
             self.while_alive(self.draw(self.plan.place_s), lambda: self.answer(host, failed))
 
-    def _finish(self, effect: f.FinishJob) -> None:
+    def finish_job(self, effect: f.FinishJob) -> None:
         """Whoever dies in this does it again in the next life."""
         insist("the tape cannot be written", self._files.tape.close)
         self._files.journal.clear()
@@ -238,7 +240,9 @@ class MortalWorld(RoughWorld):
         sink = PatientSink(files.tape, Patience(retry_s=0.0), files.journal.settle)
         self._driver = Driver(files.core, folds, sink, past.count if past is not None else 0)
         if files.core.state.phase is JobPhase.FINISHED:
-            self._finish(next(x for r in reversed(self.sink.records) for x in r.effects if isinstance(x, f.FinishJob)))
+            self.finish_job(
+                next(x for r in reversed(self.sink.records) for x in r.effects if isinstance(x, f.FinishJob))
+            )
             return
         self.held = {c.payload for r in files.core.state.rounds for c in r.offered.values()}
         self.workshop = MortalWorkshop(self)
