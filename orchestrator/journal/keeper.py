@@ -38,7 +38,7 @@ class Made:
 
 
 class Keeper:
-    """Not for several threads at once. ``insist`` does what may raise OSError until it is done (``runtime.patience``)."""
+    """Not for several threads at once. ``insist`` does what may raise OSError until it is done (``host.retry``)."""
 
     def __init__(self, outer: OuterState, journal: Journal, insist: Insist) -> None:
         self.outer, self._journal, self._insist = outer, journal, insist

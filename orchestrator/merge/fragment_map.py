@@ -39,11 +39,6 @@ def build(sizes: Mapping[str, int], fragment_count: int) -> FragmentMap:
     return tuple(tuple(sorted(members)) for members in names)
 
 
-def loads(sizes: Mapping[str, int], fragment_map: FragmentMap) -> tuple[int, ...]:
-    """The size of each fragment, in the unit of ``sizes``."""
-    return tuple(sum(sizes[name] for name in members) for members in fragment_map)
-
-
 def _validate(sizes: Mapping[str, int], fragment_count: int) -> None:
     if fragment_count < 1:
         raise ConfigurationError(

@@ -2,7 +2,7 @@
 
 Both averages known here are linear in the displacements, Δ = Σ a_m Δ_m with Δ_m = Θ − θ_m, and differ only in the
 coefficients a_m. So a merge has three parts: the Gram matrix ⟨Δ_i, Δ_j⟩ (the only thing the radial average must know
-of the arrays), M coefficients from it, and one weighted sum. ``average`` says it whole; ``displacements`` gives it in
+of the arrays), M coefficients from it, and one weighted sum. ``displacements`` gives the arrays in
 blocks that stay in the processor's cache, so that memory is read twice however many islands there are.
 
 Knows nothing of fragments, versions, optimizers or who sent what.
@@ -48,27 +48,14 @@ def averaging_for(tensor: str, chosen: Averaging) -> Averaging:
     return Averaging.MEAN if _EMBEDDING_LIKE.search(tensor.lower()) else chosen
 
 
-def average(deltas: Sequence[Array], weights: Sequence[float], averaging: Averaging) -> Array:
-    """Merge whole displacements of one tensor.
-
-        deltas   M arrays of one shape, float32: Δ_m = Θ − θ_m, pointing away from the islands
-        weights  M positive numbers that sum to one
-
-        mean     Δ = Σ w_m Δ_m
-        radial   Δ = (Σ w_m ‖Δ_m‖) · φ(Σ w_m φ(Δ_m)),   φ(x) = x/‖x‖, φ(0) = 0;   the mean where that direction vanishes
-
-    This is the plain statement; ``outer_state`` does the same in blocks.
-    """
-    stacked = np.stack([np.ravel(delta) for delta in deltas])
-    mixed = coefficients(gram([stacked], len(deltas)), weights, averaging).astype(np.float32) @ stacked
-    return mixed.reshape(np.shape(deltas[0]))
-
-
 def coefficients(products: NDArray[np.float64], weights: Sequence[float], averaging: Averaging) -> NDArray[np.float64]:
     """The a_m of Δ = Σ a_m Δ_m.
 
         products  (M, M) float64: ⟨Δ_i, Δ_j⟩
         weights   (M,) summing to one
+
+        mean     Δ = Σ w_m Δ_m
+        radial   Δ = (Σ w_m ‖Δ_m‖) · φ(Σ w_m φ(Δ_m)),   φ(x) = x/‖x‖, φ(0) = 0;   the mean where that direction vanishes
 
     With c_m = w_m/‖Δ_m‖ the mean direction is d = Σ c_m Δ_m and ‖d‖² = cᵀ G c, so the radial average needs no array but
     the Gram matrix: a_m = c_m · (Σ w_m ‖Δ_m‖)/‖d‖.

@@ -17,8 +17,9 @@ from orchestrator.core import events
 from orchestrator.core.island_life import IN_CHECKPOINT
 from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
 from orchestrator.errors import first_line
-from orchestrator.runtime.checkpoints import Checkpoints
-from orchestrator.runtime.links import Link, Post
+from orchestrator.host.checkpoint_writer import CheckpointWriter
+from orchestrator.host.posting import Post
+from orchestrator.runtime.links import Link
 from orchestrator.runtime.workshop import Workshop
 
 ANSWER_TIMEOUT_S = 10.0
@@ -33,7 +34,7 @@ class CatchUps:
         name: Callable[[IslandId, Incarnation], str],
         epoch: Epoch,
         workshop: Workshop,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointWriter,
         post: Post,
     ) -> None:
         self._link, self._name, self._epoch = link, name, epoch

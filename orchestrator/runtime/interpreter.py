@@ -19,16 +19,17 @@ from ray.exceptions import ActorDiedError, RayError
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
 from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId, Life, ReleaseReason
-from orchestrator.core.weather import Weather
 from orchestrator.errors import first_line
+from orchestrator.host.checkpoint_writer import CheckpointWriter
+from orchestrator.host.posting import Post
+from orchestrator.host.timers import Timers
+from orchestrator.impairment import LinkImpairment
 from orchestrator.runtime import cluster
 from orchestrator.runtime.catch_ups import CatchUps
-from orchestrator.runtime.checkpoints import Checkpoints
-from orchestrator.runtime.links import Failed, Link, Post
+from orchestrator.runtime.links import Failed, Link
 from orchestrator.runtime.names import island_name
 from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.placement import Placement, Unplaced
-from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Interpreter:
         kept_count: Callable[[], int],
         resolve: Callable[[f.ResolveCommand], None],
         finish: Callable[[f.FinishJob], None],
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointWriter,
         now: Callable[[], Instant],
         failed: Failed,
     ) -> None:
@@ -184,10 +185,10 @@ class Interpreter:
         if (island, incarnation) in self._links or (island, incarnation) in self._strays:
             self.end(island, incarnation)
 
-    def weather(self, island: IslandId, incarnation: Incarnation) -> Weather | None:
+    def impairment(self, island: IslandId, incarnation: Incarnation) -> LinkImpairment | None:
         """What chaos may change about the link of this incarnation; None if there is no link."""
         link = self._link(island, incarnation)
-        return None if link is None else link.passage.weather
+        return None if link is None else link.passage.impairment
 
     def close(self) -> None:
         with self._lives:

@@ -27,8 +27,9 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.core import events, messages
 from orchestrator.core.hearing import contribution_of, event_of
-from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, Incarnation, Instant, IslandId, Version
+from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, Incarnation, IslandId, Version
 from orchestrator.errors import Fenced, first_line
+from orchestrator.host.posting import Post
 from orchestrator.merge.examination import examine
 from orchestrator.merge.wire import WireError
 from orchestrator.runtime import cluster
@@ -49,7 +50,6 @@ MARKER_TIMEOUT_S = 10.0
 PARAMETER_BYTES = 4
 """Of a publication, which is float32 whatever the uplink."""
 
-Post = Callable[[Callable[[Instant], events.Event]], int]
 """Stamps and queues an event; answers with the number that its record will have on the tape."""
 Outgoing = tuple[Version, int, int, Fix, Any]
 """Version, step, merged offer, fix, and the bytes or a reference to them."""

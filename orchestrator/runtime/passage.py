@@ -1,8 +1,8 @@
-"""A link's passage: what its weather (``core.weather``) makes of calls, payloads and publications, by waiting.
+"""A link's passage: what its impairment (``orchestrator.impairment``) makes of calls, payloads and publications, by waiting.
 
 What is answered during a cut, or fails in it, is heard at its end; bytes on a slow link take their time; a payload may come
-spoilt, late, or not at all. Every wait ends when the link is closed, and soon after the weather was cleared. Refuses to know
-what is carried.
+spoilt, late, or not at all. Every wait ends when the link is closed, and soon after the impairment was cleared. Refuses
+to know what is carried.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.core.weather import LinkFault, Weather
+from orchestrator.impairment import LinkFault, LinkImpairment
 
 SLICE_S = 0.1
 """How soon it is noticed that a cut, or slowness, was called off."""
@@ -24,11 +24,11 @@ class Passage:
     """Of one link, until ``closed`` is set."""
 
     def __init__(self, closed: threading.Event) -> None:
-        self.weather = Weather()
+        self.impairment = LinkImpairment()
         self._closed = closed
 
     def slow(self) -> bool:
-        return self.weather.slow(time.monotonic())
+        return self.impairment.slow(time.monotonic())
 
     def get(self, call: Any, timeout_s: float) -> Any:
         """As ``ray.get``, but an answer, or a failure, of a time when nothing passes is there only after it."""
@@ -55,8 +55,8 @@ class Passage:
     def carry(self, size_bytes: int) -> None:
         """Take the time that slowness costs so many bytes, unless it ends or is called off before."""
         now = time.monotonic()
-        there_at = now + self.weather.carriage_s(size_bytes, now)
-        while (now := time.monotonic()) < there_at and self.weather.slow(now):
+        there_at = now + self.impairment.transfer_delay_s(size_bytes, now)
+        while (now := time.monotonic()) < there_at and self.impairment.slow(now):
             if self._closed.wait(min(SLICE_S, there_at - now)):
                 return
 
@@ -65,16 +65,16 @@ class Passage:
         if payload is None:
             return None
         self.carry(len(payload))
-        fate = self.weather.fate()
-        if fate is None:
+        fault = self.impairment.payload_fault()
+        if fault is None:
             return payload
-        self._closed.wait(fate.late)
-        if fate.kind is LinkFault.DROP:
+        self._closed.wait(fault.late)
+        if fault.kind is LinkFault.DROP:
             return None
-        return _flipped(payload) if fate.kind is LinkFault.CORRUPT else payload
+        return _flipped(payload) if fault.kind is LinkFault.CORRUPT else payload
 
     def _is_cut(self) -> bool:
-        return self.weather.cut_s(time.monotonic()) > 0.0
+        return self.impairment.cut_s(time.monotonic()) > 0.0
 
 
 def _flipped(payload: bytes) -> bytes:

@@ -33,16 +33,18 @@ from orchestrator.core import events, invariants
 from orchestrator.core.commands import Command, Cordon, Inject, IslandCommand, Scale, island_of, kind_of
 from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
 from orchestrator.errors import Conflict, DataError, Fenced, NotFound, first_line
+from orchestrator.host import records, tape_sync
+from orchestrator.host.checkpoint_writer import CheckpointWriter
+from orchestrator.host.job_files import SNAPSHOT
+from orchestrator.host.posting import Undated
+from orchestrator.host.retry import RUN_FOLDER_REFUSES, TAPE_REFUSES, RetryingSink, only_full
+from orchestrator.host.snapshot_writer import SnapshotWriter
+from orchestrator.host.timers import Timers
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import ending, faults, records, returning
-from orchestrator.runtime.checkpoints import Checkpoints
+from orchestrator.runtime import ending, faults, returning
 from orchestrator.runtime.controller import controller_of
-from orchestrator.runtime.files import SNAPSHOT, Make
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.patience import RUN_FOLDER_REFUSES, TAPE_REFUSES, PatientSink, only_full
 from orchestrator.runtime.payloads import PayloadTable
-from orchestrator.runtime.snapshots import Snapshots
-from orchestrator.runtime.timers import Timers
 from orchestrator.runtime.workshop import Workshop
 from orchestrator.tape import command_codec
 from orchestrator.tape.driver import Driver
@@ -81,14 +83,14 @@ class SynchroniserActor:
         self._goodput, self._statistics = self._files.folds
         self._started_at, self._zero = returning.clock(self._files, self._run_dir)
         self._posted = past.count if past else 0
-        self._patience, self._syncing = returning.durability(spec, self._files.tape)
-        sink = PatientSink(self._files.tape, self._patience, self._files.journal.settle)
+        self._retrier, self._tape_sync = tape_sync.of(spec, self._files.tape)
+        sink = RetryingSink(self._files.tape, self._retrier, self._files.journal.settle)
         self._driver = Driver(self._core, (self._files.promises, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
-        self._snapshots = Snapshots(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
+        self._snapshots = SnapshotWriter(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
         controller = controller_of(job, spec, run_dir, roots)
         payloads = PayloadTable()
-        kept = self._files.journal, self._files.epoch, self._patience.insist
+        kept = self._files.journal, self._files.epoch, self._retrier.until_done
         self._workshop = Workshop(job, spec, self._run_dir, payloads, *kept, self._post, self._queue.put, roots)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
@@ -100,10 +102,10 @@ class SynchroniserActor:
             timers=timers,
             epoch=self._files.epoch,
             post=self._post,
-            kept_count=self._syncing.kept_count,
+            kept_count=self._tape_sync.kept_count,
             resolve=self._resolve,
             finish=self._finish,
-            checkpoints=Checkpoints(
+            checkpoints=CheckpointWriter(
                 job,
                 spec,
                 self._run_dir,
@@ -111,7 +113,7 @@ class SynchroniserActor:
                 self._core.state,
                 self._goodput.ledger,
                 self._workshop.take_outer,
-                lambda: self._patience.insist(TAPE_REFUSES, self._files.tape.sync),
+                lambda: self._retrier.until_done(TAPE_REFUSES, self._files.tape.sync),
                 self._post,
                 roots,
             ),
@@ -160,7 +162,7 @@ class SynchroniserActor:
                 self._told = self._status(self._now())
             finally:
                 self._state.release()
-        view, trouble = self._told["view"], self._patience.trouble
+        view, trouble = self._told["view"], self._retrier.trouble
         return self._told | {"disk_trouble": trouble, "view": view | {"pause_reason": trouble or view["pause_reason"]}}
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
@@ -210,10 +212,10 @@ class SynchroniserActor:
     def _now(self) -> Instant:
         return time.monotonic() - self._zero
 
-    def _post(self, make: Make) -> int:
+    def _post(self, undated: Undated) -> int:
         """Stamp an event and queue it. The lock makes the order of stamps that of the queue, and of the records."""
         with self._entry:
-            self._queue.put(make(self._now()))
+            self._queue.put(undated(self._now()))
             self._posted += 1
             return self._posted
 
@@ -242,8 +244,8 @@ class SynchroniserActor:
             ending.crash(self._job, self._run_dir, error, close, lambda: self._status(self._now()))
 
     def _close(self) -> None:
-        self._patience.close()
-        self._syncing.close()
+        self._retrier.close()
+        self._tape_sync.close()
         self._interpreter.close()
 
     def _resolve(self, effect: f.ResolveCommand) -> None:
@@ -255,7 +257,7 @@ class SynchroniserActor:
         """Write the job's files, then let everything go, this actor included. A job that has ended is ended again."""
         if effect is not None:
             log.info("the job ends as %s: %s", effect.outcome, effect.reason)
-        self._patience.insist(TAPE_REFUSES, self._files.tape.close)
+        self._retrier.until_done(TAPE_REFUSES, self._files.tape.close)
         if records.ended_as(self._run_dir, self._job):
             self._close()
             ending.let_go(self._job)
@@ -278,7 +280,7 @@ class SynchroniserActor:
     def _left(self, what: str, work: Callable[[], None]) -> str:
         """``work`` is done, once a full disk has room again; else why it could not be: no reason to call the job failed."""
         try:
-            self._patience.insist(RUN_FOLDER_REFUSES, lambda: only_full(work))
+            self._retrier.until_done(RUN_FOLDER_REFUSES, lambda: only_full(work))
         except Exception as error:
             log.exception("%s could not be written", what)
             return f"{what} could not be written ({type(error).__name__}: {first_line(error)})"

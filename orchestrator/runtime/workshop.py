@@ -26,6 +26,8 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import Conflict, first_line
+from orchestrator.host import records
+from orchestrator.host.posting import Post
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import Insist, Keeper
 from orchestrator.journal.storage import Journal
@@ -33,8 +35,7 @@ from orchestrator.logbook import service_logbook
 from orchestrator.merge import fragment_map, outer_optimizer, wire
 from orchestrator.merge.outer_state import FragmentState, NotFinite, OuterState
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import cluster, records
-from orchestrator.runtime.links import Post
+from orchestrator.runtime import cluster
 from orchestrator.runtime.names import evaluator_name
 from orchestrator.runtime.payloads import PayloadTable
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, INLINE_BYTES_MAX, NAMESPACE

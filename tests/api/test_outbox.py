@@ -19,7 +19,8 @@ from api.storage.store import Store
 from orchestrator.core import commands
 from orchestrator.tape.storage import read_tape
 from tests.api.clockwork import Clockwork
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 
 class Desk:

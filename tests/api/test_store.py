@@ -24,8 +24,9 @@ from api.storage.upgrade import MIGRATIONS, url_of
 from orchestrator.core import commands
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
 from orchestrator.tape import command_codec
-from tests.api.installation import CONTROL, Installation, wait_until
+from tests.api.installation import CONTROL, Installation
 from tests.postgresql import PostgreSQL, a_server
+from tests.waiting import wait_until
 
 OLD_TABLES = """
 CREATE TABLE jobs (

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
+from orchestrator.config import JobSpec
 from orchestrator.core.saving import BeginCheckpoint, FragmentRestored, RestoreFragments, SavingEffect
+from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import FragmentId
+from orchestrator.host.checkpoint_writer import CheckpointWriter
+from orchestrator.host.job_files import JobFiles
+from orchestrator.journal.keeper import Keeper
 from orchestrator.merge.outer_state import FragmentState
 from orchestrator.roots import Allowed, AllowedRoots
-from orchestrator.runtime.checkpoints import Checkpoints
-
-if TYPE_CHECKING:
-    from tests.journal.shell import Shell
 
 POINTS = (
     "before mark", "after mark", "before file", "half a file", "after file", "before removal", "after removal",
@@ -56,15 +58,39 @@ class AtOnce(Executor):
         return done
 
 
+class Writer(Protocol):
+    """An island that writes its part at its next boundary."""
+
+    def save(self, checkpoint: int, folder: str) -> None: ...
+
+
+class Life(Protocol):
+    """The synchroniser's life, as far as its checkpoints are concerned."""
+
+    job: JobSpec
+    files: JobFiles
+    core: Synchroniser
+    goodput: Goodput
+    keeper: Keeper | None
+    published: dict[int, bytes]
+    now: float
+    reached: Callable[[str], None]
+
+    @property
+    def islands(self) -> Mapping[str, Writer]: ...
+
+    def tell(self, make: Callable[..., Any], *facts: Any) -> None: ...
+
+
 class Saver:
     """Of one life. ``steps`` are those of the fragments' last merges."""
 
-    def __init__(self, shell: Shell, folder: Path) -> None:
+    def __init__(self, shell: Life, folder: Path) -> None:
         self._shell = shell
         self.steps = {FragmentId(facts.fragment): facts.step for facts in shell.files.merges}
         self._posted: list[Callable[[float], Any]] = []
         roots = AllowedRoots.only(folder)
-        self._real = Checkpoints(
+        self._real = CheckpointWriter(
             "job",
             shell.job,
             folder,

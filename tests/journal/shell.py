@@ -29,13 +29,13 @@ from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
 from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Incarnation, IslandId, Version
 from orchestrator.disk import Disk
+from orchestrator.host.job_files import SNAPSHOT, open_files
+from orchestrator.host.retry import Retrier, RetryingSink
+from orchestrator.host.snapshot_writer import SnapshotWriter
 from orchestrator.journal.keeper import Keeper
 from orchestrator.merge import fragment_map, outer_optimizer, wire
 from orchestrator.merge.outer_state import OuterState
-from orchestrator.runtime.files import SNAPSHOT, open_files
-from orchestrator.runtime.patience import Patience, PatientSink
 from orchestrator.runtime.payloads import PayloadTable
-from orchestrator.runtime.snapshots import Snapshots
 from orchestrator.simulation.disk import SimulatedDisk
 from orchestrator.tape.driver import Driver
 from tests.journal.disks import Died
@@ -131,10 +131,10 @@ class Shell:
         self.goodput = goodput
         past = self.files.past
         self.core = self.files.core
-        self.sink = PatientSink(self.files.tape, Patience(retry_s=0.0), self.files.journal.settle)
+        self.sink = RetryingSink(self.files.tape, Retrier(retry_s=0.0), self.files.journal.settle)
         self.driver = Driver(self.core, (self.files.promises, self.goodput), self, past.count if past else 0)
         every = job.synchroniser.durability.snapshot_every_records
-        self.snapshots = Snapshots(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
+        self.snapshots = SnapshotWriter(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
         self.now = past.at if past else 0.0
         self.payloads = PayloadTable()
         self.keeper: Keeper | None = None
@@ -307,7 +307,7 @@ class Shell:
 
     def _insist(self, what: str, work: Callable[[], None]) -> None:
         self.reached("after merge")
-        Patience(retry_s=0.0).insist(what, work)
+        Retrier(retry_s=0.0).until_done(what, work)
 
 
 class Fate:

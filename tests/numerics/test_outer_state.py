@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import plain_model
 import pytest
+from whole_average import average
 
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InternalError
 from orchestrator.merge import wire
 from orchestrator.merge.benchmark import cases
-from orchestrator.merge.outer_gradient import SCRATCH_BYTES, Averaging, average
+from orchestrator.merge.outer_gradient import SCRATCH_BYTES, Averaging
 from orchestrator.merge.outer_optimizer import Nesterov, Sgd
 from orchestrator.merge.outer_state import NotFinite, OuterState, outer_step
 

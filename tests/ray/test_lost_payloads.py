@@ -11,8 +11,8 @@ import pytest
 from orchestrator.core import effects as f
 from orchestrator.core.vocabulary import Epoch, PayloadId, ReleaseReason
 from orchestrator.errors import InternalError
+from orchestrator.host.timers import Timers
 from orchestrator.runtime.payloads import PayloadTable
-from orchestrator.runtime.timers import Timers
 
 if TYPE_CHECKING:
     from orchestrator.runtime.interpreter import Interpreter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,28 +13,32 @@ from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored, RestoreFragments
-from orchestrator.core.vocabulary import FragmentId, IslandId, PayloadId, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, PayloadId, Version
 from orchestrator.errors import InternalError
+from orchestrator.host.retry import Retrier
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import Keeper
 from orchestrator.journal.storage import Journal
 from orchestrator.merge import outer_optimizer
 from orchestrator.merge.outer_optimizer import OuterOptimizer
 from orchestrator.merge.outer_state import FragmentState, OuterState
-from orchestrator.runtime.patience import Patience
-from orchestrator.simulation.workshop import Workshop
-
-if TYPE_CHECKING:
-    from orchestrator.simulation.swarm.mortal_world import MortalWorld
+from orchestrator.simulation.workshop import Surroundings, Workshop
 
 SIZE = 3
 """Numbers in a fragment: the fewest in which an average, a radius and an order show."""
 
 
+class MortalSurroundings(Surroundings, Protocol):
+    """``epoch`` is that of the synchroniser that lives now; ``finished`` how the job ended, if it did."""
+
+    epoch: Epoch
+    finished: f.FinishJob | None
+
+
 class MortalWorkshop(Workshop):
     """Merges that are under way die with the process; ``keeper`` is None until there is Θ."""
 
-    def __init__(self, world: MortalWorld) -> None:
+    def __init__(self, world: MortalSurroundings) -> None:
         super().__init__(world)
         self._mortal = world
         self.keeper: Keeper | None = None
@@ -108,7 +112,7 @@ class MortalWorkshop(Workshop):
 
 def insist(what: str, work: Callable[[], None]) -> None:
     """A disk that refuses is asked again at once: its refusals are counted, not timed."""
-    Patience(retry_s=0.0).insist(what, work)
+    Retrier(retry_s=0.0).until_done(what, work)
 
 
 def first_outer_state(fragment_count: int) -> OuterState:

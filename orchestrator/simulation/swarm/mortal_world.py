@@ -21,9 +21,9 @@ from orchestrator.core import events as e
 from orchestrator.core.membership import WITH_PROCESS
 from orchestrator.core.vocabulary import FragmentId, IslandState, JobPhase, JobPolicy, ReleaseReason
 from orchestrator.errors import DataError, Fenced
+from orchestrator.host.job_files import JobFiles, open_files
+from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.journal.storage import Journal
-from orchestrator.runtime.files import JobFiles, open_files
-from orchestrator.runtime.patience import Patience, PatientSink
 from orchestrator.simulation.disk import Died, SimulatedDisk
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
@@ -237,7 +237,7 @@ class MortalWorld(RoughWorld):
             return
         self.epoch, past = files.epoch, files.past
         self.core = files.core
-        sink = PatientSink(files.tape, Patience(retry_s=0.0), files.journal.settle)
+        sink = RetryingSink(files.tape, Retrier(retry_s=0.0), files.journal.settle)
         self._driver = Driver(files.core, folds, sink, past.count if past is not None else 0)
         if files.core.state.phase is JobPhase.FINISHED:
             self.finish_job(

@@ -29,9 +29,9 @@ from orchestrator.core.saving import (
 )
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
 from orchestrator.errors import AtollError, InternalError
+from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.merge.outer_state import FragmentState
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.swarm.checkers import Checkers
@@ -65,7 +65,7 @@ class SavingWorld(MortalWorld):
         self._roots = AllowedRoots.only(f"memory://atoll-swarm-{seed}")
         self._memory = Folder.within(self._roots, f"memory://atoll-swarm-{seed}")
         self._spec = job_spec(mortality.merges_max, [plan.island for plan in policy.islands], self._memory.url)
-        self._saver: tuple[int, Checkpoints] | None = None
+        self._saver: tuple[int, CheckpointWriter] | None = None
         self._marked: set[tuple[int, int]] = set()
         for at, command in saving.commands() if saving is not None else ():
             self.later(at, partial(self._command, command))
@@ -91,11 +91,11 @@ class SavingWorld(MortalWorld):
 
     # ── the synchroniser's ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _checkpoints(self) -> Checkpoints:
+    def _checkpoints(self) -> CheckpointWriter:
         """Of this life."""
         if self._saver is None or self._saver[0] != self.generation:
             worker = Worker(self)
-            saver = Checkpoints(
+            saver = CheckpointWriter(
                 "job",
                 self._spec,
                 FOLDER,

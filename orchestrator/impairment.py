@@ -1,12 +1,12 @@
-"""What chaos does to the link between an island and the synchroniser: told the time, it says what becomes of its freight.
+"""What injected faults do to the link between an island and the synchroniser, as data: nothing here waits or reads a clock.
 
     cut                     nothing passes for a while: letters, payloads, publications; the process trains on
     slow                    payloads and publications pass at so many bytes a second for a while; letters weigh nothing
     corrupt, delay, drop    the next so many payloads arrive with flipped bits, late, or not at all
 
 The live link and the simulated one ask the same object, so a plan means the same in both. It is the application's link that
-suffers, not the network: what goes around it (peers' states, a kill, Ray's own traffic) is not held up. Refuses to wait and
-to know clocks: whoever carries does both. An end that has come needs nobody to declare it.
+suffers, not the network: what goes around it (peers' states, a kill, Ray's own traffic) is not held up. Whoever carries the
+freight waits and says what time it is. An end that has come needs nobody to declare it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ class LinkFault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class PayloadFault:
     """What becomes of one payload: ``kind`` is corrupt, delay (by ``late``) or drop."""
 
     kind: LinkFault
     late: Duration = 0.0
 
 
-class Weather:
-    """Of one link; fair until it is struck. One thread may strike while others ask."""
+class LinkImpairment:
+    """The impairment of one link; none until a fault is injected. One thread may inject while others ask."""
 
     def __init__(self) -> None:
         self._cut_until: Instant = -inf
         self._slow: tuple[Instant, float] = (-inf, inf)
-        self._fates: deque[Fate] = deque()
+        self._payload_faults: deque[PayloadFault] = deque()
 
-    def strike(self, kind: LinkFault, dose: Dose, now: Instant) -> None:
+    def inject(self, kind: LinkFault, dose: Dose, now: Instant) -> None:
         """A second cut never shortens the first; a second slowness takes the place of the first."""
         match kind:
             case LinkFault.CUT:
@@ -51,12 +51,12 @@ class Weather:
             case LinkFault.SLOW:
                 self._slow = (now + dose.duration, dose.bytes_per_second)
             case LinkFault.CORRUPT | LinkFault.DELAY | LinkFault.DROP:
-                self._fates.extend([Fate(kind, dose.duration)] * dose.payloads)
+                self._payload_faults.extend([PayloadFault(kind, dose.duration)] * dose.payloads)
 
     def clear(self) -> None:
         """Whatever was to come is called off."""
         self._cut_until, self._slow = -inf, (-inf, inf)
-        self._fates.clear()
+        self._payload_faults.clear()
 
     def cut_s(self, now: Instant) -> Duration:
         """For how long from ``now`` nothing passes; 0 while something does."""
@@ -65,11 +65,11 @@ class Weather:
     def slow(self, now: Instant) -> bool:
         return now < self._slow[0]
 
-    def carriage_s(self, size_bytes: int, now: Instant) -> Duration:
-        """How much longer than in fair weather so many bytes take; what slowness leaves over at its end takes nothing."""
+    def transfer_delay_s(self, size_bytes: int, now: Instant) -> Duration:
+        """How much longer than without impairment so many bytes take; what slowness leaves over at its end takes nothing."""
         until, bytes_per_second = self._slow
         return min(size_bytes / bytes_per_second, until - now) if now < until else 0.0
 
-    def fate(self) -> Fate | None:
-        """What becomes of the payload that arrives now; None if nothing does. Each fate is met once."""
-        return self._fates.popleft() if self._fates else None
+    def payload_fault(self) -> PayloadFault | None:
+        """What becomes of the payload that arrives now; None if nothing does. Each fault is met once."""
+        return self._payload_faults.popleft() if self._payload_faults else None

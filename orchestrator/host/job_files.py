@@ -12,7 +12,7 @@ only the journal knows, and that an epoch begins, come next on the tape (``first
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,9 +21,10 @@ from orchestrator.core import events
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
 from orchestrator.core.state import JobState
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, JobPhase, JobPolicy, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase, JobPolicy, Version
 from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import ConfigurationError, DataError
+from orchestrator.host.posting import Undated
 from orchestrator.journal.entry import Facts
 from orchestrator.journal.keeper import remembered
 from orchestrator.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
@@ -45,8 +46,6 @@ JOURNAL = "journal"
 CHECKPOINTS = "checkpoints"
 LEFT_AT_THE_END = ("status.json", "report.json", "merged.safetensors")
 
-Make = Callable[[Instant], events.Event]
-
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
@@ -65,7 +64,7 @@ class JobFiles:
     damage: tuple[str, ...] = ()
     outer: OuterState | None = None
     merges: tuple[Facts, ...] = ()
-    first_events: tuple[Make, ...] = ()
+    first_events: tuple[Undated, ...] = ()
 
     @property
     def started(self) -> bool:
@@ -248,7 +247,7 @@ def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
     damage = "; ".join(files.damage)
     for told in files.damage:
         log.warning("cut off, and gone on without: %s", told)
-    first: list[Make] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch, damage)]
+    first: list[Undated] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch, damage)]
     if not state.seeded:
         files.journal.clear()  # Θ that nobody heard of is made again
         return replace(files, first_events=tuple(first))
@@ -266,7 +265,7 @@ def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
     return replace(files, outer=outer, merges=merges, first_events=(*completed, *first, *set_back.values()))
 
 
-def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Make]:
+def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Undated]:
     """Fragments whose last version the journal has lost stand at the one before, as their next: kept first, then told.
 
     Told again, should this life end in between. Such an entry rests on nothing and is nobody's.
@@ -280,7 +279,7 @@ def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Make]:
             journal.append(facts, wire.encode(before.parameters), wire.encode(before.momentum))
         except OSError as error:
             raise DataError(detail=f"The journal lost version {version} of fragment {fragment}: {error}.") from error
-    found: dict[FragmentId, Make] = {}
+    found: dict[FragmentId, Undated] = {}
     for current in rounds:
         if journal.newest(current.fragment) != current.version + 1:
             continue
@@ -290,7 +289,7 @@ def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Make]:
     return found
 
 
-def _completed(facts: Facts, state: JobState) -> Make:
+def _completed(facts: Facts, state: JobState) -> Undated:
     """A merge, or what a rollback put in its place."""
     if state.rollback is not None and state.rounds[facts.fragment].restoring:
         return _restoring(facts, state.rollback.checkpoint)
@@ -299,7 +298,7 @@ def _completed(facts: Facts, state: JobState) -> Make:
     )
 
 
-def _restoring(facts: Facts, checkpoint: int) -> Make:
+def _restoring(facts: Facts, checkpoint: int) -> Undated:
     named = (FragmentId(facts.fragment), facts.version, checkpoint, facts.digest, facts.base_digest)
     return lambda at: FragmentRestored(at, *named)
 

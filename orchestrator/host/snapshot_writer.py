@@ -10,6 +10,7 @@ import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Instant
 from orchestrator.disk import Disk, LocalDisk
 from orchestrator.tape.driver import Driver
@@ -19,7 +20,7 @@ from orchestrator.tape.storage import TapeWriter, build, keep_snapshot
 log = logging.getLogger(__name__)
 
 
-class Snapshots:
+class SnapshotWriter:
     """``consider`` and ``close`` are for the pump. There is one for the first ``before`` records."""
 
     def __init__(self, path: Path, tape: TapeWriter, before: int, every: int, disk: Disk | None = None) -> None:
@@ -28,7 +29,7 @@ class Snapshots:
         self._writing = ThreadPoolExecutor(1, "snapshot")
         self._under_way: Future[None] | None = None
 
-    def consider(self, driver: Driver, at: Instant) -> None:
+    def consider(self, driver: Driver[Synchroniser], at: Instant) -> None:
         """Take one if it is due. What the core and the folds know is copied before this returns."""
         if driver.count - self._count < self._every or (self._under_way and not self._under_way.done()):
             return

@@ -1,4 +1,4 @@
-"""A disk that refuses must not end a job: what it refuses is asked again until it is done, and everybody can see why.
+"""Writes that are retried until they are done: a disk that refuses must not end a job, and everybody can see why it waits.
 
 While the journal cannot be written no merge is told, while the tape cannot be written nothing is decided; islands train on
 either way, keep their work, and offer it again. Both would be lies to go on without.
@@ -25,7 +25,7 @@ RUN_FOLDER_REFUSES = "the run's folder cannot be written"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class Patience:
+class Retrier:
     """``trouble`` says what is being waited for, if anything is."""
 
     def __init__(self, retry_s: float = RETRY_S) -> None:
@@ -38,7 +38,7 @@ class Patience:
         troubles = dict(self._troubles)
         return "; ".join(f"{what}: {why}" for what, why in sorted(troubles.items())) or None
 
-    def insist(self, what: str, work: Callable[[], None]) -> None:
+    def until_done(self, what: str, work: Callable[[], None]) -> None:
         """``work`` is done when this returns. Raises InfrastructureError when nobody waits for it any more."""
         while True:
             try:
@@ -54,7 +54,7 @@ class Patience:
                 raise InfrastructureError(detail=f"{what}: {self._troubles[what]}")
 
     def close(self) -> None:
-        """Whoever still insists gives up."""
+        """Whoever still retries gives up."""
         self._closed.set()
 
 
@@ -68,20 +68,20 @@ def only_full(work: Callable[[], None]) -> None:
         raise InfrastructureError(detail=str(error)) from error
 
 
-class PatientSink:
+class RetryingSink:
     """A tape whose disk may refuse for a while. An epoch is durable before anybody hears of it: none is lived twice.
 
     Before anything is told ``settle`` makes durable what the journal was found to hold.
     """
 
-    def __init__(self, tape: TapeWriter, patience: Patience, settle: Callable[[], None]) -> None:
-        self._tape, self._patience, self._settle = tape, patience, settle
+    def __init__(self, tape: TapeWriter, retrier: Retrier, settle: Callable[[], None]) -> None:
+        self._tape, self._retrier, self._settle = tape, retrier, settle
         self._settled = False
 
     def append(self, record: Record) -> None:
         if not self._settled:
-            self._patience.insist(JOURNAL_REFUSES, self._settle)
+            self._retrier.until_done(JOURNAL_REFUSES, self._settle)
             self._settled = True
-        self._patience.insist(TAPE_REFUSES, lambda: self._tape.append(record))
+        self._retrier.until_done(TAPE_REFUSES, lambda: self._tape.append(record))
         if isinstance(record.event, SynchroniserRestarted):
-            self._patience.insist(TAPE_REFUSES, self._tape.sync)
+            self._retrier.until_done(TAPE_REFUSES, self._tape.sync)

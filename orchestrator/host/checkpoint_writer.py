@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.accounting.carrying import Books
 from orchestrator.accounting.ledger import Ledger
@@ -39,11 +38,9 @@ from orchestrator.core.saving import (
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId
 from orchestrator.errors import AtollError, first_line
+from orchestrator.host.posting import Post
 from orchestrator.merge.outer_state import FragmentState
 from orchestrator.roots import AllowedRoots
-
-if TYPE_CHECKING:
-    from orchestrator.runtime.links import Post
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +55,13 @@ class _Open:
     at: Instant
     began: float
     books: Books
-    cursors: Mapping[IslandId, int]
+    cursors: Mapping[str, int]
     outer: Future[list[tuple[FragmentState, int]]]
     fragments: tuple[Fragment, ...] = ()
     files: tuple[File, ...] = ()
 
 
-class Checkpoints:
+class CheckpointWriter:
     """``act`` is called in the pump's thread, right after the folds have seen the record.
 
     ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. ``roots`` are
