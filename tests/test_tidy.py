@@ -81,7 +81,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
     "orchestrator.tape": frozenset(
-        {CORE, FOLDS, "orchestrator.disk", "orchestrator.elastic", "orchestrator.errors", "pydantic"}
+        {
+            CORE,
+            FOLDS,
+            "orchestrator.disk",
+            "orchestrator.elastic",
+            "orchestrator.errors",
+            "orchestrator.plain",
+            "pydantic",
+        }
     ),
     "orchestrator.simulation": frozenset(
         {
@@ -188,6 +196,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "api": frozenset(
         {
+            "orchestrator.core.commands",
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
             "orchestrator.accounting.explanation",
@@ -240,14 +249,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.storage",
             "orchestrator.bounds",
+            "orchestrator.core.commands",
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
+            "orchestrator.chaos.kinds",
             "orchestrator.config",
             "orchestrator.sections",
             "orchestrator.errors",
             "orchestrator.plain",
             "orchestrator.threads",
             "orchestrator.roots",
+            "orchestrator.tape.command_codec",
             "pydantic",
         }
     ),
@@ -266,6 +278,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.simulation",
             "api.terminal",
+            "orchestrator.core.commands",
             "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.errors",

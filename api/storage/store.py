@@ -59,7 +59,7 @@ class JobRow(Base):
 class CommandRow(Base):
     """``accepted`` is None until the job has decided; ``delivered`` is set once the control port took the command.
 
-    With ``dose`` it is a fault of chaos (``core.vocabulary.Dose``); ``node_group``, ``count`` are a scale's or cordon's.
+    ``request`` is the command in its plain form (``tape.command_codec``).
     """
 
     __tablename__ = "commands"
@@ -67,9 +67,7 @@ class CommandRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     command: Mapped[str] = mapped_column(unique=True)
     job: Mapped[str] = mapped_column(ForeignKey("jobs.job"), index=True)
-    kind: Mapped[str]
-    island: Mapped[str | None]
-    restart: Mapped[bool]
+    request: Mapped[dict[str, Any]] = mapped_column(JSON)
     caller: Mapped[str]
     requested_at: Mapped[float]
     delivered: Mapped[bool] = mapped_column(default=False)
@@ -77,9 +75,6 @@ class CommandRow(Base):
     detail: Mapped[str] = mapped_column(default="")
     idempotency_key: Mapped[str | None] = mapped_column(unique=True, default=None)
     request_digest: Mapped[str] = mapped_column(default="")
-    dose: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True), default=None)
-    node_group: Mapped[str | None] = mapped_column(default=None)
-    count: Mapped[int | None] = mapped_column(default=None)
 
 
 class CordonRow(Base):

@@ -23,6 +23,7 @@ from api.jobs.tending import Tending
 from api.metrics.exposition import JobsCollector, families_of
 from api.schemas import JobState
 from api.storage.store import CommandRow, Store
+from orchestrator.core import commands
 from orchestrator.errors import InfrastructureError
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
@@ -224,7 +225,7 @@ def test_a_damaged_row_is_told_of_its_own_job_which_can_be_removed(desk: Desk, d
     desk.service.job(bad)
     desk.begin()
     if not desk.service.job(bad).state.final:
-        desk.service.submit_command(bad, "cancel", None, False, "me", None)
+        desk.service.submit_command(bad, commands.Cancel(), "me")
         wait_until(lambda: desk.service.job(bad).state.final)
     time.sleep(0.3)
     desk.shelf.remove(bad)
@@ -235,12 +236,12 @@ def test_a_damaged_row_is_told_of_its_own_job_which_can_be_removed(desk: Desk, d
 def test_a_damaged_command_is_refused_and_what_was_asked_after_it_is_done(desk: Desk) -> None:
     job, other = desk.submit(), desk.submit()
     row = CommandRow(
-        command="stop-1", job=job, kind="stop", island="asia", restart=True, caller="me",
-        requested_at=time.time(), dose={"nonsense": 1},
+        command="stop-1", job=job, request={"kind": "inject", "fault": "stop", "island": "asia", "nonsense": 1},
+        caller="me", requested_at=time.time(),
     )  # fmt: skip
     desk.store.add_command(row)
-    asked = desk.service.submit_command(job, "kill", "asia", False, "me", None)
-    elsewhere = desk.service.submit_command(other, "kill", "asia", False, "me", None)
+    asked = desk.service.submit_command(job, commands.Kill("asia", restart=False), "me")
+    elsewhere = desk.service.submit_command(other, commands.Kill("asia", restart=False), "me")
     for _ in range(4):
         desk.service.tend()
     wait_until(lambda: desk.service.command(job, asked.command).state == "accepted")

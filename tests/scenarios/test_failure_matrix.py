@@ -202,7 +202,7 @@ def was_cut_off_to_the_last_good_record(world: MortalWorld) -> None:
 
 
 def paused_and_resumed(world: MortalWorld) -> None:
-    away = next(x.at for x in told(world, e.KillRequested))
+    away = next(x.at for x in told(world, e.CommandRequested))
     back = told(world, e.IslandCaughtUp, ASIA)[-1].at
     merges = [event.at for event in told(world, e.MergeCompleted)]
     assert not [at for at in merges if away + 0.1 < at < back]

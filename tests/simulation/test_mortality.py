@@ -21,7 +21,7 @@ from typing import get_args
 
 import pytest
 
-from orchestrator.core import checkpoints, fragment_life, recovery, saving
+from orchestrator.core import checkpoints, commands, fragment_life, recovery, saving
 from orchestrator.core.effects import Effect, ReleasePayload
 from orchestrator.core.letters import Letters
 from orchestrator.core.state import JobState
@@ -62,9 +62,8 @@ RARE = {saving.JobResumed, saving.RollbackFailed, saving.IslandNotSaved}
 
 
 def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
-    kinds = {
-        kind for union in (saving.SavingEvent, saving.SavingEffect, saving.SavingCommand) for kind in get_args(union)
-    }
+    unions = (saving.SavingEvent, saving.SavingEffect, commands.Checkpoint | commands.Rollback)
+    kinds = {kind for union in unions for kind in get_args(union)}
     saved = (survived(seed).seen for seed in range(CHUNK) if SAVING in draw(seed).features)
     assert frozenset().union(*saved) >= {kind.__name__ for kind in kinds - RARE}
 

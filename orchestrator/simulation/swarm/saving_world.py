@@ -18,7 +18,6 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, Part, encode_part, part_digest
 from orchestrator.checkpoints.reading import manifest_of, outer_states, verified
 from orchestrator.checkpoints.writing import OuterCut, cut_of
-from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.saving import (
@@ -76,23 +75,21 @@ class SavingWorld(MortalWorld):
     def close(self) -> None:
         self._memory.remove_all()
 
-    def _command(self, command: e.Command) -> None:
+    def _command(self, command: e.CommandRequested) -> None:
         self.tell(replace(command, at=self.now))
 
-    def _act(self, effect: f.Effect) -> None:
-        match effect:
-            case BeginCheckpoint():
-                saver = self._checkpoints()
-                saver.act(effect, self.now)
-                for life in effect.islands:
-                    if not self.chance(self.plan.publication_loss):
-                        self._mark(self.hosts[life], effect.checkpoint, saver.folder(effect.checkpoint))
-            case SealCheckpoint() | DropCheckpoint():
-                self._checkpoints().act(effect, self.now)
-            case RestoreFragments():
-                self._restore(effect)
-            case _:
-                super()._act(effect)
+    def begin_checkpoint(self, effect: BeginCheckpoint) -> None:
+        saver = self._checkpoints()
+        saver.act(effect, self.now)
+        for life in effect.islands:
+            if not self.chance(self.plan.publication_loss):
+                self._mark(self.hosts[life], effect.checkpoint, saver.folder(effect.checkpoint))
+
+    def seal_checkpoint(self, effect: SealCheckpoint) -> None:
+        self._checkpoints().act(effect, self.now)
+
+    def drop_checkpoint(self, effect: DropCheckpoint) -> None:
+        self._checkpoints().act(effect, self.now)
 
     # ── the synchroniser's ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -124,14 +121,14 @@ class SavingWorld(MortalWorld):
         self.while_alive(0.0, told)
         return 0
 
-    def _restore(self, order: RestoreFragments) -> None:
-        folder = self._checkpoints().folder(order.checkpoint)
+    def restore_fragments(self, effect: RestoreFragments) -> None:
+        folder = self._checkpoints().folder(effect.checkpoint)
         try:
             states = outer_states(folder, manifest_of(folder))
         except (AtollError, OSError) as error:
-            require(False, "a kept checkpoint can be gone back to", (order, error))
+            require(False, "a kept checkpoint can be gone back to", (effect, error))
             return
-        self.workshop.restore(order, states)
+        self.workshop.restore(effect, states)
 
     def _check_sealed(self, number: int) -> None:
         manifest = verified(self._checkpoints().folder(number))

@@ -62,7 +62,7 @@ class Survived:
     """What came of a seed under which everything held.
 
     ``waited_ratio`` is the longest wait of a fragment, in patience; ``advancing`` whether a quorum trained on after all
-    faults for longer than that; ``seen`` every kind of event, effect and reason on the tape.
+    faults for longer than that; ``seen`` every kind of event, command, effect and reason on the tape.
     """
 
     seed: int
@@ -136,6 +136,8 @@ def _outcome(world: World) -> str:
 def _names(world: World) -> Iterator[str]:
     for record in world.sink.records:
         yield type(record.event).__name__
+        if isinstance(record.event, e.CommandRequested):
+            yield type(record.event.request).__name__
         for effect in record.effects:
             yield type(effect).__name__
             if isinstance(effect, (f.RefuseContribution, f.ReleasePayload, f.MergeFragment)):
