@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.threads": frozenset({"orchestrator.errors"}),
     "orchestrator.roots": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
+    "orchestrator.replica": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
     "orchestrator.bounds": frozenset({"pydantic"}),
     "orchestrator.sections": frozenset({"orchestrator.bounds", "pydantic"}),
@@ -89,6 +90,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             CORE,
             FOLDS,
             "orchestrator.elastic",
+            "orchestrator.replica",
             "orchestrator.tape",
             "orchestrator.errors",
             "orchestrator.plain",
@@ -108,6 +110,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.config",
             "orchestrator.journal",
             "orchestrator.merge",
+            "orchestrator.replica",
             "orchestrator.checkpoints",
             "orchestrator.runtime.checkpoints",
             "orchestrator.runtime.files",
@@ -138,9 +141,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "learners": frozenset(
         {
             "orchestrator.core.vocabulary",
-            "orchestrator.core.letters",
             "orchestrator.core.messages",
-            "orchestrator.core.schedule",
+            "orchestrator.replica",
             "orchestrator.merge.wire",
             "orchestrator.merge.fragment_map",
             "orchestrator.checkpoints",
@@ -266,6 +268,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 PURE = (
     "orchestrator.core",
+    "orchestrator.replica",
     "orchestrator.errors",
     "orchestrator.plain",
     "orchestrator.accounting",
