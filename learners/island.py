@@ -121,7 +121,7 @@ class Island:
             in_pieces=self._in_pieces,
         )
 
-    def take_over(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
+    def promote(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
         """A standby becomes an island: its name, data and logbook. ``Ready`` follows; answers as ``hello``."""
         log.info("this process is %s, incarnation %d, from here on", island, book.number)
         logbook.keep(book)
@@ -251,7 +251,7 @@ class Island:
         """What a new synchroniser may not know, and asks nobody for: that this island is ready, later what it offers."""
         if self._loop is None or self._ready is None:
             return ()
-        return (self._ready,) if self._catching_up.told is None else self._loop.standing_offers()
+        return (self._ready,) if self._catching_up.caught_up is None else self._loop.standing_offers()
 
     def _save(self, checkpoint: int, folder: str, asked: Future[checkpointing.Cut]) -> None:
         if self._computes:

@@ -117,6 +117,7 @@ class SendReport:
 
 
 Action = CutState | AdoptVersion | OfferFragment | ExportState | SendReport
+_REPORTING = (AdoptVersion, OfferFragment, SendReport)
 
 
 class Then(Enum):
@@ -283,8 +284,11 @@ class Replica:
             return self.flush_boundary(cut=cut)
         if self.draining:
             return self.drain_boundary(cut=cut, requests=requests)
-        actions = (*self.adopt(cut=cut), *self.offer_due(), *self._export(requests))
-        return BoundaryPlan(actions, Then.STEP) if actions else ONLY_STEP
+        adoptions = self.adopt(cut=cut)
+        offers = self.offer_due()
+        if not (adoptions or offers or requests):
+            return ONLY_STEP
+        return BoundaryPlan((*adoptions, *offers, *self._export(requests)), Then.STEP)
 
     def flush_boundary(self, *, cut: bool = False) -> BoundaryPlan:
         """The last boundary: offer all work that no offer covers, and say so. Peers are given nothing any more."""
@@ -304,12 +308,11 @@ class Replica:
         """Put fragments on what was published and has arrived; a cut comes before."""
         if cut:
             return (CutState(self.position), *self._adopt())
-        return self._adopt() if self._arrived else ()
+        return self._adopt()
 
     def offer_due(self) -> tuple[OfferFragment, ...]:
         """Offer the fragments whose due point the logical clock has passed."""
-        policy = self.policy
-        due = schedule.due(self.offered_step, self.step, policy.fragment_count, policy.interval_steps)
+        due = schedule.due(self.offered_step, self.step, self.policy.fragment_count, self.policy.interval_steps)
         self.offered_step = self.step
         return self._offer(due) if due else ()
 
@@ -321,15 +324,17 @@ class Replica:
         return (ExportState(requests, self.versions, self.step),) if requests else ()
 
     def _adopt(self) -> tuple[AdoptVersion, ...]:
+        if not self._arrived:
+            return ()
         arrived, self._arrived = self._arrived, {}
+        publications = [arrived[fragment] for fragment in sorted(arrived)]
+        fragments, trained = self.fragments, self.trained
         return tuple(
-            self._adoption(publication)
-            for fragment, publication in sorted(arrived.items())
-            if publication.version > self.fragments[fragment].version
+            [self._adoption(each, trained) for each in publications if each.version > fragments[each.fragment].version]
         )
 
-    def _adoption(self, publication: Publication) -> AdoptVersion:
-        fragment, work, trained = publication.fragment, self.fragments[publication.fragment], self.trained
+    def _adoption(self, publication: Publication, trained: Trained) -> AdoptVersion:
+        fragment, work = publication.fragment, self.fragments[publication.fragment]
         mode = work.load_mode(publication.merged_offer, self.policy.adoption)
         kept = work.kept(mode, trained)
         before = work.latest_offer if self.policy.offers_counted == "by fragment" else self._offer_count
@@ -362,4 +367,4 @@ class Replica:
 
 def reports_of(actions: Iterable[Action]) -> list[Letter]:
     """What is reported in the course of these actions, in order."""
-    return [action.report for action in actions if isinstance(action, AdoptVersion | OfferFragment | SendReport)]
+    return [action.report for action in actions if isinstance(action, _REPORTING)]

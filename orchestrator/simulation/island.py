@@ -110,7 +110,9 @@ class SimulatedIsland:
 
     def _carry_out(self, plan: BoundaryPlan) -> list[Letter]:
         self.stepping = plan.then is Then.STEP
-        if plan.actions and isinstance(plan.actions[0], CutState):
+        if not plan.actions:
+            return []
+        if isinstance(plan.actions[0], CutState):
             cuts, self._cuts = self._cuts, []
             for take in cuts:
                 take(plan.actions[0].position)

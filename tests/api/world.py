@@ -1,4 +1,4 @@
-"""The small world of one job: the real core and the real folds, with islands that run like clockwork.
+"""The small world of one job: the real core, folds and replicas, with islands that run like clockwork.
 
 Its course is a heap of events and what the effects add to it, worked out from the beginning; nothing is kept, and nothing
 waits for a clock. Refuses to know files and services (``clockwork``).
@@ -17,18 +17,11 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import saving
+from orchestrator.core.hearing import contribution_of, event_of
+from orchestrator.core.messages import Letter, Offer, Progress
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import (
-    CommandId,
-    Contribution,
-    FragmentId,
-    Incarnation,
-    IslandId,
-    JobPolicy,
-    NodeGroupId,
-    Version,
-    payload_id,
-)
+from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobPolicy, NodeGroupId
+from orchestrator.replica.replica import Publication, Replica, ReplicaPolicy, reports_of
 from orchestrator.tape.driver import Driver, MemorySink
 
 GROUPS = [
@@ -116,7 +109,7 @@ class World:
                 self._push(e.TimerFired(max(at, effect.due_at), effect.timer, effect.serial))
             case f.PlaceIsland():
                 who = (effect.island, effect.incarnation)
-                self._lives[effect.island] = Life(effect.incarnation, self.policy.fragment_count)
+                self._lives[effect.island] = Life(*who, self.policy.fragment_count)
                 self._push(e.IslandPlaced(at + 0.05, *who, node="here", pid=1000 + effect.incarnation))
                 self._push(e.IslandReady(at + 0.1, *who, device_count=1, start_seconds=0.05))
             case f.BeginCatchUp():
@@ -126,15 +119,17 @@ class World:
                 versions = tuple(fragment.version for fragment in self.core.view(at).fragments)
                 who = (effect.island, effect.incarnation)
                 self._push(e.IslandCaughtUp(at + 0.02, *who, donor, versions, step=0, transfer_seconds=0.01))
-                life.versions = list(versions)
+                life.replica.hold(versions, 0)
             case f.StartTraining():
+                if (life := self._lives.get(effect.island)) and life.incarnation == effect.incarnation:
+                    life.replica.start(effect.fix)
                 self._push(Tick(at + STEP_S, effect.island, effect.incarnation))
             case f.MergeFragment():
                 made = (effect.fragment, effect.version, "digest")
                 self._push(e.MergeCompleted(at + 0.005, *made, merge_seconds=0.004, journal_seconds=0.002))
             case f.PublishFragment():
                 for to in effect.recipients:
-                    self._adopt(at + 0.01, to.island, to.incarnation, effect)
+                    self._adopt(at + 0.01, to, effect)
             case f.KillIsland() | f.StopIsland():
                 if (life := self._lives.get(effect.island)) and life.incarnation == effect.incarnation:
                     del self._lives[effect.island]
@@ -151,18 +146,15 @@ class World:
                 outcome = self.commands[effect.command]
                 outcome["accepted"], outcome["detail"] = effect.accepted, effect.detail
 
-    def _adopt(self, at: float, island: IslandId, incarnation: int, published: f.PublishFragment) -> None:
-        life = self._lives.get(island)
-        if life is None or life.incarnation != incarnation:
+    def _adopt(self, at: float, to: f.Recipient, published: f.PublishFragment) -> None:
+        """At once, for whoever runs like clockwork is at a boundary whenever one is wanted."""
+        life = self._lives.get(to.island)
+        if life is None or life.incarnation != to.incarnation:
             return
-        life.versions[published.fragment] = published.version
-        life.since[published.fragment] = life.steps
-        tokens = life.steps * self._tokens_per_step
-        self._push(
-            e.FragmentAdopted(
-                at, island, incarnation, published.fragment, published.version, life.steps, tokens, kept_tokens=0
-            )
-        )
+        terms = (published.fragment, published.version, published.step, to.merged_offer, published.fix)
+        life.replica.publication_arrived(Publication(*terms))
+        for report in reports_of(life.replica.adopt()):
+            self._push(life.event_of(report, at))
 
     def _strike(self, fault: e.FaultInjected) -> None:
         """A stopped island steps on when its time is over; it is never so long that it would be missed."""
@@ -185,27 +177,20 @@ class World:
         if at < life.stopped_until:
             self._push(Tick(at + STEP_S, tick.island, tick.incarnation))
             return
-        life.steps += 1
-        who, tokens, step = (tick.island, tick.incarnation), life.steps * self._tokens_per_step, life.steps
-        loss = 5.5 / (1 + step / 100)
-        self._step_all(at, e.ProgressReported(at, *who, step, step, tokens, step * STEP_S, STEP_S, STEP_S, loss))
-        self._offer(at, life, FragmentId(step % self.policy.fragment_count), who)
-        self._push(Tick(at + STEP_S, *who))
-
-    def _offer(self, at: float, life: Life, fragment: FragmentId, who: tuple[IslandId, Any]) -> None:
-        step, steps = life.steps, life.steps - life.since[fragment]
-        if steps:
-            offer = Contribution(
-                payload_id(*who, fragment, step), *who, fragment, step, step, Version(life.versions[fragment]), steps,
-                steps * self._tokens_per_step, step * self._tokens_per_step,
-            )  # fmt: skip
-            self._step_all(at, e.ContributionArrived(at, offer))
+        life.replica.step_taken(self._tokens_per_step)
+        steps, tokens = life.replica.steps_total, life.replica.tokens_total
+        progress = Progress(life.replica.step, steps, tokens, steps * STEP_S, STEP_S, STEP_S, 5.5 / (1 + steps / 100))
+        self._step_all(at, life.event_of(progress, at))
+        for report in life.replica.boundary().reports():
+            self._step_all(at, life.event_of(report, at))
+        self._push(Tick(at + STEP_S, tick.island, tick.incarnation))
 
     def _drain(self, at: float, life: Life, island: IslandId) -> None:
         """It gives what is left, and soon after that is merged."""
         del self._lives[island]
-        for fragment in range(self.policy.fragment_count):
-            self._offer(at, life, FragmentId(fragment), (island, Incarnation(life.incarnation)))
+        life.replica.drain()
+        for report in life.replica.boundary().reports():
+            self._step_all(at, life.event_of(report, at))
         self._push(e.IslandDrained(at + 0.2, island, Incarnation(life.incarnation)))
 
     def _step_all(self, at: float, event: e.Event) -> None:
@@ -214,14 +199,25 @@ class World:
 
 
 class Life:
-    """One incarnation: its steps, and per fragment its version and the step of the last adoption."""
+    """One incarnation: a replica that offers one fragment in turn at every step, and whose offers arrive at once."""
 
-    def __init__(self, incarnation: int, fragment_count: int) -> None:
-        self.incarnation = incarnation
-        self.steps = 0
+    def __init__(self, island: IslandId, incarnation: Incarnation, fragment_count: int) -> None:
+        self.island, self.incarnation = island, incarnation
         self.stopped_until = 0.0
-        self.versions = [0] * fragment_count
-        self.since = [0] * fragment_count
+        self.replica = Replica(
+            ReplicaPolicy(
+                fragment_count=fragment_count,
+                interval_steps=fragment_count,
+                adoption="replace",
+                tokens_per_schedule_step=1,
+                snapshots_max=1,
+            )
+        )
+
+    def event_of(self, report: Letter, at: float) -> e.Event:
+        if isinstance(report, Offer):
+            return e.ContributionArrived(at, contribution_of(report, self.island, self.incarnation))
+        return event_of(report, at, self.island, self.incarnation)
 
 
 class Tick:
