@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.roots": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.impairment": frozenset({CORE}),
+    "orchestrator.replica": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
     "orchestrator.bounds": frozenset({"pydantic"}),
     "orchestrator.sections": frozenset({"orchestrator.bounds", "orchestrator.parameters.codec.registry", "pydantic"}),
@@ -97,6 +98,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             FOLDS,
             "orchestrator.elastic",
             "orchestrator.impairment",
+            "orchestrator.replica",
             "orchestrator.tape",
             "orchestrator.errors",
             "orchestrator.plain",
@@ -115,6 +117,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.simulation",
             "orchestrator.config",
             "orchestrator.parameters",
+            "orchestrator.replica",
             "orchestrator.checkpoints",
             "orchestrator.host",
             "orchestrator.roots",
@@ -160,9 +163,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "learners": frozenset(
         {
             "orchestrator.core.vocabulary",
-            "orchestrator.core.letters",
             "orchestrator.core.messages",
-            "orchestrator.core.schedule",
+            "orchestrator.replica",
             "orchestrator.parameters.wire_format",
             "orchestrator.parameters.fragment_map",
             "orchestrator.checkpoints",
@@ -294,6 +296,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 PURE = (
     "orchestrator.core",
+    "orchestrator.replica",
     "orchestrator.errors",
     "orchestrator.plain",
     "orchestrator.accounting",

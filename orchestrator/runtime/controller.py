@@ -146,7 +146,7 @@ class Controller:
         try:
             if actor is None or before is None:
                 return Unplaced(f"the standby {standby[0]} is gone")
-            call = actor.take_over.remote(island, self._shards.index(island), book)
+            call = actor.promote.remote(island, self._shards.index(island), book)
             placed = Placement(before.actor, **ray.get(call, timeout=HELLO_TIMEOUT_S))
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from learners import checkpointing, synthetic
-from learners.correspondence import Correspondence
+from learners.contract import tokens_per_schedule_step
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.reckoning import tokens_per_schedule_step
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
@@ -27,7 +26,7 @@ from orchestrator.core import events as e
 from orchestrator.core import invariants, saving
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
-from orchestrator.core.vocabulary import NO_FIX, Fix, Incarnation, IslandId, Version
+from orchestrator.core.vocabulary import Incarnation, IslandId, Version
 from orchestrator.disk import Disk
 from orchestrator.host.job_files import SNAPSHOT, open_files
 from orchestrator.host.retry import Retrier, RetryingSink
@@ -69,15 +68,6 @@ def spec(**synchroniser: Any) -> JobSpec:
     )
 
 
-class SteppedLoop(IslandLoop):
-    """Takes no step unless it is told to, in the thread of whoever tells it."""
-
-    def _begin(self, fix: Fix = NO_FIX) -> None:
-        self._fix = fix
-        self._exports.open()
-        self._cuts.open()
-
-
 class ScriptedIsland:
     """An island's real loop, stepped by hand, and its letters."""
 
@@ -88,9 +78,8 @@ class ScriptedIsland:
         sizes = dict.fromkeys(self.trainer.tensor_shapes(), 1)
         fragments, adoption = fragment_map.build(sizes, FRAGMENTS), document["synchroniser"]["adoption"]
         plan = LoopPlan(fragments, INTERVAL, adoption, tokens_per_schedule_step=tokens_per_schedule_step(document))
-        self.outbox = Outbox()
-        self.loop = SteppedLoop(self.trainer, plan, self.outbox)
-        self.correspondence = Correspondence(self.outbox, self.loop.standing_offers)
+        self.outbox = Outbox(lambda: self.loop.standing_offers())
+        self.loop = IslandLoop(self.trainer, plan, self.outbox)
         self.outbox.put(Ready(1, 0.1))
         self.holds = self.trains = False
 
@@ -106,7 +95,7 @@ class ScriptedIsland:
         def write(asked: Future[checkpointing.Cut]) -> None:
             cut = asked.result()
             part = checkpointing.write(cut, Folder.own(Path(folder)), self.name, Incarnation(1), orbax=False)
-            self.outbox.put(Saved(checkpoint, part_digest(part), cut.tokens_total, 0.0))
+            self.outbox.put(Saved(checkpoint, part_digest(part), cut.position.tokens_total, 0.0))
 
         self.loop.request_cut().add_done_callback(write)
 
@@ -189,7 +178,7 @@ class Shell:
         if self.shard.state(effect.fragment).version == effect.version:
             for to in effect.recipients:
                 island = self.islands[to.island]
-                island.correspondence.heed(self.files.epoch)
+                island.outbox.heed(self.files.epoch)
                 payload = wire_format.decode(self.published[effect.fragment])
                 terms = (effect.version, effect.step, payload, to.merged_offer, effect.fix)
                 island.loop.deliver(effect.fragment, *terms)
@@ -208,7 +197,7 @@ class Shell:
 
     def start_training(self, effect: f.StartTraining) -> None:
         self.islands[effect.island].trains = True
-        self.islands[effect.island].loop.start(effect.fix)
+        self.islands[effect.island].loop.open(effect.fix)
 
     def flush_island(self, effect: f.FlushIsland) -> None:
         """The job's budget is never used up."""
@@ -253,7 +242,7 @@ class Shell:
 
     def _hear(self, name: str) -> bool:
         island = self.islands[name]
-        letters = island.correspondence.letters(self.files.epoch, self.read[name], 0, 0.0)
+        letters = island.outbox.read(self.files.epoch, self.read[name], 0, 0.0)
         for number, letter in letters:
             if isinstance(letter, Offer):
                 self._take(name, letter)
@@ -272,7 +261,7 @@ class Shell:
         synced = [number for count, number in self.unsynced[name] if count <= self.files.tape.synced_count]
         if synced:
             self.reached("before acknowledge")
-            self.islands[name].correspondence.letters(self.files.epoch, self.read[name], max(synced), 0.0)
+            self.islands[name].outbox.read(self.files.epoch, self.read[name], max(synced), 0.0)
             self.unsynced[name] = self.unsynced[name][len(synced) :]
             self.reached("after acknowledge")
 

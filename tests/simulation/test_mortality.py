@@ -23,11 +23,11 @@ import pytest
 
 from orchestrator.core import checkpoints, commands, fragment_life, recovery, saving
 from orchestrator.core.effects import Effect, ReleasePayload
-from orchestrator.core.letters import Letters
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Epoch, RefusalReason, RoundPhase
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.journaled_store import JournaledStore
+from orchestrator.replica.outbox import NumberedReports
 from orchestrator.simulation.swarm import trial
 from orchestrator.simulation.swarm.configurations import SAVING, draw
 from orchestrator.simulation.swarm.mortality import draw_mortality
@@ -81,8 +81,8 @@ def _skips_fsync(monkeypatch: Patch) -> None:
 
 
 def _accepts_an_old_epoch(monkeypatch: Patch) -> None:
-    heed = Letters.heed
-    monkeypatch.setattr(Letters, "heed", lambda mine, epoch: epoch >= mine.epoch and heed(mine, epoch))
+    heed = NumberedReports.heed
+    monkeypatch.setattr(NumberedReports, "heed", lambda mine, epoch: epoch >= mine.epoch and heed(mine, epoch))
 
 
 def _counts_a_late_offer(monkeypatch: Patch) -> None:

@@ -33,6 +33,7 @@ from orchestrator.errors import AtollError, InternalError
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters.outer_state import FragmentState
+from orchestrator.replica.replica import Position
 from orchestrator.roots import AllowedRoots
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
@@ -143,7 +144,7 @@ class SavingWorld(MortalWorld):
             require(merged == sum(known.values()), "a checkpoint has what was merged", (number, p, merged, known))
             right = merged + kept <= manifest.tokens_trained
             require(right, "a checkpoint has no token twice", (number, p, merged, kept, manifest.tokens_trained))
-        true = sum(host.process.tokens_total for host in self.hosts.values())
+        true = sum(host.process.replica.tokens_total for host in self.hosts.values())
         require(manifest.tokens_trained <= true, "no more is in a checkpoint than was trained", (number, true))
 
     # ── the islands' ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,23 +157,22 @@ class SavingWorld(MortalWorld):
                 return
             self._marked.add((id(host), number))
             if host.process.stepping:
-                host.process.at_boundary(cut)
+                host.process.cut(cut)
             else:
                 self._answer(host, NotSaved(number, "it does not train"))
 
-        def cut() -> None:
-            process = host.process
+        def cut(position: Position) -> None:
             part = Part(
-                island=process.island,
-                incarnation=process.incarnation,
-                step=process.step,
-                asked_step=process.step,
-                steps_total=process.steps_total,
-                tokens_total=process.tokens_total,
-                cursor=process.steps_total,
-                versions=process.versions,
-                step_counts=tuple(work.steps for work in process.work),
-                token_counts=tuple(work.tokens for work in process.work),
+                island=host.process.island,
+                incarnation=host.process.incarnation,
+                step=position.step,
+                asked_step=position.step,
+                steps_total=position.steps_total,
+                tokens_total=position.tokens_total,
+                cursor=position.steps_total,
+                versions=position.versions,
+                step_counts=position.step_counts,
+                token_counts=position.token_counts,
             )
             self.later(self.draw(WRITING_S), partial(self._write, host, number, folder, part))
 

@@ -155,7 +155,7 @@ def _check_end(world: World, checkers: Checkers) -> None:
         merged_tokens = [account.merged for account in accounts]
         same = merged_tokens == checkers.rounds.merged_tokens[island]
         require(same, "the ledger counts as merged what was merged", (island, merged_tokens))
-        true = sum(host.process.tokens_total for (name, _), host in world.hosts.items() if name == island)
+        true = sum(host.process.replica.tokens_total for (name, _), host in world.hosts.items() if name == island)
         counted = world.goodput.ledger.trained[island]
         require(counted <= true, "no more is counted than was trained", (island, counted, true))
     if world.plan.adoption == "rebase":
@@ -178,7 +178,7 @@ def _check_drained(world: World, checkers: Checkers) -> None:
             lives.add((record.event.island, record.event.incarnation))
         drained = isinstance(record.event, e.IslandDrained) and any(isinstance(x, f.StopIsland) for x in record.effects)
         if drained and (life := (record.event.island, record.event.incarnation)) not in undone:
-            trained, merged = world.hosts[life].process.tokens_total, checkers.rounds.merged_up_to(*life)
+            trained, merged = world.hosts[life].process.replica.tokens_total, checkers.rounds.merged_up_to(*life)
             require(set(merged) == {trained}, "a drained island lost nothing", (life, trained, merged))
 
 

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from learners import jax_trainer, synthetic
-from learners.correspondence import Correspondence
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from orchestrator.core.messages import Ready
 from orchestrator.errors import InternalError
 
 CREATE = {"synthetic": synthetic.create, "jax": jax_trainer.create}
@@ -37,7 +35,7 @@ def test_it_takes_the_steps_that_an_island_of_that_state_and_shard_takes_to_the_
     standby.load(initial, (0, 0), 0, cursor=0)
     standby.deliver(0, 2, 30, {name: newer[name] for name in first})
     standby.deliver(0, 3, 40, {name: newer[name] for name in first})
-    assert standby.take_over(1, cursor=5) == ((3, 0), 40)
+    assert standby.promote(1, cursor=5) == ((3, 0), 40)
     island.load(mixed, (3, 0), 40, cursor=5)
 
     for _ in range(3):
@@ -55,29 +53,18 @@ def test_asked_again_before_it_trains_it_tells_what_it_holds_by_then(make_job) -
     loop, _ = loop_of(trainer)
     arrays = trainer.initial_parameters()
     loop.load(arrays, (1, 1), 10, cursor=0)
-    assert loop.take_over(1, cursor=0) == ((1, 1), 10)
+    assert loop.promote(1, cursor=0) == ((1, 1), 10)
     loop.deliver(1, 2, 20, {name: arrays[name] for name in sorted(arrays)[1::2]})
-    assert loop.take_over(1, cursor=0) == ((1, 2), 20)
+    assert loop.promote(1, cursor=0) == ((1, 2), 20)
 
 
 def test_who_holds_no_state_or_trains_already_takes_nobodys_place(make_job) -> None:
     trainer = synthetic.create(make_job(), 0, 2)
     loop, _ = loop_of(trainer)
     with pytest.raises(InternalError):
-        loop.take_over(1, cursor=0)
+        loop.promote(1, cursor=0)
     loop.load(trainer.initial_parameters(), (0, 0), 0, cursor=0)
     loop.start()
     with pytest.raises(InternalError):
-        loop.take_over(1, cursor=0)
+        loop.promote(1, cursor=0)
     loop.stop()
-
-
-def test_the_islands_reader_hears_nothing_of_what_the_standby_wrote() -> None:
-    outbox = Outbox()
-    letters = Correspondence(outbox, lambda: ())
-    outbox.put(Ready(1, 2.0))
-    assert [number for number, _ in letters.letters(1, 0, 0, 0.0)] == [1]
-    outbox.put(Ready(1, 3.0))  # not even read
-    letters.forget()
-    outbox.put(Ready(1, 0.0))
-    assert [letter for _, letter in letters.letters(1, 0, 0, 0.0)] == [Ready(1, 0.0)]
