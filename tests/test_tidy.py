@@ -283,6 +283,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.core.commands",
             "orchestrator.chaos",
             "orchestrator.config",
+            "orchestrator.core.vocabulary",
             "orchestrator.errors",
             "orchestrator.printable",
             "orchestrator.report",
