@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.impairment": frozenset({CORE}),
     "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
     "orchestrator.bounds": frozenset({"pydantic"}),
-    "orchestrator.sections": frozenset({"orchestrator.bounds", "pydantic"}),
+    "orchestrator.sections": frozenset({"orchestrator.bounds", "orchestrator.parameters.codec.registry", "pydantic"}),
     "orchestrator.validation": frozenset({"orchestrator.errors", "orchestrator.plain", "pydantic"}),
     "orchestrator.config": frozenset(
         {
@@ -74,12 +74,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
-    "orchestrator.merge": frozenset({CORE, "orchestrator.errors", "numpy", "ml_dtypes"}),
-    "orchestrator.journal": frozenset(
-        {CORE, "orchestrator.disk", "orchestrator.merge", "orchestrator.errors", "numpy"}
-    ),
+    "orchestrator.parameters": frozenset({CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes"}),
     "orchestrator.checkpoints": frozenset(
-        {CORE, "orchestrator.merge", "orchestrator.roots", "orchestrator.errors", "numpy", "fsspec"}
+        {CORE, "orchestrator.parameters", "orchestrator.roots", "orchestrator.errors", "numpy", "fsspec"}
     ),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
@@ -109,8 +106,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             FOLDS,
             "orchestrator.simulation",
             "orchestrator.config",
-            "orchestrator.journal",
-            "orchestrator.merge",
+            "orchestrator.parameters",
             "orchestrator.checkpoints",
             "orchestrator.host",
             "orchestrator.roots",
@@ -143,8 +139,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.config",
             "orchestrator.disk",
             "orchestrator.errors",
-            "orchestrator.journal",
-            "orchestrator.merge",
+            "orchestrator.parameters",
             "orchestrator.plain",
             "orchestrator.roots",
             "orchestrator.tape",
@@ -160,8 +155,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.core.letters",
             "orchestrator.core.messages",
             "orchestrator.core.schedule",
-            "orchestrator.merge.wire",
-            "orchestrator.merge.fragment_map",
+            "orchestrator.parameters.wire_format",
+            "orchestrator.parameters.fragment_map",
             "orchestrator.checkpoints",
             "orchestrator.roots",
             "orchestrator.errors",
@@ -179,7 +174,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             "learners",
             CORE,
-            "orchestrator.merge",
+            "orchestrator.parameters",
             "orchestrator.checkpoints",
             "orchestrator.roots",
             "orchestrator.errors",
@@ -189,7 +184,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "learners.evaluator": frozenset(
-        {"learners", CORE, "orchestrator.merge", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
+        {"learners", CORE, "orchestrator.parameters", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
     ),
     "api": frozenset(
         {
@@ -206,6 +201,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.errors",
             "orchestrator.logbook",
             "orchestrator.marks",
+            "orchestrator.parameters.codec.registry",
             "orchestrator.plain",
             "orchestrator.printable",
             "orchestrator.report",

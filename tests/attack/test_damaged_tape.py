@@ -94,7 +94,6 @@ BESIDE = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("damage", TAPES)
 def test_a_damaged_tape_beside_a_past_is_damage_and_no_beginning(folder: Path, damage: str, beside: str) -> None:

@@ -20,6 +20,7 @@ from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job, gone, synthetic
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
@@ -119,7 +120,7 @@ signal.pause()
     with starter.stdout:
         assert starter.stdout.readline() == "started\n"
         os.kill(starter.pid, signal.SIGKILL)
-        starter.wait(10)
+        starter.wait(PATIENCE_S)
     job = Job(port, "orphan", tmp_path)
     job.wait_for_state("us-east", "training")
     assert job.wait_for_end()["view"]["outcome"] == "completed"

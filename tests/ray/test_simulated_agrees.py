@@ -28,7 +28,7 @@ from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job
 from tests.simulation.questions import what_if
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.ray
 DEMO = Path(__file__).parent.parent.parent / "deploy" / "configs" / "demo.yaml"
 STEP_S = 0.15
 STEPS = 220

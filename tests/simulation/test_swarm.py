@@ -55,6 +55,7 @@ from orchestrator.simulation.swarm.configurations import (
     draw,
 )
 from tests.api.installation import interruptible
+from tests.waiting import PATIENCE_S
 
 SEEDS, CHUNK = 100, 25
 FOUND_WITHIN = 60
@@ -288,7 +289,7 @@ def test_ctrl_c_keeps_the_count():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible) as process:
         assert process.stdout.readline().startswith("10 of 1000 seeds")
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=PATIENCE_S)
     assert "stopped; up to here" in said
     assert int(said.split(" seeds held from 0 on")[0].split()[-1]) >= 10
     assert process.returncode == 0
@@ -308,5 +309,5 @@ def _command(*arguments, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )

@@ -1,7 +1,7 @@
 """Links that a synchroniser's death cuts, and islands that keep their letters until they are acknowledged.
 
-As ``runtime.links`` and ``learners.correspondence`` do live, with the same ``core.letters``: letters are read in order,
-those whose records are kept are acknowledged, and a synchroniser that took another's place hears again what was not.
+As ``runtime.report_link`` and ``learners.correspondence`` do live, with the same ``core.letters``: letters are read in
+order, those whose records are kept are acknowledged, and a synchroniser that took another's place hears again what was not.
 """
 
 from __future__ import annotations

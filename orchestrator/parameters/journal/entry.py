@@ -2,7 +2,7 @@
 
     prefix      magic "atollj1\\n", sizes of header (u32), parameters (u64) and momentum (u64), CRC-32 of prefix and header
     header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds
-    parameters  Θ of the fragment as a payload of ``merge.wire``, with a checksum of its own
+    parameters  Θ of the fragment as a payload of ``wire_format``, with a checksum of its own
     momentum    μ of the fragment, likewise
 
 Everything is float32, bit for bit. The sizes are believed only once the checksum over them holds, so a torn entry is known
@@ -21,8 +21,9 @@ from typing import Any
 
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import DataError
-from orchestrator.merge import wire
-from orchestrator.merge.outer_state import FragmentState
+from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters.codec.registry import JOURNAL_CODEC
+from orchestrator.parameters.outer_state import FragmentState
 
 _MAGIC = b"atollj1\n"
 _PREFIX = struct.Struct("<8sIQQ")
@@ -57,8 +58,13 @@ class Sizes:
         return PREFIX_BYTES + self.header + self.parameters + self.momentum
 
 
+def payloads_of(state: FragmentState) -> tuple[bytes, bytes]:
+    """Θ and μ of the fragment as an entry holds them."""
+    return wire_format.encode(state.parameters, JOURNAL_CODEC), wire_format.encode(state.momentum, JOURNAL_CODEC)
+
+
 def encode(facts: Facts, parameters: bytes, momentum: bytes) -> list[bytes]:
-    """The entry in parts, to be written one after another. Both payloads are those of ``wire.encode``."""
+    """The entry in parts, to be written one after another. Both payloads are those of ``payloads_of``."""
     header = json.dumps({name: getattr(facts, name) for name in facts.__slots__}, separators=(",", ":")).encode()
     prefix = _PREFIX.pack(_MAGIC, len(header), len(parameters), len(momentum))
     return [prefix, _CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix))), header, parameters, momentum]
@@ -93,9 +99,9 @@ def decode(entry: bytes) -> tuple[Facts, FragmentState]:
     if len(entry) != sizes.total:
         raise DataError(detail=f"An entry of the journal announces {sizes.total} bytes and has {len(entry)}.")
     body = memoryview(entry)[PREFIX_BYTES + sizes.header :]
-    parameters = wire.decode(body[: sizes.parameters])
-    momentum = wire.decode(body[sizes.parameters :])
-    if (found := wire.digest(parameters)) != facts.digest:
+    parameters = wire_format.decode(body[: sizes.parameters])
+    momentum = wire_format.decode(body[sizes.parameters :])
+    if (found := tensors.digest(parameters)) != facts.digest:
         raise DataError(detail=f"The journal's entry should hold {facts.digest} and holds {found}.")
     return facts, FragmentState(facts.version, parameters, momentum, facts.digest)
 

@@ -1,4 +1,4 @@
-"""A link's passage: what its impairment (``orchestrator.impairment``) makes of calls, payloads and publications, by waiting.
+"""The impaired link to one island: injected faults (``orchestrator.impairment``) delay, corrupt or drop what it carries.
 
 What is answered during a cut, or fails in it, is heard at its end; bytes on a slow link take their time; a payload may come
 spoilt, late, or not at all. Every wait ends when the link is closed, and soon after the impairment was cleared. Refuses
@@ -20,8 +20,8 @@ SLICE_S = 0.1
 """How soon it is noticed that a cut, or slowness, was called off."""
 
 
-class Passage:
-    """Of one link, until ``closed`` is set."""
+class ImpairedLink:
+    """Until ``closed`` is set. All that goes to one incarnation, and comes from it, goes through one of these."""
 
     def __init__(self, closed: threading.Event) -> None:
         self.impairment = LinkImpairment()
@@ -46,13 +46,13 @@ class Passage:
                 if not self._is_cut():
                     return answer
 
-    def open(self) -> bool:
+    def wait_until_open(self) -> bool:
         """Returns once nothing is cut off; false if the link was closed before that."""
         while self._is_cut() and not self._closed.wait(SLICE_S):
             pass
         return not self._closed.is_set()
 
-    def carry(self, size_bytes: int) -> None:
+    def delay(self, size_bytes: int) -> None:
         """Take the time that slowness costs so many bytes, unless it ends or is called off before."""
         now = time.monotonic()
         there_at = now + self.impairment.transfer_delay_s(size_bytes, now)
@@ -60,11 +60,11 @@ class Passage:
             if self._closed.wait(min(SLICE_S, there_at - now)):
                 return
 
-    def bring(self, payload: bytes | None) -> bytes | None:
+    def impaired(self, payload: bytes | None) -> bytes | None:
         """The payload as it arrives, when it does; None if it does not, or was none."""
         if payload is None:
             return None
-        self.carry(len(payload))
+        self.delay(len(payload))
         fault = self.impairment.payload_fault()
         if fault is None:
             return payload

@@ -16,20 +16,18 @@ fragment).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import DataError, InternalError
-from orchestrator.merge import wire
-from orchestrator.merge.fragment_map import FragmentMap
-from orchestrator.merge.outer_gradient import Averaging, averaging_for, coefficients, displacements, gram
-from orchestrator.merge.outer_optimizer import OuterOptimizer
-
-Array = NDArray[np.float32]
+from orchestrator.parameters.fragment_map import FragmentMap
+from orchestrator.parameters.outer_gradient import Averaging, averaging_for, coefficients, displacements, gram
+from orchestrator.parameters.outer_optimizer import OuterOptimizer
+from orchestrator.parameters.tensors import Array, Tensors, digest, shapes
+from orchestrator.parameters.validation import check
 
 WEIGHT_SUM_TOLERANCE = 1e-9
 """The core normalises in float64; M additions are off by far less than this, a forgotten normalisation by far more."""
@@ -45,8 +43,8 @@ class FragmentState:
     """One fragment at one version. The arrays are read-only; ``digest`` names the parameters bit for bit."""
 
     version: Version
-    parameters: Mapping[str, Array]
-    momentum: Mapping[str, Array]
+    parameters: Tensors
+    momentum: Tensors
     digest: str
 
 
@@ -55,7 +53,7 @@ class OuterState:
 
     def __init__(
         self,
-        parameters: Mapping[str, Array],
+        parameters: Tensors,
         fragment_map: FragmentMap,
         averaging: Averaging | str,
         optimizer: OuterOptimizer,
@@ -70,20 +68,33 @@ class OuterState:
         _require_finite(parameters, "The initial parameters")
         self._averaging = Averaging(averaging)
         self._optimizer = optimizer
-        self._fragments = [_seeded({name: parameters[name] for name in members}, optimizer) for members in fragment_map]
+        self._fragments = {
+            FragmentId(p): _seeded({name: parameters[name] for name in members}, optimizer)
+            for p, members in enumerate(fragment_map)
+        }
 
     @classmethod
     def restored(
-        cls, fragments: Sequence[FragmentState], averaging: Averaging | str, optimizer: OuterOptimizer
+        cls, fragments: Mapping[FragmentId, FragmentState], averaging: Averaging | str, optimizer: OuterOptimizer
     ) -> OuterState:
         """As it was when its fragments stood at these states."""
         restored = cls({}, (), averaging, optimizer)
-        restored._fragments = list(fragments)
+        restored._fragments = dict(sorted(fragments.items()))
         return restored
+
+    def part(self, fragments: Iterable[FragmentId]) -> OuterState:
+        """These fragments as they stand: what one of several shards owns."""
+        return self.restored({p: self._fragments[p] for p in fragments}, self._averaging, self._optimizer)
+
+    @property
+    def fragments(self) -> tuple[FragmentId, ...]:
+        """In order; all of the model's, or those of one shard."""
+        return tuple(self._fragments)
 
     @property
     def versions(self) -> tuple[Version, ...]:
-        return tuple(state.version for state in self._fragments)
+        """Of the fragments, in their order."""
+        return tuple(state.version for state in self._fragments.values())
 
     def version(self, fragment: FragmentId) -> Version:
         return self._fragments[fragment].version
@@ -98,13 +109,13 @@ class OuterState:
 
     def parameters(self) -> dict[str, Array]:
         """All current parameters. Fragments may stand at different versions; so do the islands' own copies."""
-        return {name: array for state in self._fragments for name, array in state.parameters.items()}
+        return {name: array for state in self._fragments.values() for name, array in state.parameters.items()}
 
-    def merge(self, fragment: FragmentId, version: Version, inputs: Sequence[tuple[Mapping[str, Array], float]]) -> str:
+    def merge(self, fragment: FragmentId, version: Version, inputs: Sequence[tuple[Tensors, float]]) -> str:
         """Take the fragment's outer step to ``version`` and return the digest of its parameters.
 
             inputs  what each island has of this fragment, θ_m, with its weight; weights sum to one. The arrays have
-                    passed ``wire.check``; they are read, not kept
+                    passed ``validation.check``; they are read, not kept
 
         Asked again for the version it stands at, it does nothing and returns the same digest. The order of ``inputs``
         shows in the last bits: who wants the same bits gives the same order. Raises NotFinite when that is what comes out;
@@ -126,7 +137,7 @@ class OuterState:
                 anchor, before.momentum[name], replicas, weights, averaging, self._optimizer
             )
         _require_finite(parameters, f"Version {version} of fragment {fragment}")
-        after = FragmentState(version, parameters, momentum, wire.digest(parameters))
+        after = FragmentState(version, parameters, momentum, digest(parameters))
         self._fragments[fragment] = after
         return after.digest
 
@@ -167,16 +178,16 @@ def outer_step(
     return _read_only(next_flat.reshape(anchor.shape)), _read_only(next_momentum)
 
 
-def _seeded(parameters: Mapping[str, Array], optimizer: OuterOptimizer) -> FragmentState:
+def _seeded(parameters: Tensors, optimizer: OuterOptimizer) -> FragmentState:
     copies = {name: _read_only(np.array(array, np.float32, order="C")) for name, array in parameters.items()}
     momentum = {name: _read_only(optimizer.initial_momentum(copy.reshape(-1))) for name, copy in copies.items()}
-    return FragmentState(Version(0), copies, momentum, wire.digest(copies))
+    return FragmentState(Version(0), copies, momentum, digest(copies))
 
 
 def _validate(
     fragment: FragmentId,
-    parameters: Mapping[str, Array],
-    inputs: Sequence[Mapping[str, Array]],
+    parameters: Tensors,
+    inputs: Sequence[Tensors],
     weights: Sequence[float],
 ) -> None:
     """The caller's promises. Checked before anything is computed, because a wrong merge would be published to everyone."""
@@ -184,15 +195,15 @@ def _validate(
         raise InternalError(
             detail=f"The weights of a merge of fragment {fragment} are {weights}; they must sum to one."
         )
-    shapes = {name: array.shape for name, array in parameters.items()}
-    for arrays in inputs:
-        if {name: array.shape for name, array in arrays.items()} != shapes:
+    wanted = shapes(parameters)
+    for tensors in inputs:
+        if shapes(tensors) != wanted:
             raise InternalError(detail=f"An input to a merge of fragment {fragment} does not have its tensors.")
 
 
-def _require_finite(parameters: Mapping[str, Array], what: str) -> None:
+def _require_finite(parameters: Tensors, what: str) -> None:
     """By the rule that contributions are held to: what a merge makes must be able to enter the next one."""
-    problem = wire.check(parameters, {name: array.shape for name, array in parameters.items()})
+    problem = check(parameters, shapes(parameters))
     if problem is not None:
         raise NotFinite(detail=f"{what} cannot be used: {problem[1]}")
 

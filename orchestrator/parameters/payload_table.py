@@ -1,17 +1,12 @@
-"""The bytes of contributions, held under their names until the core lets go of them. Every payload is held or released."""
+"""The contributions that are held, by payload id, until the core lets go of them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-
-import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.core.vocabulary import PayloadId
 from orchestrator.errors import InternalError
-
-Arrays = Mapping[str, NDArray[np.float32]]
+from orchestrator.parameters.tensors import Tensors
 
 
 class PayloadTable:
@@ -19,13 +14,13 @@ class PayloadTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[PayloadId, Arrays] = {}
+        self._held: dict[PayloadId, Tensors] = {}
 
-    def hold(self, payload: PayloadId, arrays: Arrays) -> None:
+    def hold(self, payload: PayloadId, tensors: Tensors) -> None:
         with self._lock:
-            self._held[payload] = arrays
+            self._held[payload] = tensors
 
-    def get(self, payload: PayloadId) -> Arrays:
+    def get(self, payload: PayloadId) -> Tensors:
         with self._lock:
             try:
                 return self._held[payload]

@@ -19,7 +19,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float32]
+from orchestrator.parameters.tensors import Array
 
 DIRECTION_MIN = 1e-2
 """A mean direction shorter than this has vanished. Unit vectors that were merely orthogonal would need 10,000 islands to

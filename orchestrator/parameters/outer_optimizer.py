@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.errors import ConfigurationError
-
-Array = NDArray[np.float32]
+from orchestrator.parameters.tensors import Array
 
 
 class OuterOptimizer(Protocol):
