@@ -249,8 +249,10 @@ def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSectio
 def _size_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     """What is too large only as a product."""
     training, data, evaluation = (sections.get(name) for name in ("training", "data", "evaluation"))
-    batches = (("training.batch_size", training and training.batch_size, "a step of one island"),)
-    batches += (("evaluation.sequences", evaluation and evaluation.sequences, "what is held out"),)
+    batches = (
+        ("training.batch_size", training and training.batch_size, "a step of one island"),
+        ("evaluation.sequences", evaluation and evaluation.sequences, "what is held out"),
+    )
     for path, sequences, what in batches:
         if data and sequences and sequences * data.sequence_length > STEP_TOKENS_MAX:
             message = f"is {sequences:,} sequences of {data.sequence_length:,} tokens, and {what}"

@@ -115,9 +115,9 @@ class DurabilitySection(Section):
     """
 
     kind: Literal["sync", "async"] = "sync"
-    merges_max: MergeCount = Field(8, description="for async; sync has none")
+    merges_max: MergeCount = Field(default=8, description="for async; sync has none")
     snapshot_every_records: RecordCount = Field(
-        20_000, description="a synchroniser that comes back remembers at most about so many steps one by one"
+        default=20_000, description="a synchroniser that comes back remembers at most about so many steps one by one"
     )
 
 

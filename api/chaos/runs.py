@@ -85,14 +85,14 @@ class ChaosRuns:
         found = self._service.job(run_of.job)
         if found.state.final or found.after_s is None:
             raise Conflict(detail=f"Job {found.job} is {found.state}; there is nothing to strike.")
-        fleet = [[i.island, i.node_group, i.region, i.accelerator_count] for i in found.islands if not _spare(i)]
-        check_fleet(plan, [IslandPlan(IslandId(i), NodeGroupId(group), region, n) for i, group, region, n in fleet])
+        islands = [island for island in found.islands if not _spare(island)]
+        check_fleet(plan, list(map(_plan_of, islands)))
         row = ChaosRunRow(
             run=f"chaos-{secrets.token_hex(6)}",
             job=found.job,
             plan=plan.name,
             text=text,
-            fleet=fleet,
+            fleet=[[i.island, i.node_group, i.region, i.accelerator_count] for i in islands],
             reference=undisturbed,
             caller=caller,
             requested_at=time.time(),
@@ -197,8 +197,8 @@ class ChaosRuns:
                     told=_told(fault),
                     after_s=decided.at,
                     spared=fault["spared"],
-                    command=command and command.command,
-                    outcome=command and command.state,
+                    command=command.command if command else None,
+                    outcome=command.state if command else None,
                 )
             )
         faults = planned(row)[1]
@@ -206,7 +206,7 @@ class ChaosRuns:
         return ChaosRun(
             **_summary(row, made),
             fault_count=len(faults),
-            next=following and _fault(following, row.begun_at),
+            next=_fault(following, row.begun_at) if following else None,
             decisions=decisions,
         )
 
@@ -214,6 +214,11 @@ class ChaosRuns:
 def _spare(island: Island) -> bool:
     """It waits to be an island: a fault that is drawn for it could strike nobody, or nobody who trains."""
     return island.standby or (island.state == "stopped" and island.incarnation == 0)
+
+
+def _plan_of(island: Island) -> IslandPlan:
+    """The island as faults are drawn for it."""
+    return IslandPlan(IslandId(island.island), NodeGroupId(island.node_group), island.region, island.accelerator_count)
 
 
 def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, Any]:

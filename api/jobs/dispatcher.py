@@ -200,7 +200,7 @@ class Dispatcher:
         """What those of them that still run want at present."""
         self._looks.ask_all(alive)
         due_at = time.monotonic() + PATIENCE_S
-        wants = []
+        wants: list[Wants] = []
         for row in alive:
             if (outline := self._outline(row)) is None:
                 wants.append({})

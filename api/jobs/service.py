@@ -310,7 +310,9 @@ class Service:
             return read_status(Path(row.run_dir))  # it may have ended between the two looks
 
     def _answer(self, row: JobRow, patience_s: float = PATIENCE_S) -> Job:
-        return self._look(row, patience_s).answer
+        answer = self._look(row, patience_s).answer
+        assert answer is not None, "a look that was had has an answer"
+        return answer
 
     def _look(self, row: JobRow, patience_s: float = PATIENCE_S) -> Look:
         look = self.looks.recent(row, patience_s)

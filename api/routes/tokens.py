@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
+from api.auth.roles import Role
 from api.auth.schemas import AuditEntry, AuditTrail, NewToken, Token, TokenList, TokenOptions
 from api.auth.store import AccessStore, TokenRow
 from api.auth.tokens import Tokens
@@ -66,7 +67,7 @@ def list_audit(
 def said_of(row: TokenRow, tokens: Tokens) -> Token:
     return Token(
         name=row.name,
-        role=row.role,
+        role=Role(row.role),
         created_at=row.created_at,
         created_by=row.created_by,
         expires_at=row.expires_at,

@@ -14,11 +14,24 @@ import json
 import logging
 from collections.abc import Set
 from contextlib import suppress
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
-from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, func, select, text, update
+from sqlalchemy import (
+    JSON,
+    CursorResult,
+    Double,
+    ForeignKey,
+    Update,
+    create_engine,
+    delete,
+    event,
+    func,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from api.storage.sessions import ANSWER_TIMEOUT_S, Sessions
 from api.storage.upgrade import VERSION_TABLE, upgrade, url_of
@@ -215,7 +228,7 @@ class Store:
         """The job goes from one state to another, with these values. False, and nothing is changed, if it is in neither."""
         move = update(JobRow).where(JobRow.job == job, JobRow.state == before).values(state=after, **values)
         with self._session.begin() as session:
-            return bool(session.execute(move).rowcount)
+            return bool(_changed_count(session, move))
 
     def cancel_queued(self, command: CommandRow) -> bool:
         """The job is cancelled by this command, all at once. False, and nothing is changed, if it is not queued."""
@@ -223,7 +236,8 @@ class Store:
         reason = f"cancelled by {command.caller} while it was queued"
         outcome = {"delivered": True, "accepted": True, "detail": "it was queued, and nothing of it ran"}
         with self._session.begin() as session:
-            if not session.execute(update(JobRow).where(*is_queued).values(state="cancelled", reason=reason)).rowcount:
+            move = update(JobRow).where(*is_queued).values(state="cancelled", reason=reason)
+            if not _changed_count(session, move):
                 return False
             session.execute(update(CommandRow).where(CommandRow.command == command.command).values(**outcome))
             return True
@@ -294,3 +308,7 @@ def _tune_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute(f"PRAGMA busy_timeout={int(ANSWER_TIMEOUT_S * 1000)}")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
+
+
+def _changed_count(session: Session, statement: Update) -> int:
+    return cast("CursorResult[Any]", session.execute(statement)).rowcount
