@@ -38,10 +38,16 @@ class Made:
 
 
 class Keeper:
-    """Not for several threads at once. ``insist`` does what may raise OSError until it is done (``runtime.patience``)."""
+    """Not for several threads at once. ``insist`` does what may raise OSError until it is done (``runtime.patience``).
 
-    def __init__(self, outer: OuterState, journal: Journal, insist: Insist) -> None:
-        self.outer, self._journal, self._insist = outer, journal, insist
+    ``clock`` measures, in seconds, how long merging and keeping take. The journal holds what it says, so a simulation that is
+    to be repeated has one of its own.
+    """
+
+    def __init__(
+        self, outer: OuterState, journal: Journal, insist: Insist, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.outer, self._journal, self._insist, self._clock = outer, journal, insist, clock
 
     def begin(self, fragment: FragmentId, epoch: Epoch, step: int = 0) -> Made:
         """Keep the first version, too, made at ``step`` of an earlier job: who recovers needs nobody to make Θ again."""
@@ -49,11 +55,11 @@ class Keeper:
 
     def merge(self, order: MergeFragment, inputs: Inputs) -> Made:
         """Take the outer step and keep what it made. It is durable, as the policy has it, when this returns."""
-        began = time.monotonic()
+        began = self._clock()
         base = self.outer.state(order.fragment).digest
         self.outer.merge(order.fragment, order.version, inputs)
         contributors = tuple((str(item.island), item.weight) for item in order.inputs)
-        seconds = time.monotonic() - began
+        seconds = self._clock() - began
         return self._kept(order.fragment, order.step, order.epoch, base, contributors, seconds)
 
     def restore(self, fragment: FragmentId, version: Version, step: int, epoch: Epoch, state: FragmentState) -> Made:
@@ -74,9 +80,9 @@ class Keeper:
         state = self.outer.state(fragment)
         facts = Facts(fragment, state.version, step, epoch, state.digest, base, contributors, seconds)
         payload, momentum = wire.encode(state.parameters), wire.encode(state.momentum)
-        began = time.monotonic()
+        began = self._clock()
         self._insist("the journal cannot be written", lambda: self._journal.append(facts, payload, momentum))
-        return Made(facts, payload, time.monotonic() - began)
+        return Made(facts, payload, self._clock() - began)
 
 
 def remembered(
