@@ -40,8 +40,8 @@ class Made:
 class Keeper:
     """Not for several threads at once. ``insist`` does what may raise OSError until it is done (``runtime.patience``).
 
-    ``clock`` measures, in seconds, how long merging and keeping take. The journal holds what it says, so a simulation that is
-    to be repeated has one of its own.
+    ``clock`` measures, in seconds, how long merging and keeping take. The journal holds what it says, so a simulation that
+    is to be repeated has one of its own.
     """
 
     def __init__(

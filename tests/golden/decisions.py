@@ -5,8 +5,8 @@
 
 A digest holds the records and nothing else. The tape's header is left out, because a setting that is new and changes no
 decision is no difference. Decisions that a loss of power took from the tape are in, because the islands acted on them.
-Digests of Θ, and checksums of damage, are replaced by the order in which they appear: the last bits of Θ are the processor's,
-not the core's.
+Digests of Θ, and checksums of damage, are replaced by the order in which they appear: the last bits of Θ are the
+processor's, not the core's.
 
 With deaths, a digest also depends on how often the synchroniser touches its disk, because its deaths are counted in writes.
 If the digests of mortal seeds change and those of plain ones do not, look there first.
