@@ -158,7 +158,8 @@ def _disk(*wanted: Path) -> Finding:
     places = [next(at for at in (path.absolute(), *path.absolute().parents) if at.is_dir()) for path in wanted]
     free, place = min((shutil.disk_usage(place).free, place) for place in places)
     state = State.WRONG if free < DISK_WRONG_BYTES else State.WARNING if free < DISK_WARNING_BYTES else State.OK
-    remedy = "" if state is State.OK else "Make room, or give `atoll up` other folders with --runs and --home."
+    elsewhere = "Make room, or give `atoll up` other folders: --runs, --home, and for Ray's the variable TMPDIR."
+    remedy = "" if state is State.OK else elsewhere
     return Finding("disk", state, f"{free / GIB:.1f} GiB free in {place}", remedy)
 
 

@@ -21,13 +21,13 @@ ISLANDS = [{"node_group": "asia", "cpus": 0.01}]
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
+def small_disk(folder: Path, megabytes: int = 8) -> Iterator[None]:
     """The folder is a disk of its own, of a few megabytes."""
     mount = required("mount")
     if os.geteuid() != 0:
         missing("root, which mounting a disk needs,")
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run([mount, "-t", "tmpfs", "-o", "size=8m,mode=700", "atoll-test", str(folder)], check=True)
+    subprocess.run([mount, "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "atoll-test", str(folder)], check=True)
     try:
         yield
     finally:
