@@ -6,9 +6,11 @@ not touched. Responsible for one sentence that says which disk, and what to do. 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from orchestrator.runtime.homes import is_own
 from orchestrator.runtime.settings import TOKEN_VARIABLE
@@ -29,10 +31,11 @@ def lacking(folder: Path | None) -> str:
         return ""
     try:
         disk = os.statvfs(folder)
-    except OSError:
-        return ""
-    if disk.f_flag & os.ST_RDONLY:
-        return f"{folder}, Ray's folder, is on a disk that is read-only, so no process begins: mount it writable"
-    if disk.f_bavail * disk.f_frsize < ROOM_MIN_BYTES or (disk.f_files and not disk.f_favail):
-        return f"the disk under {folder}, Ray's folder, is full, so no process begins: make room on it"
-    return ""
+        full = disk.f_bavail * disk.f_frsize < ROOM_MIN_BYTES or (disk.f_files > 0 and not disk.f_favail)
+        with TemporaryFile(dir=folder):  # a disk that failed is read-only, and its flags need not say so
+            pass
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            return f"the disk under {folder}, Ray's folder, is read-only, so no process begins: mount it writable"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"the disk under {folder}, Ray's folder, is full, so no process begins: make room on it" if full else ""
