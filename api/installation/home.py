@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import IO
 
 from orchestrator.errors import Conflict, InfrastructureError
 
@@ -30,6 +31,7 @@ LOCK_PATIENCE_S = 0.5
 """Whoever asks whether a service runs holds the lock for an instant."""
 ROOM_BYTES = 1 << 18
 """A new store takes about half of it, before anything is in it."""
+NOT_REMOVED = (errno.EISDIR, errno.EPERM, errno.EACCES, errno.EROFS)
 TOKEN_VARIABLE = "ATOLL_TOKEN"
 DATABASE_VARIABLE = "ATOLL_DATABASE"
 """Secrets may come by the environment, which only their owner sees; a command line is seen by everybody."""
@@ -156,7 +158,7 @@ class Home:
     @contextmanager
     def _held(self, name: str, patience_s: float, detail: str, remedy: str, holder: str) -> Iterator[None]:
         self.make()
-        with (self.path / name).open("a+") as held:
+        with self._lock_file(name) as held:
             deadline = time.monotonic() + patience_s
             while True:
                 try:
@@ -168,13 +170,23 @@ class Home:
                         told = detail.format(home=self.path, holder=held.read().strip() or "Another command")
                         raise Conflict(detail=told, remedy=remedy) from error
                     time.sleep(0.02)
-            held.truncate(0)
-            with suppress(OSError):  # on a full disk it is held all the same, only not by whom
+            with suppress(OSError):  # on a disk that takes nothing it is held all the same, only not by whom
+                held.truncate(0)
                 os.write(held.fileno(), holder.encode())
             try:
                 yield
             finally:
-                held.truncate(0)
+                with suppress(OSError):
+                    held.truncate(0)
+
+    def _lock_file(self, name: str) -> IO[str]:
+        """To be locked. On a disk that is read-only it is one that is there, so that what runs can be ended."""
+        try:
+            return (self.path / name).open("a+")
+        except OSError as error:
+            if error.errno != errno.EROFS or not (self.path / name).is_file():
+                raise
+        return (self.path / name).open()
 
     def write_address(self, url: str, runs: Path, certificate: Path | None = None) -> None:
         """Say where this process listens, all at once."""
@@ -191,8 +203,12 @@ class Home:
             os.replace(fresh, self.path / name)
 
     def forget_address(self) -> None:
-        with suppress(IsADirectoryError, PermissionError):  # a folder in its place is no address either
+        """What cannot be removed is no address either: a folder in its place, or that of a process that is gone."""
+        try:
             (self.path / "service.json").unlink(missing_ok=True)
+        except OSError as error:
+            if error.errno not in NOT_REMOVED:
+                raise
 
     def token(self) -> str | None:
         """The admin token left here; None if there is none, or none that this user may read."""

@@ -68,9 +68,14 @@ def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
     assert frozenset().union(*saved) >= {kind.__name__ for kind in kinds - RARE}
 
 
-def test_a_seed_with_deaths_is_found_again_by_its_command() -> None:
-    first, again = survived(5), trial.run(5, DEATHS)
-    assert first.digest == again.digest != trial.run(5).digest
+MADE_KNOWN_BY_THE_JOURNAL = 25
+"""A seed whose synchroniser dies between keeping a merge and telling it, so that the tape has what the journal has of it."""
+
+
+@pytest.mark.parametrize("seed", [5, MADE_KNOWN_BY_THE_JOURNAL])
+def test_a_seed_with_deaths_is_found_again_by_its_command(seed: int) -> None:
+    first, again = survived(seed), trial.run(seed, DEATHS)
+    assert first.digest == again.digest != trial.run(seed).digest
 
 
 # ── planted bugs ──────────────────────────────────────────────────────────────────────────────────────────────────
