@@ -207,7 +207,7 @@ class Shell:
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
         assert self.keeper is not None
-        assert effect.donor is None, "all begin at once, and none of them is ever lost"
+        assert effect.source == f.FromSynchroniser(), "all begin at once, and none of them is ever lost"
         outer = self.keeper.outer
         self.islands[effect.island].load(outer.parameters(), outer.versions, effect.cursor)
 
