@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.plain": frozenset(),
     "orchestrator.printable": frozenset(),
     "orchestrator.environment": frozenset({"orchestrator.errors"}),
+    "orchestrator.home_files": frozenset(),
     "orchestrator.logbook": frozenset({"orchestrator.printable"}),
     "orchestrator.marks": frozenset({"psutil"}),
     "orchestrator.disk": frozenset(),
@@ -207,6 +208,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.checkpoints",
             "orchestrator.config",
             "orchestrator.environment",
+            "orchestrator.home_files",
             "orchestrator.documents",
             "orchestrator.sections",
             "orchestrator.errors",
@@ -240,7 +242,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"api.auth.store", "api.chaos.store", "orchestrator.errors", "sqlalchemy", "alembic", "psycopg"}
     ),
     "api.run": frozenset(
-        {"api.jobs.control", "api.schemas", "orchestrator.errors", "orchestrator.logbook", "pydantic", "yaml"}
+        {
+            "api.jobs.control",
+            "api.schemas",
+            "orchestrator.bounds",
+            "orchestrator.errors",
+            "orchestrator.logbook",
+            "pydantic",
+            "yaml",
+        }
     ),
     "api.jobs": frozenset(
         {

@@ -25,6 +25,7 @@ from api.installation.finding import Finding, State
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.past import refuse_lost_store
 from api.installation.up import PORT_COUNT, PORT_FIRST
+from orchestrator import home_files
 from orchestrator.config import read_document
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, InfrastructureError
@@ -174,7 +175,7 @@ def _disk(*wanted: Path) -> Finding:
 def _cluster_folder(home: Home) -> list[Path]:
     """Where Ray keeps its logs and sockets, if a cluster is up: without room there no process of a job begins."""
     try:
-        return [Path(json.loads((home.path / "cluster.json").read_text())["temp_dir"])]
+        return [Path(json.loads(home_files.read(home.path / "cluster.json"))["temp_dir"])]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

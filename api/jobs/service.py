@@ -326,7 +326,8 @@ class Service:
             elif look.answer.state.final and not row.summary:
                 values = {"reason": look.answer.reason, "summary": look.answer.model_dump(mode="json")}
                 self._store.update_job(row.job, state=look.answer.state.value, **values)
-                self.queue.wake()  # there is room
+                if row.state != JobState.CANCELLED:  # who was cancelled in the queue leaves no room
+                    self.queue.wake()
         return look
 
     def _made(self, row: JobRow, record: StatusRecord | None) -> Job:
