@@ -36,7 +36,7 @@ from orchestrator.core.events import Event
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 COLUMNS = 110
-MADE = "<!-- Made by `make reference` from {}. Change the code, not this page. -->"
+MADE = "<!-- Made by `make reference` from {}: change the code, not this page. -->"
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def rendered() -> dict[Path, str]:
 def config_page() -> Iterator[str]:
     yield "# The job specification"
     yield ""
-    yield MADE.format("orchestrator/sections.py, config.py and bounds.py")
+    yield MADE.format("orchestrator/sections.py, bounds.py")
     yield ""
     yield from prose(
         "A job is one YAML or JSON document of these sections. A field that is left out has its default. A mistake "
