@@ -1,6 +1,6 @@
 """The merge's work at a stated size, as things to call: for ``make bench``, which has the clock this package has not.
 
-The default is DESIGN's own case: eight islands' float32 copies of a fragment of four million parameters.
+The default: eight islands' float32 copies of a fragment of four million parameters.
 """
 
 from __future__ import annotations
