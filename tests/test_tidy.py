@@ -364,7 +364,7 @@ def test_what_make_bench_runs_can_be_imported() -> None:
 def test_top_level_folders_are_the_architecture() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     folders = {name.split("/")[0] for name in tracked if "/" in name}
-    assert folders <= {"orchestrator", "learners", "api", "deploy", "dashboards", "tests", ".ci"}
+    assert folders <= {"orchestrator", "learners", "api", "deploy", "dashboards", "docs", "tests", ".ci"}
 
 
 def test_the_lock_file_names_no_host() -> None:
