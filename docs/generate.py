@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import ModuleType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 import typer
@@ -76,7 +76,7 @@ def config_page() -> Iterator[str]:
     yield ""
     for name, reason in attribute_docs(bounds).items():
         if get_origin(getattr(bounds, name)) is Annotated:
-            yield from prose(f"- **{name}**, {limits_in_words(getattr(bounds, name))}: {reason}", hanging="  ")
+            yield from prose(f"- **{name}**, {in_words(getattr(bounds, name))}: {reason}", hanging="  ")
 
 
 def section_of(kind: type[BaseModel], path: str) -> Iterator[str]:
@@ -95,7 +95,7 @@ def section_of(kind: type[BaseModel], path: str) -> Iterator[str]:
 
 def fields_of(kind: type[BaseModel], path: str) -> Iterator[str]:
     for name, field in kind.model_fields.items():
-        takes, default = takes_of(kind, f"{path}.{name}".lstrip("."), field), default_of(field)
+        takes, default = takes_of(f"{path}.{name}".lstrip("."), field), default_of(field)
         said = f"; {field.description}" if field.description else ""
         yield from prose(f"- `{name}`: {takes}, {default}{said}", hanging="  ")
     yield ""
@@ -115,23 +115,27 @@ def flattened(kind: Any) -> Iterator[Any]:
         yield from flattened(part)
 
 
-def takes_of(kind: type[BaseModel], path: str, field: FieldInfo) -> str:
+def takes_of(path: str, field: FieldInfo) -> str:
     """What a field takes, in words; a section by a link to it."""
     if annotation_model(field):
         link = f"[`{path}`](#{path.replace('.', '')})"
         parts = (field.annotation, *flattened(field.annotation))
         return f"a list of {link}" if any(get_origin(part) is tuple for part in parts) else link
-    written = re.sub(r"\s+", " ", str(inspect.get_annotations(kind)[path.rpartition(".")[2]]))
-    if choices := [value for part in (field.annotation, *flattened(field.annotation)) for value in literals(part)]:
-        return " or ".join(f"`{value}`" for value in choices)
-    if written.startswith("Annotated[float"):
-        values = {name: value for limit in field.metadata for name, value in limit_values(limit)}
-        return f"a number {range_in_words(values)}"
-    if written.startswith("Annotated[tuple["):
-        (inner_name,) = re.findall(r"tuple\[(\w+), \.\.\.\]", written)
-        return f"a list, each {limits_in_words(getattr(bounds, inner_name))}"
-    names = [part.strip() for part in written.split("|")]
-    return " or ".join("`null`" if part == "None" else limits_in_words(getattr(bounds, part)) for part in names)
+    return in_words(field.annotation, tuple(field.metadata))
+
+
+def in_words(kind: Any, limits: tuple[Any, ...] = ()) -> str:
+    """A kind of value with its limits, which stand beside it where it is a field's, and in it where it is a part's."""
+    if get_origin(kind) is Annotated:
+        base, *inner = get_args(kind)
+        return in_words(base, (*limits, *(limit for one in inner for limit in getattr(one, "metadata", (one,)))))
+    if literals(kind):
+        return " or ".join(f"`{value}`" for value in literals(kind))
+    if get_origin(kind) is tuple:
+        return f"a list, each {in_words(get_args(kind)[0])}"
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join("`null`" if part is type(None) else in_words(part, limits) for part in get_args(kind))
+    return limits_in_words(kind, {name: value for limit in limits for name, value in limit_values(limit)})
 
 
 def literals(kind: Any) -> tuple[Any, ...]:
@@ -149,23 +153,21 @@ def default_of(field: FieldInfo) -> str:
     return f"default `{value:,}`".replace(",", "") if isinstance(value, int) else f"default `{value}`"
 
 
-def limits_in_words(kind: Any) -> str:
-    """What a kind of number or text of ``bounds`` takes."""
-    base, *limits = get_args(kind)
-    (field,) = [limit for limit in limits if isinstance(limit, FieldInfo)]
-    found = {name: value for limit in field.metadata for name, value in limit_values(limit)}
-    pattern = found.pop("pattern", None)
+def limits_in_words(base: type[Any], limits: dict[str, Any]) -> str:
     if base is str:
-        least, most = found.get("min_length"), found.get("max_length")
-        length = f" of {least or 0} to {most:,} characters" if most else ""
+        pattern, most = limits.get("pattern"), limits.get("max_length")
+        length = f" of {limits.get('min_length', 0)} to {most:,} characters" if most else ""
         if pattern == bounds.PRINTABLE:
             return f"text{length} without control characters"
         return f"text{length} that matches `{pattern}`" if pattern else f"text{length}"
-    kind_word = "a whole number" if base is int else "a number"
-    return f"{kind_word} {range_in_words(found)}"
+    if base is bool:
+        return "`true` or `false`"
+    what = {int: "a whole number", float: "a number"}[base]
+    return f"{what} {range_in_words(limits)}" if limits else what
 
 
 def limit_values(limit: Any) -> Iterator[tuple[str, Any]]:
+    """The limits that one piece of pydantic's metadata sets."""
     for name in ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern"):
         if (value := getattr(limit, name, None)) is not None:
             yield name, value
