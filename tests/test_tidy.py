@@ -1,7 +1,7 @@
 """The architecture as tests: imports only go down, pure packages stay pure, files stay readable.
 
-The table is the one of ARCHITECTURE.md. A row names what a package may import besides itself and the standard library; pure
-packages may import only the standard-library modules listed in ``PURE_STDLIB``.
+The table is the one of docs/architecture.md. A row names what a package may import besides itself and the standard library;
+pure packages may import only the standard-library modules listed in ``PURE_STDLIB``.
 """
 
 from __future__ import annotations
