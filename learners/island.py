@@ -42,7 +42,8 @@ from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import Broken, Letter, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, Incarnation, IslandId, Version
 from orchestrator.errors import InfrastructureError
-from orchestrator.merge import fragment_map, wire
+from orchestrator.parameters import fragment_map, wire_format
+from orchestrator.parameters.codec.registry import CodecName
 from orchestrator.roots import AllowedRoots
 
 EXPORT_TIMEOUT_S = 30.0
@@ -72,7 +73,7 @@ class Island:
         self._correspondence = Correspondence(self._outbox, self._standing)
         self._catching_up = CatchingUp(self._outbox)
         self._ready: Ready | None = None
-        self._codec: wire.Codec = "float32"
+        self._codec: CodecName = "float32"
         self._computes = False
         self._vigil = Vigil(abandoned_after_s, self._give_up)
         self._shard_index = 0
@@ -105,7 +106,7 @@ class Island:
         self._correspondence.heed(epoch)
 
         def load() -> tuple[tuple[Version, ...], int]:
-            arrays = {name: array for payload in payloads for name, array in wire.decode(payload).items()}
+            arrays = {name: array for payload in payloads for name, array in wire_format.decode(payload).items()}
             self._built().load(arrays, versions, step, cursor)
             return tuple(versions), step
 
@@ -175,7 +176,7 @@ class Island:
     ) -> None:
         """Put a published fragment into the mailbox."""
         self._correspondence.heed(epoch)
-        self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer, fix)
+        self._built().deliver(fragment, version, step, wire_format.decode(payload), merged_offer, fix)
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
         """Cut at the next boundary, and write this island's part while it trains on. ``Saved`` or ``NotSaved`` follows."""
@@ -193,7 +194,7 @@ class Island:
     def take_payload(self, fragment: FragmentId, offer: int) -> bytes | None:
         """The offer's bytes, or ``None`` if a newer offer has replaced it."""
         arrays = self._built().take(fragment, offer)
-        return None if arrays is None else wire.encode(arrays, self._codec)
+        return None if arrays is None else wire_format.encode(arrays, self._codec)
 
     def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> list[tuple[int, Letter]]:
         """See ``Correspondence.letters``."""

@@ -16,8 +16,8 @@
     │   ├── ServiceUnreachable
     │   └── StoreUnavailable    the service answers, and cannot read or keep what it must not forget
     ├── DataError               a tape or payload that is not what it claims to be
-    │   ├── WireError           … a payload (merge/wire.py); becomes a refusal
-    │   └── NotFinite           … parameters (merge/outer_state.py); what they would have become is not published
+    │   ├── InvalidPayload      … a payload (parameters/wire_format.py); becomes a refusal
+    │   └── NotFinite           … parameters (parameters/outer_state.py); what they would have become is not published
     └── InternalError           us: an invariant does not hold
         ├── Violation           … as a checker outside the core found (simulation/swarm/checkers)
         └── SwarmFailure        … under a seed of the swarm, with the command to see it again (simulation/swarm)

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parent.parent
-TIMEOUT_S = 120
 
 
 def said_under(hash_seed: str, *arguments: str) -> str:
@@ -20,5 +21,5 @@ def said_under(hash_seed: str, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
     ).stdout

@@ -18,6 +18,7 @@ from sqlalchemy import create_engine, text
 
 from api.storage.upgrade import url_of
 from tests.programs import required_file
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class PostgreSQL:
@@ -46,11 +47,12 @@ class PostgreSQL:
         command = [self._binaries / "postgres", "-D", self._data, *settings]
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output, cwd="/", user=self._user)
-        deadline = time.monotonic() + 60
-        while not self._answers():
-            assert self._process.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.1)
+        wait_until(self._answers_or_ended, "PostgreSQL")
+        assert self._process.poll() is None, self._log.read_text()
+
+    def _answers_or_ended(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is not None or self._answers()
 
     def _answers(self) -> bool:
         engine = create_engine(url_of(f"{self.url}/postgres"))
@@ -73,14 +75,14 @@ class PostgreSQL:
         assert self._process is not None
         for process in self.processes():
             process.kill()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=PATIENCE_S)
 
     def shut_down(self) -> None:
         """An immediate shutdown: nothing is waited for."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=PATIENCE_S)
 
     @contextmanager
     def silent(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.logbook import Logbook, island_logbook, logbooks, service_logbook
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,7 +20,9 @@ def run(book: Logbook, script: str) -> tuple[int, str, str]:
     """A process that keeps this logbook from the beginning: its exit code, what it printed elsewhere, and what it wrote."""
     begin = f"import logging, os, signal, threading, time\nfrom orchestrator import logbook\nbook = logbook.{book!r}\n"
     begin = begin.replace("PosixPath", "__import__('pathlib').Path")
-    done = subprocess.run([sys.executable, "-c", begin + script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", begin + script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     return done.returncode, done.stdout + done.stderr, book.path.read_text() if book.path.exists() else ""
 
 

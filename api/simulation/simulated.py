@@ -10,7 +10,7 @@ from rich.table import Table
 from orchestrator.report.words import count, percent, seconds
 
 if TYPE_CHECKING:
-    from orchestrator.simulation.run import Simulated
+    from orchestrator.simulation.result import Simulated
 
 Row = Mapping[str, Any]
 

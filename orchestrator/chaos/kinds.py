@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from orchestrator.core.vocabulary import Dose
-from orchestrator.core.weather import LinkFault
+from orchestrator.impairment import LinkFault
 
 
 class Kind(StrEnum):

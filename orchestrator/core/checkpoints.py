@@ -11,12 +11,11 @@ Source: Chandy and Lamport, ACM TOCS 3 (1985); the cut is described in ``saving`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from orchestrator.core.effects import Effect, ResolveCommand, SetTimer
 from orchestrator.core.fragment_round import FragmentRound
-from orchestrator.core.membership import Island
+from orchestrator.core.island_record import Island
 from orchestrator.core.saving import (
     BeginCheckpoint,
     CheckpointFailed,
@@ -29,54 +28,13 @@ from orchestrator.core.saving import (
     SavedPart,
     SealCheckpoint,
 )
+from orchestrator.core.state import JobState, KeptCheckpoint, OpenCheckpoint
 from orchestrator.core.vocabulary import FragmentId, Instant, IslandState, JobPhase, Life, RoundPhase, Version
-
-if TYPE_CHECKING:
-    from orchestrator.core.state import JobState
 
 DEADLINE_TIMER, DUE_TIMER = "checkpoint:deadline", "checkpoint:due"
 SAVES = (IslandState.TRAINING, IslandState.DRAINING)
 """Who has a state, and a loop that reaches a boundary."""
 MAY_ANSWER = (*SAVES, IslandState.SUSPECT)
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """The checkpoint being taken. ``awaited`` have not answered yet; ``saved`` have, in order."""
-
-    number: int
-    versions: tuple[Version, ...]
-    awaited: frozenset[Life]
-    serial: int
-    saved: tuple[SavedPart, ...] = ()
-    sealing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A whole checkpoint that was not dropped."""
-
-    number: int
-    versions: tuple[Version, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rollback:
-    """Under way to a checkpoint (``rollback``); ``left`` are the fragments that were not restored yet."""
-
-    checkpoint: int
-    left: frozenset[FragmentId]
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """``count`` numbers have been used, ``begun_at`` is the global version at the last of them."""
-
-    count: int = 0
-    begun_at: int = 0
-    open: Open | None = None
-    kept: tuple[Kept, ...] = ()
-    due_serial: int = 0
 
 
 def requested(state: JobState, event: CheckpointRequested) -> list[Effect]:
@@ -92,7 +50,7 @@ def begin(state: JobState, now: Instant) -> list[Effect]:
     before = state.checkpoints
     versions = tuple(Version(r.version + (r.phase is RoundPhase.MERGING)) for r in state.rounds)
     islands = tuple((i.id, i.incarnation) for i in state.islands.values() if i.state in SAVES and not i.flushed)
-    opened = Open(before.count + 1, versions, frozenset(islands), state.next_serial())
+    opened = OpenCheckpoint(before.count + 1, versions, frozenset(islands), state.next_serial())
     state.checkpoints = replace(before, count=opened.number, begun_at=state.global_version, open=opened)
     deadline = SetTimer(DEADLINE_TIMER, opened.serial, now + state.policy.checkpoints.timeout_s)
     return [BeginCheckpoint(opened.number, versions, islands), deadline, *_seal_if_complete(state)]
@@ -150,7 +108,7 @@ def taken(state: JobState, event: CheckpointTaken) -> list[Effect]:
         return []  # told again
     if before.open is None or before.open.number != event.checkpoint:
         return [DropCheckpoint(event.checkpoint, "it was given up before it was whole")]
-    every = (*before.kept, Kept(event.checkpoint, before.open.versions))
+    every = (*before.kept, KeptCheckpoint(event.checkpoint, before.open.versions))
     kept = every[-state.policy.checkpoints.keep :]
     state.checkpoints = replace(before, open=None, kept=kept)
     return [DropCheckpoint(old.number, "newer ones are kept") for old in every[: len(every) - len(kept)]]

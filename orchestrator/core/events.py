@@ -3,8 +3,8 @@
 Every event carries ``at``, the instant it was stamped on entry. The core has no other clock. Events from an island carry
 its incarnation, so that a process which was replaced cannot speak for its successor.
 
-Three groups: the life of the job, the life of an island, the life of a fragment; what operators ask for is in ``commands``,
-what islands give in ``contributions``, what is made of it in ``outer_steps``.
+Three groups: the life of the job, the life of an island, the life of a fragment. What operators ask for is in ``commands``,
+what may happen around checkpoints in ``saving``.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from orchestrator.core.commands import NodeGroupCommand as NodeGroupCommand
 from orchestrator.core.commands import ReaddRequested as ReaddRequested
 from orchestrator.core.commands import ScaleRequested as ScaleRequested
 from orchestrator.core.commands import UncordonRequested as UncordonRequested
-from orchestrator.core.contributions import ContributionArrived as ContributionArrived
-from orchestrator.core.contributions import ContributionUnusable as ContributionUnusable
-from orchestrator.core.outer_steps import MergeCompleted as MergeCompleted
-from orchestrator.core.outer_steps import MergeFailed as MergeFailed
-from orchestrator.core.restart import SynchroniserRestarted as SynchroniserRestarted
 from orchestrator.core.saving import SavingEvent
 from orchestrator.core.vocabulary import (
     NO_FIX,
     CommandId,
+    Contribution,
     Duration,
+    Epoch,
     Fix,
     FragmentId,
     Incarnation,
     Instant,
     IslandId,
+    PayloadId,
+    RefusalReason,
     Version,
 )
 
@@ -54,6 +53,20 @@ class OuterStateSeeded:
     at: Instant
     parameter_count: int
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SynchroniserRestarted:
+    """Everything before this on the tape was remembered again by its replay, and Θ read from the journal.
+
+    Merges that the journal holds were completed on the tape before this. All that only the process knew is gone: payloads
+    held, merges not journalled, calls under way. Letters and payloads are told to ``epoch`` from now on. ``damage`` says
+    what could not be read at the ends of tape and journal, and was cut off.
+    """
+
+    at: Instant
+    epoch: Epoch
+    damage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +208,61 @@ class IslandDrained:
 
 
 # ── the life of a fragment ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionArrived:
+    """The payload's bytes are held on the synchroniser's side, their checksum is good, and every value is a number.
+
+    ``displacement`` is ‖Θ_p − θ‖, how far the fragment is from the synchroniser's when the bytes came (Euclidean, over all
+    its parameters). ``None`` where nobody measured it: on tapes written before it was.
+    """
+
+    at: Instant
+    contribution: Contribution
+    displacement: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionUnusable:
+    """The bytes came but cannot be merged: corrupt, of the wrong shape, or not finite. They are not held."""
+
+    at: Instant
+    contribution: Contribution
+    reason: RefusalReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCompleted:
+    """Fragment ``fragment`` now stands at ``version``; ``digest`` names its bytes, ``base_digest`` those it was made from.
+
+    True only once the merge would survive the synchroniser's death. Tapes of builds without a journal know no base.
+    ``journal_seconds`` is the part of ``merge_seconds`` that this took; None where nobody measured it: in simulations, on
+    older tapes, and where only the journal knew of the merge.
+    """
+
+    at: Instant
+    fragment: FragmentId
+    version: Version
+    digest: str
+    merge_seconds: Duration
+    base_digest: str = ""
+    journal_seconds: Duration | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFailed:
+    """The outer step gave something that is not finite, which was thrown away: the fragment stands where it stood.
+
+    ``inputs`` tell this attempt from a later one to make the same version.
+    """
+
+    at: Instant
+    fragment: FragmentId
+    version: Version
+    inputs: tuple[PayloadId, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

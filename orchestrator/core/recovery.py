@@ -19,9 +19,9 @@ from orchestrator.core.effects import (
     PlaceIsland,
     StartTraining,
 )
+from orchestrator.core.events import SynchroniserRestarted
 from orchestrator.core.fragment_life import begin_evaluation, lose_payloads, publish_newer
-from orchestrator.core.membership import WITH_PROCESS, Island
-from orchestrator.core.restart import SynchroniserRestarted
+from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandState, JobPhase, Version
 

@@ -12,19 +12,15 @@ goes back by one version in the same way, without being asked. Refuses to know: 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from orchestrator.core import checkpoints, fragment_round
-from orchestrator.core.checkpoints import Rollback
 from orchestrator.core.effects import Effect, ReleasePayload, ResolveCommand
 from orchestrator.core.fragment_life import advance_all, publish
 from orchestrator.core.health import Usual
 from orchestrator.core.messages import ALL_OFFERS
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, RestoreFragments, RollbackFailed, RollbackRequested
+from orchestrator.core.state import JobState, Rollback
 from orchestrator.core.vocabulary import FragmentId, Instant, JobPhase, ReleaseReason, RoundPhase, Version
-
-if TYPE_CHECKING:
-    from orchestrator.core.state import JobState
 
 
 def requested(state: JobState, event: RollbackRequested) -> list[Effect]:

@@ -6,12 +6,14 @@ What an island's current incarnation has trained is its latest report, kept as i
 
 from __future__ import annotations
 
-from orchestrator.core.checkpoints import Checkpoints, Rollback
+from dataclasses import dataclass
+
 from orchestrator.core.events import ProgressReported
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.grace import Pace
 from orchestrator.core.health import Usual
-from orchestrator.core.membership import Island
+from orchestrator.core.island_record import Island
+from orchestrator.core.saving import SavedPart
 from orchestrator.core.view import FragmentView, IslandView, JobView
 from orchestrator.core.vocabulary import (
     CommandId,
@@ -24,8 +26,49 @@ from orchestrator.core.vocabulary import (
     JobOutcome,
     JobPhase,
     JobPolicy,
+    Life,
     NodeGroupId,
+    Version,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """The checkpoint being taken. ``awaited`` have not answered yet; ``saved`` have, in order."""
+
+    number: int
+    versions: tuple[Version, ...]
+    awaited: frozenset[Life]
+    serial: int
+    saved: tuple[SavedPart, ...] = ()
+    sealing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCheckpoint:
+    """A whole checkpoint that was not dropped."""
+
+    number: int
+    versions: tuple[Version, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Under way to a checkpoint (``rollback``); ``left`` are the fragments that were not restored yet."""
+
+    checkpoint: int
+    left: frozenset[FragmentId]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """``count`` numbers have been used, ``begun_at`` is the global version at the last of them."""
+
+    count: int = 0
+    begun_at: int = 0
+    open: OpenCheckpoint | None = None
+    kept: tuple[KeptCheckpoint, ...] = ()
+    due_serial: int = 0
 
 
 class JobState:

@@ -33,7 +33,7 @@ from orchestrator.core import effects, events
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import Letter, Offer, Progress
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, PayloadId
+from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
 from orchestrator.errors import InternalError
 from orchestrator.laboratory.apparatus import Apparatus, MakeTrainer
 from orchestrator.tape.driver import DigestSink, Driver, Sink
@@ -104,7 +104,6 @@ class MultiplexedJob:
         self._sink = DigestSink(Header(spec.name, policy))
         sink = self._sink if recorder is None else _Both(self._sink, recorder)
         self._driver = Driver(Synchroniser(policy), (self._goodput, self._statistics), sink)
-        self._payloads: dict[PayloadId, Arrays] = {}
         self._heap: list[tuple[Instant, Turn, int, Callable[[], None]]] = []
         self._serial = 0
         self._now: Instant = 0.0
@@ -170,7 +169,7 @@ class MultiplexedJob:
             arrays = island.loop.take(letter.fragment, letter.offer)
             assert arrays is not None
             contribution = contribution_of(letter, island.id, FIRST)
-            self._payloads[contribution.payload] = self._apparatus.sent(arrays)
+            self._apparatus.hold(contribution.payload, arrays)
             return events.ContributionArrived(self._now, contribution)
         if isinstance(letter, Progress):
             island.tokens = letter.tokens_total
@@ -193,7 +192,7 @@ class MultiplexedJob:
                 self._soon(lambda at: events.IslandReady(at, island, incarnation, 1, 0.0))
             case effects.BeginCatchUp(island_id, _, _, cursor):
                 island = self._islands[island_id]
-                island.loop.load(self._outer.parameters(), self._outer.versions, 0, cursor)
+                island.loop.load(self._apparatus.whole_state(), self._outer.versions, 0, cursor)
                 self._soon(lambda at: events.IslandCaughtUp(at, island_id, FIRST, None, self._outer.versions, 0, 0.0))
             case effects.StartTraining(island_id):
                 island = self._islands[island_id]
@@ -204,7 +203,7 @@ class MultiplexedJob:
             case effects.PublishFragment():
                 self._publish(effect)
             case effects.ReleasePayload(payload):
-                self._payloads.pop(payload, None)
+                self._apparatus.shard.release(payload)
             case effects.FlushIsland(island_id):
                 self._later(0.0, Turn.BOUNDARY, lambda: self._flush(self._islands[island_id]))
             case effects.Evaluate(version):
@@ -213,12 +212,11 @@ class MultiplexedJob:
                 self._finish()
 
     def _merge(self, effect: effects.MergeFragment) -> None:
-        inputs = [(self._payloads[i.payload], i.weight) for i in effect.inputs]
-        digest = self._outer.merge(effect.fragment, effect.version, inputs)
+        digest = self._apparatus.merge(effect)
         self._soon(lambda at: events.MergeCompleted(at, effect.fragment, effect.version, digest, 0.0))
 
     def _publish(self, effect: effects.PublishFragment) -> None:
-        arrays = self._outer.fragment(effect.fragment)
+        arrays = self._apparatus.published(effect.fragment)
 
         def deliver(recipient: effects.Recipient) -> None:
             loop = self._islands[recipient.island].loop

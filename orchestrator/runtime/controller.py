@@ -2,7 +2,7 @@
 
 A detached actor beside the synchroniser, so that slow Ray calls never hold up a decision. Responsible for: placing by
 label and resources, saying why it could not, ending processes for certain. Refuses to decide when an island is placed
-or given up (``core.fleet``).
+or given up (``core.island_record``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ import ray
 
 from orchestrator.core.vocabulary import JobOutcome, JobPhase
 from orchestrator.errors import first_line
-from orchestrator.runtime import cluster, records
+from orchestrator.host import records
+from orchestrator.runtime import cluster
 from orchestrator.runtime.names import controller_name, synchroniser_name
 
 log = logging.getLogger(__name__)

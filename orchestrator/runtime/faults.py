@@ -2,13 +2,13 @@
 
     kill                               as an operator's kill, which the core decides on; beside it the record of chaos
     stop                               SIGSTOP, and SIGCONT after the duration by the node's own warden
-    cut, slow, corrupt, delay, drop    the weather of the island's link, which ends by itself (``core.weather``)
+    cut, slow, corrupt, delay, drop    the impairment of the island's link, which ends by itself (``impairment``)
     continue                           the end of all these before that
     kill_node                          SIGKILL of the raylet by a warden of its node
     kill_synchroniser                  SIGKILL of this very process, once the record is on the tape
 
 Responsible for a fault being struck before it is recorded, but for the last. Refuses to plan: when, whom and how many is
-``chaos``' business. A link's weather is that of one incarnation: whoever is placed instead has a link of its own.
+``chaos``' business. A link's impairment is that of one incarnation: whoever is placed instead has a link of its own.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from orchestrator.chaos.kinds import Kind
 from orchestrator.core.effects import ResolveCommand
 from orchestrator.core.events import Event, FaultInjected
 from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, IslandId
-from orchestrator.core.weather import LinkFault
 from orchestrator.errors import first_line
+from orchestrator.host.posting import Post
+from orchestrator.impairment import LinkFault
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.links import Post
 from orchestrator.runtime.warden import ANSWERED_S
 
 CONTINUE = "continue"
@@ -69,18 +69,18 @@ class Chaos:
 
     def _strike(self, kind: str, island: IslandId, incarnation: Incarnation, dose: Dose) -> str:
         """Empty once the fault has struck, else why it could not."""
-        life, weather = (island, incarnation), self._interpreter.weather(island, incarnation)
+        life, impairment = (island, incarnation), self._interpreter.impairment(island, incarnation)
         match kind:
             case Kind.STOP:
                 return self._told(self._controller.stop.remote(*life, dose.duration))
             case Kind.KILL_NODE:
                 return self._told(self._controller.kill_node.remote(*life))
-        if weather is None:
+        if impairment is None:
             return f"{island} has no link"
         if kind == CONTINUE:
-            weather.clear()
+            impairment.clear()
             return self._told(self._controller.go_on.remote(*life))
-        weather.strike(LinkFault(kind), dose, time.monotonic())
+        impairment.inject(LinkFault(kind), dose, time.monotonic())
         return ""
 
     def _told(self, asked: Any) -> str:

@@ -23,26 +23,24 @@ from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
 from orchestrator.core import saving
-from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line
+from orchestrator.host import job_clock
+from orchestrator.host.job_files import TAPE, JobFiles, beginning, open_files
+from orchestrator.host.last_known import last_known
+from orchestrator.host.timers import Timers
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import ending, job_clock, orders
-from orchestrator.runtime.files import TAPE, JobFiles, beginning, open_files
+from orchestrator.runtime import ending, orders
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.last_known import last_known
-from orchestrator.runtime.patience import TAPE_REFUSES, Patience
-from orchestrator.runtime.timers import Timers
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.recovery import Remembered
 from orchestrator.tape.schema import Header, decode_header
-from orchestrator.tape.storage import TapeWriter
 
 log = logging.getLogger(__name__)
 
 UNLOCK_TIMEOUT_S = 10.0
-SYNC_EVERY_S = 0.5
 LIVES_TIMEOUT_S = 60.0
 KINDS: dict[type, str] = {
     e.KillRequested: "kill",
@@ -151,51 +149,3 @@ def _end_strays(islands: Mapping[IslandId, Island], interpreter: Interpreter, co
         now = islands[island_id]
         if incarnation < now.incarnation or (incarnation == now.incarnation and now.state not in WITH_PROCESS):
             interpreter.end(island_id, incarnation)
-
-
-class Syncing:
-    """Makes the tape durable twice a second, so that islands need not keep for long what they told."""
-
-    def __init__(self, tape: TapeWriter, patience: Patience) -> None:
-        self._tape, self._patience = tape, patience
-        self._closed, self._trouble = threading.Event(), ""
-        threading.Thread(target=self._run, name="sync", daemon=True).start()
-
-    def kept_count(self) -> int:
-        """The number of the last record that survives whatever the job's durability is against."""
-        return self._tape.synced_count
-
-    def close(self) -> None:
-        self._closed.set()
-
-    def _run(self) -> None:
-        while not self._closed.wait(SYNC_EVERY_S):
-            if self._tape.synced_count < self._tape.count:
-                try:
-                    self._patience.insist(TAPE_REFUSES, self._tape.sync)
-                except (InfrastructureError, ValueError):
-                    pass  # nobody waits any more, or the tape was closed just now
-                except Exception as error:  # islands would keep all they told for ever
-                    reason = f"{type(error).__name__}: {first_line(error)}"
-                    if reason != self._trouble:
-                        log.error("the tape cannot be made durable: %s", reason, exc_info=error)
-                    self._trouble = reason
-
-
-class Unsynced:
-    """For durability async: a record is kept once the operating system has it."""
-
-    def __init__(self, tape: TapeWriter) -> None:
-        self._tape = tape
-
-    def kept_count(self) -> int:
-        return self._tape.count
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-def durability(spec: JobSpec, tape: TapeWriter) -> tuple[Patience, Syncing | Unsynced]:
-    """As the specification wants it."""
-    patience = Patience()
-    return patience, Syncing(tape, patience) if spec.synchroniser.durability.kind == "sync" else Unsynced(tape)

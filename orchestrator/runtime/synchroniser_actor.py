@@ -1,8 +1,8 @@
 """The synchroniser of one job, live: a detached Ray actor around the core.
 
-    links, timers, workshop, commands ──▶ one queue ──▶ pump: driver.step ──▶ interpreter ──▶ links, workshop, controller
-                                          stamped                │
-                                                                 └──▶ tape, folds
+    links, timers, shard, commands ──▶ one queue ──▶ pump: driver.step ──▶ interpreter ──▶ links, shard, controller
+                                       stamped                │
+                                                              └──▶ tape, folds
 
 Responsible for: one order of events, stamped on entry; nothing done before it is on the tape; the job's files at its end,
 and everything let go. It outlives whoever started it. Where its process dies, Ray makes it again with the same arguments,
@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,17 +33,21 @@ from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
 from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
 from orchestrator.errors import Conflict, Fenced, NotFound, first_line
+from orchestrator.host import records, tape_sync
+from orchestrator.host.checkpoint_writer import CheckpointWriter
+from orchestrator.host.job_context import JobContext
+from orchestrator.host.job_files import SNAPSHOT
+from orchestrator.host.posting import Undated
+from orchestrator.host.retry import RUN_FOLDER_REFUSES, TAPE_REFUSES, RetryingSink, only_full
+from orchestrator.host.snapshot_writer import SnapshotWriter
+from orchestrator.host.timers import Timers
+from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import ending, faults, orders, records, returning
-from orchestrator.runtime.checkpoints import Checkpoints
+from orchestrator.runtime import ending, faults, orders, returning
 from orchestrator.runtime.controller import controller_of
-from orchestrator.runtime.files import SNAPSHOT, Make
+from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.patience import RUN_FOLDER_REFUSES, TAPE_REFUSES, PatientSink, only_full
-from orchestrator.runtime.payloads import PayloadTable
-from orchestrator.runtime.snapshots import Snapshots
-from orchestrator.runtime.timers import Timers
-from orchestrator.runtime.workshop import Workshop
+from orchestrator.runtime.shard_worker import ShardWorker
 from orchestrator.tape.driver import Driver
 
 log = logging.getLogger(__name__)
@@ -79,42 +84,35 @@ class SynchroniserActor:
         self._goodput, self._statistics = self._files.folds
         self._started_at, self._zero = returning.clock(self._files, self._run_dir)
         self._posted = past.count if past else 0
-        self._patience, self._syncing = returning.durability(spec, self._files.tape)
-        sink = PatientSink(self._files.tape, self._patience, self._files.journal.settle)
+        self._retrier, self._tape_sync = tape_sync.of(spec, self._files.tape)
+        sink = RetryingSink(self._files.tape, self._retrier, self._files.journal.settle)
         self._driver = Driver(self._core, (self._files.promises, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
-        self._snapshots = Snapshots(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
+        self._snapshots = SnapshotWriter(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
         controller = controller_of(job, spec, run_dir, roots)
-        payloads = PayloadTable()
-        kept = self._files.journal, self._files.epoch, self._patience.insist
-        self._workshop = Workshop(job, spec, self._run_dir, payloads, *kept, self._post, self._queue.put, roots)
+        epoch, retry = self._files.epoch, self._retrier.until_done
+        context = JobContext(job, spec, self._run_dir, roots, epoch, self._now, self._post, self._queue.put)
+        self._shard = ShardWorker(context, ParameterShard(self._files.journal, epoch, retry))
+        self._evaluation = Evaluation(context, self._shard.parameters)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
-            job,
+            context,
             island_count=len(self._core.state.islands),
             controller=controller,
-            workshop=self._workshop,
-            payloads=payloads,
+            shard=self._shard,
+            evaluation=self._evaluation,
             timers=timers,
-            epoch=self._files.epoch,
-            post=self._post,
-            kept_count=self._syncing.kept_count,
+            durable_count=self._tape_sync.kept_count,
             resolve=self._resolve,
             finish=self._finish,
-            checkpoints=Checkpoints(
-                job,
-                spec,
-                self._run_dir,
+            checkpoints=CheckpointWriter(
+                context,
                 resumption,
                 self._core.state,
                 self._goodput.ledger,
-                self._workshop.take_outer,
-                lambda: self._patience.insist(TAPE_REFUSES, self._files.tape.sync),
-                self._post,
-                roots,
+                self._shard.cut,
+                lambda: retry(TAPE_REFUSES, self._files.tape.sync),
             ),
-            now=self._now,
-            failed=self._queue.put,
         )
         self._chaos = faults.Chaos(controller, self._interpreter, self._post, self._resolve, self._incarnation_of)
         if past is not None:
@@ -127,10 +125,13 @@ class SynchroniserActor:
             self._post(make)
         if not self._files.started:
             self._begin(cordoned, resumption)
-        if self._files.outer is None:
-            self._workshop.seed(resumption)
+        if self._files.outer is not None:
+            self._shard.recover(self._files)
+        elif resumption is not None:
+            self._shard.resume(resumption)
         else:
-            self._workshop.remember(self._files.outer, self._files.merges)
+            self._shard.seed(self._evaluation.initial_parameters())
+        self._evaluation.measure_unigram()
         if past is not None:
             returning.reconnect(past, self._interpreter, timers, controller)
         threading.Thread(target=self._pump, name="pump", daemon=True).start()
@@ -157,7 +158,7 @@ class SynchroniserActor:
                 self._told = self._status(self._now())
             finally:
                 self._state.release()
-        view, trouble = self._told["view"], self._patience.trouble
+        view, trouble = self._told["view"], self._retrier.trouble
         return self._told | {"disk_trouble": trouble, "view": view | {"pause_reason": trouble or view["pause_reason"]}}
 
     def command(
@@ -180,7 +181,13 @@ class SynchroniserActor:
 
     def save_parameters(self) -> str:
         """Write Θ as it stands into the run folder, for the caller to read and remove; returns the file's name."""
-        return self._workshop.save_parameters(self._run_dir)
+        if not self._shard.seeded:
+            raise Conflict(detail=f"Job {self._job} has no parameters yet.", remedy="Ask again once it trains.")
+        parameters, versions = self._shard.parameters()
+        facts = {"job": self._job, "versions": ",".join(map(str, versions)), "spec": self._spec.model_dump_json()}
+        name = f"parameters-{uuid.uuid4().hex}.safetensors"
+        records.write_parameters(self._run_dir, parameters, facts, name)
+        return name
 
     def set_cordon(self, command: str, caller: str, node_group: str, cordoned: bool) -> None:
         """Put the cordoning of a node group, or its end, into the queue; its outcome appears as a command's."""
@@ -214,10 +221,10 @@ class SynchroniserActor:
     def _now(self) -> Instant:
         return time.monotonic() - self._zero
 
-    def _post(self, make: Make) -> int:
+    def _post(self, undated: Undated) -> int:
         """Stamp an event and queue it. The lock makes the order of stamps that of the queue, and of the records."""
         with self._entry:
-            self._queue.put(make(self._now()))
+            self._queue.put(undated(self._now()))
             self._posted += 1
             return self._posted
 
@@ -246,8 +253,8 @@ class SynchroniserActor:
             ending.crash(self._job, self._run_dir, error, close, lambda: self._status(self._now()))
 
     def _close(self) -> None:
-        self._patience.close()
-        self._syncing.close()
+        self._retrier.close()
+        self._tape_sync.close()
         self._interpreter.close()
 
     def _resolve(self, effect: f.ResolveCommand) -> None:
@@ -259,7 +266,7 @@ class SynchroniserActor:
         """Write the job's files, then let everything go, this actor included. A job that has ended is ended again."""
         if effect is not None:
             log.info("the job ends as %s: %s", effect.outcome, effect.reason)
-        self._patience.insist(TAPE_REFUSES, self._files.tape.close)
+        self._retrier.until_done(TAPE_REFUSES, self._files.tape.close)
         if records.ended_as(self._run_dir, self._job):
             self._close()
             ending.let_go(self._job)
@@ -282,7 +289,7 @@ class SynchroniserActor:
     def _left(self, what: str, work: Callable[[], None]) -> str:
         """``work`` is done, once a full disk has room again; else why it could not be: no reason to call the job failed."""
         try:
-            self._patience.insist(RUN_FOLDER_REFUSES, lambda: only_full(work))
+            self._retrier.until_done(RUN_FOLDER_REFUSES, lambda: only_full(work))
         except Exception as error:
             log.exception("%s could not be written", what)
             return f"{what} could not be written ({type(error).__name__}: {first_line(error)})"
@@ -294,8 +301,9 @@ class SynchroniserActor:
         facts = {"job": self._job, "outcome": outcome.value, "spec": self._spec.model_dump_json()}
         if self._files.outer is not None:  # it ended in an earlier life
             records.write_parameters(self._run_dir, self._files.outer.parameters(), facts)
-        elif self._workshop.seeded:
-            records.write_parameters(self._run_dir, self._workshop.parameters(), facts)
+        elif self._shard.seeded:
+            parameters, _ = self._shard.parameters()
+            records.write_parameters(self._run_dir, parameters, facts)
 
     def _leave_report(self) -> None:
         with self._state:
@@ -304,7 +312,7 @@ class SynchroniserActor:
 
     def _report(self) -> dict[str, Any]:
         facts = {"job_id": self._job, "name": self._spec.name, "started_at": self._started_at}
-        facts["loss_unigram"] = self._workshop.unigram_loss
+        facts["loss_unigram"] = self._evaluation.unigram_loss
         return report.build(self._policy, self._goodput, self._statistics, facts)
 
     def _incarnation_of(self, island: IslandId) -> Incarnation:
@@ -324,6 +332,6 @@ class SynchroniserActor:
             "statistics": statistics,
             "loss_curve": statistics["loss_curve"],
             "commands": {name: dict(noted) for name, noted in self._commands.items()},
-            "unigram_loss": self._workshop.unigram_loss,
-            "fragment_parameters": self._workshop.fragment_parameters(),
+            "unigram_loss": self._evaluation.unigram_loss,
+            "fragment_parameters": self._shard.fragment_parameters(),
         }

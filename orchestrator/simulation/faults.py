@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import CommandId, Dose, NodeGroupId
-from orchestrator.core.weather import LinkFault
+from orchestrator.core.effects import FinishJob
+from orchestrator.core.vocabulary import CommandId, Dose, JobPolicy, NodeGroupId
+from orchestrator.impairment import LinkFault
 from orchestrator.simulation.host import Host
-from orchestrator.simulation.plan import Fault, FaultKind
-
-if TYPE_CHECKING:
-    from orchestrator.simulation.world import World
+from orchestrator.simulation.links import Links
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
+from orchestrator.simulation.surroundings import Clock, Listener, Processes
 
 _OPERATOR = "operator"
 
 
-def strike(world: World, fault: Fault) -> None:
+class Surroundings(Clock, Listener, Processes, Protocol):
+    """What a fault may strike."""
+
+    policy: JobPolicy
+    plan: WorldPlan
+    finished: FinishJob | None
+
+    @property
+    def links(self) -> Links: ...
+
+
+def strike(world: Surroundings, fault: Fault) -> None:
     """Do what the fault says, to whichever process of the island is the latest."""
     if world.finished is not None:
         return
@@ -53,14 +64,14 @@ def strike(world: World, fault: Fault) -> None:
         case FaultKind.SLOW | FaultKind.CORRUPT | FaultKind.DELAY | FaultKind.DROP:
             if host is not None:
                 dose = Dose(fault.duration, fault.bytes_per_second, fault.count)
-                host.weather.strike(LinkFault(fault.kind.value), dose, world.now)
+                host.impairment.inject(LinkFault(fault.kind.value), dose, world.now)
 
 
-def _node_group(world: World, fault: Fault) -> NodeGroupId:
+def _node_group(world: Surroundings, fault: Fault) -> NodeGroupId:
     return next(plan.node_group for plan in world.policy.islands if plan.island == fault.island)
 
 
-def _silence(world: World, host: Host, fault: Fault) -> None:
+def _silence(world: Surroundings, host: Host, fault: Fault) -> None:
     """Nothing gets through for a while; after ``silence_s`` of that the connection counts as lost."""
     until = world.now + fault.duration
     if fault.kind is FaultKind.FREEZE:

@@ -2,22 +2,19 @@
 
 Responsible for: writing what ``tape.schema.encode_record`` would write for the same event and effects, to the letter,
 without making them (a test and every replay compare). Refuses to decide anything, and to touch a disk: lines go to a sink in
-blocks, ``tape.storage.TapeWriter`` or ``DigestSink`` here.
+blocks (``tape.storage.TapeWriter``).
 
 A record comes to about 120 bytes; making the messages and encoding them would cost several times as much as these lines.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from orchestrator.core.vocabulary import Instant
 from orchestrator.elastic.jobs import AWAIT, GROW, NOTHING, RESTART, SHRINK, STALLS
-from orchestrator.elastic.messages import DuringStall
-from orchestrator.errors import ConfigurationError, DataError
-from orchestrator.simulation.distributions import parse
-from orchestrator.simulation.fleet import DISTRIBUTIONS, FleetPlan, Scavenged, System
-from orchestrator.tape.schema import Digest, FleetHeader, Footer, encode_footer, encode_header
+from orchestrator.simulation.fleet import FleetPlan
+from orchestrator.tape.schema import FleetHeader
 
 _BLOCK_MASK = 8192 - 1
 """Records per block, less one; a power of two, less one."""
@@ -32,48 +29,6 @@ class LineSink(Protocol):
 
 def fleet_header(plan: FleetPlan, seed: int) -> FleetHeader:
     return FleetHeader(f"fleet-{plan.system}-{seed}", plan.policy(), plan.plain(), seed)
-
-
-def plan_of(header: FleetHeader) -> FleetPlan:
-    """The plan in a tape's header, to be simulated again. Raises DataError when this build cannot read it."""
-    given: dict[str, Any] = dict(header.plan)
-    try:
-        for name in DISTRIBUTIONS:
-            given[name] = parse(given[name])
-        given["system"], given["during_stall"] = System(given["system"]), DuringStall(given["during_stall"])
-        given["step_factors"] = tuple(given["step_factors"])
-        given["scavenged"] = tuple(Scavenged(**extra) for extra in given["scavenged"])
-        return FleetPlan(**given)
-    except (KeyError, TypeError, ValueError, ConfigurationError) as error:
-        raise DataError(detail=f"the fleet plan in the tape's header cannot be read: {error!r}.") from error
-
-
-class DigestSink:
-    """Keeps the digest that a written tape would have, and no lines."""
-
-    def __init__(self, header: FleetHeader) -> None:
-        self.digest = Digest()
-        self.digest.add(encode_header(header))
-        self.count = 0
-
-    def append_lines(self, lines: bytes, count: int) -> None:
-        self.digest.add_all(lines)
-        self.count = count
-
-
-class TextSink(DigestSink):
-    """Keeps the whole tape as text, for tests and small fleets."""
-
-    def __init__(self, header: FleetHeader) -> None:
-        super().__init__(header)
-        self._parts = [encode_header(header) + "\n"]
-
-    def append_lines(self, lines: bytes, count: int) -> None:
-        super().append_lines(lines, count)
-        self._parts.append(lines.decode())
-
-    def sealed(self) -> str:
-        return "".join(self._parts) + encode_footer(Footer(self.count, self.digest.hex())) + "\n"
 
 
 class FleetTape:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from orchestrator.core.messages import Letter
 from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandId, Version
-from orchestrator.core.weather import Weather
+from orchestrator.impairment import LinkImpairment
 from orchestrator.simulation.island import SimulatedIsland
 
 
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Host:
-    """``weather`` is its link's, but for cuts, which hold calls back as a freeze does: ``cut_until`` and ``frozen_until``
+    """``impairment`` is its link's, but for cuts, which hold calls back as a freeze does: ``cut_until`` and ``frozen_until``
     lie in the past while all is well, and ``waiting`` are calls held back by either.
 
     ``began_at`` is when the present step began, ``step_s`` what it takes, ``owed`` the time in it that the island stood
@@ -49,7 +49,7 @@ class Host:
     held_at: Instant | None = None
     owed: Duration = 0.0
     reported_at: Instant = 0.0
-    weather: Weather = field(default_factory=Weather)
+    impairment: LinkImpairment = field(default_factory=LinkImpairment)
     pieces: dict[FragmentId, Piece] = field(default_factory=dict)
     outbox: deque[Letter] = field(default_factory=deque)
     waiting: list[Callable[[], None]] = field(default_factory=list)

@@ -9,29 +9,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, Letter, Offer, Ready
-from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, RefusalReason, Version
-from orchestrator.core.weather import LinkFault
+from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason, Version
+from orchestrator.impairment import LinkFault
 from orchestrator.simulation.host import Host, Piece
 from orchestrator.simulation.island import SimulatedIsland
-
-if TYPE_CHECKING:
-    from orchestrator.simulation.world import World
+from orchestrator.simulation.stepping import Stepping
+from orchestrator.simulation.surroundings import Clock, Listener, Odds, Processes
 
 OVERTAKEN_S = (0.05, 0.5)
 EXPLOSION = 1e6
 """How many times further away than usual an exploded island is."""
 
 
+class Surroundings(Clock, Odds, Listener, Processes, Protocol):
+    """What lies at both ends of the links."""
+
+    policy: JobPolicy
+    stepping: Stepping
+
+    def delivered(self, host: Host, effect: f.PublishFragment) -> None:
+        """A published version has arrived in the island's mailbox."""
+
+
 class Links:
     """All links of one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Surroundings) -> None:
         self._world = world
 
     def carry(self, host: Host) -> None:
@@ -45,8 +54,8 @@ class Links:
         takes = world.draw(world.plan.pull_s if isinstance(letter, Offer) else world.plan.letter_s)
         if isinstance(letter, Offer):
             takes += world.stepping.carriage(host.process.island)
-            if host.weather.slow(world.now) and host.process.holds(letter):
-                takes += host.weather.carriage_s(world.plan.payload_bytes, world.now)
+            if host.impairment.slow(world.now) and host.process.holds(letter):
+                takes += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
                 under_way = True
         world.while_alive(takes, partial(self._arrive, host, letter, under_way, host.process.island))
 
@@ -64,7 +73,7 @@ class Links:
             world.delivered(host, effect)
 
         takes = world.draw(world.plan.delivery_s) + world.stepping.carriage(host.process.island)
-        takes += host.weather.carriage_s(world.plan.payload_bytes, world.now)
+        takes += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
         call = world.addressed(host, deliver)
         world.later(takes, lambda: world.reach(host, call))
 
@@ -158,13 +167,13 @@ class Links:
         if not isinstance(letter, Offer):
             self._tell(host, letter)
         elif under_way or host.process.holds(letter):
-            fate = host.weather.fate() if world.now < world.plan.calm_at else None
-            if fate is not None and fate.kind is LinkFault.DELAY:
+            fault = host.impairment.payload_fault() if world.now < world.plan.calm_at else None
+            if fault is not None and fault.kind is LinkFault.DELAY:
                 host.carrying = True  # no letter overtakes it
-                world.while_alive(fate.late, lambda: self._come_late(host, letter))
+                world.while_alive(fault.late, lambda: self._come_late(host, letter))
                 return
-            if fate is None or fate.kind is not LinkFault.DROP:
-                self._take(host, letter, self._found(host, spoilt=fate is not None))
+            if fault is None or fault.kind is not LinkFault.DROP:
+                self._take(host, letter, self._found(host, spoilt=fault is not None))
         self.carry(host)
 
     def _come_late(self, host: Host, offer: Offer) -> None:

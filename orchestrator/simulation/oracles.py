@@ -118,11 +118,6 @@ def running(plan: FleetPlan) -> float:
     )
 
 
-def uptime(plan: FleetPlan) -> float:
-    """The part of time in which at least one of M independent learners runs: 1 − (1 − u)^M."""
-    return float(1.0 - (1.0 - running(plan)) ** plan.learner_count)
-
-
 def duration_for(plan: FleetPlan, stderr: float) -> Duration:
     """How long to simulate so that goodput's standard error is about ``stderr``.
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Ready
-from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy
+from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
+from orchestrator.simulation.links import Links
+from orchestrator.simulation.surroundings import Clock, Listener, Odds, Processes
 
-if TYPE_CHECKING:
-    from orchestrator.simulation.world import World
+
+class Surroundings(Clock, Odds, Listener, Processes, Protocol):
+    """Where processes are made and ended."""
+
+    policy: JobPolicy
+    tokens_per_step: dict[IslandId, int]
+
+    @property
+    def links(self) -> Links: ...
+
+    def host_of(self, process: SimulatedIsland) -> Host: ...
+
+    def answer(self, host: Host, event: e.Event) -> None:
+        """Tell the synchroniser what came of placing."""
 
 
-def place(world: World, effect: f.PlaceIsland) -> None:
+def place(world: Surroundings, effect: f.PlaceIsland) -> None:
     """A process is made, after a while, or there is no room for it; or a standby's is taken."""
     if effect.standby is not None:
         _take(world, effect, effect.standby)
@@ -48,7 +63,7 @@ def place(world: World, effect: f.PlaceIsland) -> None:
     world.later(world.draw(world.plan.place_s) if life.place_s is None else life.place_s, answer)
 
 
-def _take(world: World, effect: f.PlaceIsland, standby: tuple[IslandId, Incarnation]) -> None:
+def _take(world: Surroundings, effect: f.PlaceIsland, standby: tuple[IslandId, Incarnation]) -> None:
     """The process has its new name at once, and answers to it once it can be reached; what the standby wrote is lost."""
     host = world.hosts[effect.island, effect.incarnation] = world.hosts.pop(standby)
     host.process.island, host.process.incarnation = effect.island, effect.incarnation
@@ -71,7 +86,7 @@ def _take(world: World, effect: f.PlaceIsland, standby: tuple[IslandId, Incarnat
     world.later(takes, (lambda: world.reach(host, answer)) if alive else gone)
 
 
-def end(world: World, effect: f.KillIsland | f.StopIsland) -> None:
+def end(world: Surroundings, effect: f.KillIsland | f.StopIsland) -> None:
     """The process is ended once it can be reached; only of one that was killed is its end heard."""
     host = world.hosts.get((effect.island, effect.incarnation))
     if host is None:

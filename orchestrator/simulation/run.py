@@ -10,36 +10,19 @@ on the capacities that the fleet level found for ``decoupled``. Refuses to know:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
-from orchestrator.core.vocabulary import Duration
-from orchestrator.plain import finite
 from orchestrator.simulation import bandwidth, run_protocol
 from orchestrator.simulation.fleet import Cause, FleetOutcome, FleetPlan, System
 from orchestrator.simulation.fleet_tape import FleetTape, fleet_header
 from orchestrator.simulation.fleet_world import FleetWorld
+from orchestrator.simulation.result import OpenTape, Progress, Simulated
 from orchestrator.simulation.spec import SimulationSpec
-from orchestrator.tape.schema import FleetHeader, Header, Record
 
 FLEET_PART = 0.25
 """Of the progress bar, when the protocol level comes after."""
-Progress = Callable[[float, str], None]
-
-
-class TapeSink(Protocol):
-    """A tape that is being written (``tape.storage.TapeWriter``)."""
-
-    def append(self, record: Record) -> None: ...
-
-    def append_lines(self, lines: bytes, count: int) -> None: ...
-
-
-OpenTape = Callable[[str, Header | FleetHeader], TapeSink]
-"""Called once for each of ``tape_names``, with its header."""
-
-
 PROTOCOL_TAPE = "decoupled-protocol"
 
 
@@ -48,30 +31,6 @@ def tape_names(spec: SimulationSpec) -> tuple[str, ...]:
     if spec.world is not None:
         return ("world",)
     return spec.systems if spec.level == "fleet" else (PROTOCOL_TAPE,)
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """``rows`` are plain data, one for each system and level, in the order of the specification."""
-
-    spec: SimulationSpec
-    rows: tuple[Mapping[str, Any], ...]
-    simulated_s: Duration
-    partial: bool = False
-    notes: tuple[str, ...] = ()
-
-    def plain(self) -> dict[str, Any]:
-        about = {"name": self.spec.name, "seed": self.spec.seed, "duration_s": self.spec.duration}
-        told: dict[str, Any] = finite(
-            {
-                **about,
-                "simulated_s": self.simulated_s,
-                "partial": self.partial,
-                "systems": self.rows,
-                "notes": self.notes,
-            }
-        )
-        return told
 
 
 def simulate(

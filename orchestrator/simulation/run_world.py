@@ -6,24 +6,17 @@ Refuses to know: how the world was fitted, and files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.simulation import worldfile
+from orchestrator.simulation.result import OpenTape, Progress, Simulated
+from orchestrator.simulation.spec import SimulationSpec
 from orchestrator.simulation.world import World
 from orchestrator.tape.schema import Header
 
-if TYPE_CHECKING:
-    from orchestrator.simulation.run import OpenTape, Simulated
-    from orchestrator.simulation.spec import SimulationSpec
 
-
-def simulate_world(
-    spec: SimulationSpec, on_progress: Callable[[float, str], None], open_tape: OpenTape | None
-) -> Simulated:
+def simulate_world(spec: SimulationSpec, on_progress: Progress, open_tape: OpenTape | None) -> Simulated:
     """The job to its end, or for the specification's duration, or up to Ctrl-C."""
-    from orchestrator.simulation.run import Simulated
-
     fitted = worldfile.parse(spec.world or {})
     until = min(spec.duration, fitted.until)
     world = World(fitted.policy, fitted.plan, spec.seed, checked=False)

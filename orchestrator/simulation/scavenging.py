@@ -98,11 +98,6 @@ def with_all_reduce(simulated: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     return found
 
 
-def closed_form(extra: float) -> float:
-    """s + (1 − s)/(1 + x): without failures."""
-    return ARRIVES + (1.0 - ARRIVES) / (1.0 + extra)
-
-
 def wall_clock(system: System, extra: float, pattern: str, budget: float, seed: int) -> Instant:
     """When ``budget`` slice-seconds are done."""
     visits = _visits(extra, pattern)

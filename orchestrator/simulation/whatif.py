@@ -130,14 +130,6 @@ class WhatIf:
         yield Progress(name, 1.0)
 
 
-def what_if(tape: Tape, changes: Mapping[str, str], seed: int = 0) -> WhatIf:
-    """The whole question, worked out. Raises as ``WhatIf``."""
-    question = WhatIf(tape, changes, seed)
-    for _ in question.run():
-        pass
-    return question
-
-
 _FIGURES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("goodput", "ratio", ("goodput_ratio",)),
     ("uptime", "ratio", ("uptime_ratio",)),

@@ -1,27 +1,36 @@
 """Where the simulated world merges and evaluates: Θ as versions and steps, without a tensor.
 
-As ``runtime.workshop`` does live. A merge of bytes that are not held is our own bug, and is said at once. An evaluation that
+As ``runtime.shard_worker`` and ``runtime.evaluation`` do live.
+
+A merge of bytes that are not held is our own bug, and is said at once. An evaluation that
 is under way when the islands stop stepping is done sooner, where the plan knows how long one takes then.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import JobPhase, Version
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.vocabulary import JobPhase, JobPolicy, PayloadId, Version
 from orchestrator.errors import InternalError
+from orchestrator.simulation.surroundings import Clock, Listener, Odds
 
-if TYPE_CHECKING:
-    from orchestrator.simulation.world import World
+
+class Surroundings(Clock, Odds, Listener, Protocol):
+    """What merging asks of the world: ``held`` are the payloads whose bytes are there."""
+
+    policy: JobPolicy
+    core: Synchroniser
+    held: set[PayloadId]
 
 
 class Workshop:
     """``outer[p]`` is fragment p's version, and the highest logical step in it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Surroundings) -> None:
         self._world = world
         self._evaluating: int | None = None
         self._hurried = False

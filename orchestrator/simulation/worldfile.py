@@ -5,8 +5,8 @@
       policy       the core's settings                islands   speeds, recorded starts, paces, capacities
       faults       who, what, when, how long          latencies, chances, and what else the world is like
 
-``load(dump(world)) == world``. Beside ``world`` stand ``name``, ``duration`` and the like, so that the file is also what
-``atoll simulate`` takes. Every problem of a file is reported at once, with its remedy. Refuses to know: disks.
+What is written reads back as the same world. Beside ``world`` stand ``name``, ``duration`` and the like, so that the file is
+also what ``atoll simulate`` takes. Every problem of a file is reported at once, with its remedy. Refuses to know: disks.
 """
 
 from __future__ import annotations
@@ -108,17 +108,8 @@ def _island(world: FittedWorld, n: int) -> dict[str, Any]:
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load(text: str) -> FittedWorld:
-    """The world of a file's text. Raises InvalidJobSpec with every problem at once, each with its remedy."""
-    document = documents.read_yaml(text, documents.FILE, "the world")
-    if not isinstance(document, dict) or not isinstance(document.get("world"), dict):
-        problem = Problem("world", "is missing.", "Give a file that `atoll tape fit` wrote.")
-        raise InvalidJobSpec(detail=DETAIL, problems=(problem,))
-    return parse(document["world"])
-
-
 def parse(data: Mapping[str, Any]) -> FittedWorld:
-    """The world of what stands under ``world``. Raises as ``load``."""
+    """The world of what stands under ``world``. Raises InvalidJobSpec with every problem at once, each with its remedy."""
     try:
         part = WorldPart.model_validate(dict(data))
     except ValidationError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
@@ -26,6 +26,9 @@ class Core(Protocol):
     def handle(self, event: Event) -> tuple[Effect, ...]: ...
 
 
+CoreT = TypeVar("CoreT", bound=Core)
+
+
 class Fold(Protocol):
     """Something that learns from every step and decides nothing."""
 
@@ -38,10 +41,10 @@ class Sink(Protocol):
     def append(self, record: Record) -> None: ...
 
 
-class Driver:
+class Driver(Generic[CoreT]):
     """Steps one core. ``count`` steps have been taken, those of an earlier process included."""
 
-    def __init__(self, core: Core, folds: Iterable[Fold], sink: Sink, count: int = 0) -> None:
+    def __init__(self, core: CoreT, folds: Iterable[Fold], sink: Sink, count: int = 0) -> None:
         self.core = core
         self.folds = tuple(folds)
         self.sink = sink

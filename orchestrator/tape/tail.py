@@ -21,7 +21,7 @@ def was_synced(before: Iterable[Record], after: Iterable[str]) -> bool:
     """Whether the lines ``after`` a damaged one prove that it was durable, knowing the records ``before`` it.
 
     A merge is told only once the tape is durable up to its decision (``journal.storage``), and after an epoch began nothing
-    is done until that is durable (``runtime.patience``). With durability async the first is no proof, and taken for one.
+    is done until that is durable (``host.retry``). With durability async the first is no proof, and taken for one.
     """
     decided_before = {(x.fragment, x.version) for r in before for x in r.effects if isinstance(x, MergeFragment)}
     began = False

@@ -27,9 +27,9 @@ from orchestrator.accounting import report
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Dose
 from orchestrator.errors import InfrastructureError, NotFound
+from orchestrator.host.records import write_parameters
 from orchestrator.logbook import island_logbook, service_logbook
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime.records import write_parameters
 from orchestrator.tape.schema import Digest, Footer, Header, decode_header, encode_footer, encode_header, encode_record
 from tests.api.world import GROUPS, World
 

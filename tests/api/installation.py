@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import yaml
 
 from api.client import Client
 from api.installation.home import Home
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTROL = "tests.api.clockwork:connect"
@@ -39,7 +38,7 @@ class Installation:
     def atoll(self, *arguments: str, code: int | None = 0) -> str:
         """What the command printed. Its exit code is checked unless it is None, and that no traceback is shown."""
         done = subprocess.run(
-            self.command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment()
+            self.command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, env=environment()
         )
         said = done.stdout + done.stderr
         assert code in (None, done.returncode), said
@@ -60,7 +59,7 @@ class Installation:
         address, token = self.home.address(), self.home.token() if token is None else token
         assert address is not None
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=address.url, timeout=20, headers=headers)
+        return httpx.Client(base_url=address.url, timeout=PATIENCE_S, headers=headers)
 
     def spec(self, steps: int = 20_000, **changes: Any) -> dict[str, Any]:
         """A synthetic job of four islands; 20 steps take a second, 20,000 outlast any test. Hundreds of them fit."""
@@ -87,12 +86,3 @@ def interruptible() -> None:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
-    """What ``condition`` answers once that is true; fails after the time."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "this did not become true in time"
-        time.sleep(0.05)
-    return found

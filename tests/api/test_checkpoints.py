@@ -19,8 +19,9 @@ from api.client import Client
 from orchestrator.config import parse_job
 from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.roots import AllowedRoots
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
 from tests.checkpoints.making import make
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.installation import ROOT, Installation, environment, interruptible, wait_until
+from tests.api.installation import ROOT, Installation, environment, interruptible
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def test_the_main_path_by_hand(warm: Installation) -> None:
@@ -68,7 +69,7 @@ def test_interrupting_a_watch_leaves_the_job_running(warm: Installation) -> None
     assert watching.stdout is not None
     assert "tokens" in watching.stdout.readline()
     watching.send_signal(signal.SIGINT)
-    _, said = watching.communicate(timeout=20)
+    _, said = watching.communicate(timeout=PATIENCE_S)
     assert watching.returncode == 130
     assert f"the job goes on; come back with `atoll watch {job}`" in said
     assert json.loads(warm.atoll("status", job, "--json"))["state"] == "running"
@@ -117,7 +118,7 @@ def test_replay_tells_an_identical_tape_from_a_changed_one(warm: Installation) -
     warm.atoll("submit", warm.spec_file(steps=10), "--watch")
     run = warm.runs / "latest"
     replay = [sys.executable, "-m", "api.cli", "replay"]
-    same = subprocess.run([*replay, str(run)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    same = subprocess.run([*replay, str(run)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert same.returncode == 0
     assert "identical" in same.stdout
 
@@ -126,11 +127,13 @@ def test_replay_tells_an_identical_tape_from_a_changed_one(warm: Installation) -
     lines[placed] = lines[placed].replace("the job starts", "the job begins")
     changed = run / "changed.jsonl"
     changed.write_text("\n".join([header, *lines[:-1]]) + "\n")
-    other = subprocess.run([*replay, str(changed)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    other = subprocess.run([*replay, str(changed)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert other.returncode == 1
     assert "this build decides" in other.stdout
 
-    torn = subprocess.run([*replay, str(run / "spec.yaml")], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    torn = subprocess.run(
+        [*replay, str(run / "spec.yaml")], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert torn.returncode in (1, 2)
     assert "Traceback" not in torn.stderr
 
@@ -146,10 +149,10 @@ def test_the_command_line_starts_light(module: str, more: set[str]) -> None:
 def test_compare_hands_every_baseline_on() -> None:
     known = ["--baseline", "diloco", "--baseline"]
     command = [sys.executable, "-m", "api.cli", "compare", "no-such-file.yaml", *known]
-    refused = subprocess.run([*command, "sgd"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    refused = subprocess.run([*command, "sgd"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert refused.returncode == 2
     assert "'sgd'" in refused.stderr
-    missing = subprocess.run([*command, "data-parallel"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    missing = subprocess.run([*command, "data-parallel"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert missing.returncode != 0
     assert "no-such-file.yaml" in missing.stderr
 
@@ -182,7 +185,9 @@ def test_a_shell_completes_the_names_that_the_service_knows(warm: Installation) 
             "COMP_CWORD": str(len(words)),
         }
         atoll = [str(Path(sys.executable).with_name("atoll"))]
-        done = subprocess.run(atoll, capture_output=True, text=True, timeout=60, env=environment() | line, cwd=ROOT)
+        done = subprocess.run(
+            atoll, capture_output=True, text=True, timeout=PATIENCE_S, env=environment() | line, cwd=ROOT
+        )
         assert done.stderr == ""
         return done.stdout.split()
 

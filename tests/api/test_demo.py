@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from tests.api.installation import CONTROL, ROOT, Installation, environment, interruptible
+from tests.waiting import PATIENCE_S
 
 SCRIPT = """
 import sys
@@ -42,7 +43,7 @@ def start_demo(cold: Installation, steps: int) -> subprocess.Popen[str]:
 
 def test_the_demo_kills_an_island_a_third_in_and_ends_with_its_report(cold: Installation) -> None:
     demo = start_demo(cold, steps=400)
-    said = demo.communicate(timeout=90)[0]
+    said = demo.communicate(timeout=PATIENCE_S)[0]
     assert demo.returncode == 0, said
     assert not cold.home.running()
     report = json.loads((cold.runs / "latest" / "report.json").read_text())
@@ -62,7 +63,7 @@ def test_an_interrupted_demo_ends_what_it_started(cold: Installation) -> None:
             break
     assert cold.home.running()
     demo.send_signal(signal.SIGINT)
-    said = demo.communicate(timeout=60)[0]
+    said = demo.communicate(timeout=PATIENCE_S)[0]
     assert demo.returncode == 130, said
     assert not cold.home.running()
 
@@ -70,7 +71,7 @@ def test_an_interrupted_demo_ends_what_it_started(cold: Installation) -> None:
 def test_a_second_demo_in_the_same_home_starts_nothing_and_ends_nothing(cold: Installation) -> None:
     with cold.home.locked_for_change("demo"):
         second = start_demo(cold, steps=400)
-        said = second.communicate(timeout=60)[0]
+        said = second.communicate(timeout=PATIENCE_S)[0]
     assert second.returncode != 0
     assert "`atoll demo`" in said
     assert "is at work in" in said

@@ -22,9 +22,10 @@ from api.schemas import Job
 from api.storage.store import Store
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError
 from tests.api.clockwork import Clockwork, connect
-from tests.api.installation import ROOT, Installation, wait_until
+from tests.api.installation import ROOT, Installation
 from tests.api.test_restart import kill_service
 from tests.api.world import GROUPS
+from tests.waiting import PATIENCE_S, wait_until
 
 LARGE = [{"node_group": "asia", "cpus": 3}]
 SMALL = [{"node_group": "europe", "cpus": 0.5}]
@@ -149,7 +150,7 @@ def test_the_command_line_shows_who_waits_and_why_and_a_watch_goes_on_by_itself(
     assert watching.stdout is not None
     assert "queued as number 1" in watching.stdout.readline()
     cold.atoll("cancel", first)
-    rest = watching.communicate(timeout=40)[0]
+    rest = watching.communicate(timeout=PATIENCE_S)[0]
     assert watching.returncode == 0, rest
     assert "completed" in rest
 

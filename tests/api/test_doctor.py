@@ -21,6 +21,7 @@ from orchestrator.runtime.leftovers import census
 from orchestrator.runtime.settings import CLUSTER_MARKER, TOKEN_VARIABLE
 from tests.api.clocks import a_service
 from tests.api.installation import ROOT, environment
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,12 @@ def test_the_command_prints_the_same_and_ends_with_1_if_something_is_wrong(tmp_p
     command = [sys.executable, "-m", "api.cli", "doctor", "--home", str(tmp_path)]
     with a_service(ahead_s=-3600) as url:
         done = subprocess.run(
-            [*command, "--url", url, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=120, env=environment()
+            [*command, "--url", url, "--json"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env=environment(),
         )
     assert done.returncode == 1, done.stderr
     found = {finding["check"]: finding for finding in json.loads(done.stdout)}
@@ -82,7 +88,7 @@ def marked(tmp_path: Path) -> Iterator[tuple[int, Path]]:
     while psutil.Process(process.pid).environ().get(CLUSTER_MARKER) is None:
         assert process.poll() is None
     yield process.pid, token
-    process.communicate(b"\n", timeout=20)
+    process.communicate(b"\n", timeout=PATIENCE_S)
 
 
 def test_processes_are_of_this_home_of_another_or_of_nobody(marked: tuple[int, Path], tmp_path: Path) -> None:
@@ -104,10 +110,12 @@ def test_a_lock_file_is_read_with_extras_and_markers() -> None:
 def test_the_shell_is_offered_completions(tmp_path: Path) -> None:
     atoll = Path(sys.executable).parent / "atoll"
     asked = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": "atoll chaos ", "COMP_CWORD": "2"}
-    done = subprocess.run([atoll], capture_output=True, text=True, timeout=60, env={**environment(), **asked})
+    done = subprocess.run([atoll], capture_output=True, text=True, timeout=PATIENCE_S, env={**environment(), **asked})
     assert {"run", "simulate", "kill", "stop", "continue", "list"} <= set(done.stdout.split())
     # The shell is named here: under CI there may be none above us to be recognised.
     home = {**environment(), "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    installed = subprocess.run([atoll, "--install-completion", "bash"], capture_output=True, timeout=60, env=home)
+    installed = subprocess.run(
+        [atoll, "--install-completion", "bash"], capture_output=True, timeout=PATIENCE_S, env=home
+    )
     assert installed.returncode == 0
     assert (tmp_path / ".bash_completions").is_dir()

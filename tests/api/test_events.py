@@ -32,7 +32,8 @@ from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
 from orchestrator.errors import InfrastructureError, NotFound, ServiceUnreachable, Unauthenticated
 from orchestrator.tape.storage import read_tape
-from tests.api.installation import ROOT, Installation, environment, interruptible, wait_until
+from tests.api.installation import ROOT, Installation, environment, interruptible
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +224,7 @@ def test_the_command_tells_every_record_and_after_ctrl_c_how_to_go_on(service: I
     assert following.stdout is not None
     assert "the job starts" in following.stdout.readline()
     following.send_signal(signal.SIGINT)
-    _, said = following.communicate(timeout=20)
+    _, said = following.communicate(timeout=PATIENCE_S)
     assert following.returncode == 130
     assert re.search(rf"atoll events {job} --follow --after \d+", said), said
     assert "Traceback" not in said

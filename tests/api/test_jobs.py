@@ -14,7 +14,8 @@ from api.jobs.service import Service
 from api.storage.store import Store
 from orchestrator.errors import Conflict, NotFound
 from tests.api.clockwork import Clockwork
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 
 def ended_job(service: Installation, client: Client, **changes: object) -> str:

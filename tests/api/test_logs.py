@@ -14,7 +14,8 @@ from api.client import Client
 from api.run.logs import LogReader
 from orchestrator.errors import NotFound
 from orchestrator.logbook import Logbook, island_logbook
-from tests.api.installation import ROOT, Installation, wait_until
+from tests.api.installation import ROOT, Installation
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def say(book: Logbook, *lines: str) -> None:
@@ -131,5 +132,5 @@ def test_a_followed_log_goes_on_into_the_next_incarnation_and_ends_with_the_job(
     assert [following.stdout.readline() for _ in range(3)] == ["\n", "==> asia, incarnation 2 <==\n", "back again\n"]
     client.cancel(job.job)
     wait_until(lambda: client.job(job.job).state.final)
-    assert following.wait(timeout=20) == 0
+    assert following.wait(timeout=PATIENCE_S) == 0
     following.stdout.close()

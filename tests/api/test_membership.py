@@ -7,7 +7,8 @@ import httpx
 from api.jobs.service import Service
 from api.storage.store import CordonRow, Store
 from tests.api.clockwork import connect
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 
 def state_of(http: httpx.Client, job: str, island: str) -> str:

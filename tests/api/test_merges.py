@@ -19,8 +19,9 @@ from orchestrator.core.vocabulary import CloseReason, RefusalReason
 from orchestrator.errors import DataError, NotFound
 from orchestrator.tape.schema import Header, Record
 from orchestrator.tape.storage import TapeWriter, read_tape
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
 from tests.core.story import Story, policy, the
+from tests.waiting import wait_until
 
 
 class Told(Story):

@@ -5,6 +5,7 @@ schemathesis reads the document, makes thousands of requests of it, valid and no
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,10 +21,12 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from api.openapi.examples import SHAPES, SPECIFICATION
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
-CASES_MIN = 2000
-EXAMPLES_PER_OPERATION = 90
+EXAMPLES_PER_OPERATION = int(os.environ.get("ATOLL_OPENAPI_EXAMPLES", "30"))
+"""``make soak`` wants 300."""
+OPERATIONS_MIN = 40
 SEED = 4
 
 
@@ -84,7 +87,7 @@ def test_a_path_of_several_methods_allows_them_all(http: httpx.Client) -> None:
     assert (refused.status_code, refused.headers["Allow"]) == (405, "GET, POST")
 
 
-def test_the_running_service_keeps_to_its_document_in_thousands_of_cases(service: Installation, tended: None) -> None:
+def test_the_running_service_keeps_to_its_document_in_very_many_cases(service: Installation, tended: None) -> None:
     with service.client() as client:
         job = client.submit(service.spec(steps=4)).job
         wait_until(lambda: client.job(job).report_ready)
@@ -101,7 +104,7 @@ def test_the_running_service_keeps_to_its_document_in_thousands_of_cases(service
                 if check.status is Status.FAILURE and (told := check.failure_info)
             ]
     assert not failures, f"{len(failures)} answers break the document:\n\n" + "\n\n".join(failures[:10])
-    assert cases.total() >= CASES_MIN, cases
+    assert cases.total() >= EXAMPLES_PER_OPERATION * OPERATIONS_MIN / 2, cases
 
 
 @pytest.fixture

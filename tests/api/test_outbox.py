@@ -21,7 +21,8 @@ from api.storage.store import CommandRow, Store
 from orchestrator.core.vocabulary import Dose
 from orchestrator.tape.storage import read_tape
 from tests.api.clockwork import Clockwork
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 
 class Desk:

@@ -19,8 +19,9 @@ from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import JobOutcome, JobPhase
 from orchestrator.errors import InfrastructureError
 from tests.api.clockwork import Clockwork
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
 from tests.checkpoints.making import make
+from tests.waiting import wait_until
 
 LARGE = [{"node_group": "asia", "cpus": 3}, {"node_group": "europe", "cpus": 0.5}]
 

@@ -11,7 +11,8 @@ import yaml
 from api.client import Client
 from api.installation.binding import is_loopback
 from orchestrator.errors import ConfigurationError, InfrastructureError, NotFound, RequestError, ServiceUnreachable
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 
 def problem(answer: httpx.Response, status: int) -> dict:

@@ -21,7 +21,8 @@ from orchestrator.config import parse_job
 from orchestrator.errors import InfrastructureError
 from orchestrator.runtime.clusterfile import ClusterFile
 from tests.api.clockwork import connect
-from tests.api.installation import CONTROL, ROOT, Installation, wait_until
+from tests.api.installation import CONTROL, ROOT, Installation
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def kill_service(installation: Installation) -> None:
@@ -57,7 +58,7 @@ def test_a_watch_outlives_a_restart_of_the_service(warm: Installation) -> None:
     watching.stdout.readline()
     kill_service(warm)
     warm.up()
-    rest = watching.communicate(timeout=90)[0]
+    rest = watching.communicate(timeout=PATIENCE_S)[0]
     assert watching.returncode == 0, rest
     assert "completed" in rest
 
@@ -193,7 +194,7 @@ def being_started(installation: Installation, job: str) -> Store:
 
 def test_a_home_has_one_service_and_stale_addresses_are_seen_through(warm: Installation) -> None:
     second = [sys.executable, "-m", "api.serve", "--home", str(warm.home.path), "--control", CONTROL]
-    refused = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    refused = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert refused.returncode == 2
     assert "runs already" in refused.stderr
 
@@ -217,7 +218,9 @@ def test_who_starts_or_ends_an_installation_is_alone_in_it(cold: Installation, w
 def test_the_service_refuses_to_listen_beyond_this_machine(cold: Installation) -> None:
     command = [sys.executable, "-m", "api.serve", "--home", str(cold.home.path), "--control", CONTROL]
     for host in ("0.0.0.0", "192.0.2.1", "example.org"):
-        refused = subprocess.run([*command, "--host", host], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        refused = subprocess.run(
+            [*command, "--host", host], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert refused.returncode == 2
         assert "--certificate" in refused.stderr
     assert not cold.home.path.exists()

@@ -20,7 +20,8 @@ from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_pol
 from orchestrator.simulation.world import World
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import TapeWriter, read_tape
-from tests.api.installation import ROOT, environment, interruptible, wait_until
+from tests.api.installation import ROOT, environment, interruptible
+from tests.waiting import PATIENCE_S, wait_until
 
 FLEET = {"chips": 100_000, "learners": 4, "mtbi_chip": "30d"}
 
@@ -138,9 +139,9 @@ def test_ctrl_c_prints_what_was_simulated_and_seals_the_tape(tmp_path: Path) -> 
         text=True,
         preexec_fn=interruptible,
     )
-    wait_until(lambda: out.exists() and out.stat().st_size > 10_000, timeout_s=60.0)
+    wait_until(lambda: out.exists() and out.stat().st_size > 10_000)
     running.send_signal(signal.SIGINT)
-    printed, said = running.communicate(timeout=120)
+    printed, said = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130, said
     assert "interrupted" in said
     result = json.loads(printed)
@@ -188,7 +189,7 @@ def test_train_tape_hands_everything_on(tape: Path) -> None:
     command = _command(
         "train-tape", tape, "--config", "no-such-file.yaml", "--baseline", "no-failures", "--seeds", "2", "--json"
     )
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2, done.stderr
     assert "no-such-file.yaml" in done.stderr
     assert "Traceback" not in done.stderr

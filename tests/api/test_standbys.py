@@ -7,7 +7,8 @@ import httpx
 from api.jobs.fleet import fleet_problems
 from orchestrator.config import parse_job
 from tests.api.clockwork import GROUPS
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 ISLANDS = [{"node_group": "us-east", "standby": 1}, {"node_group": "asia"}]
 

@@ -19,8 +19,9 @@ from api.auth.tokens import Tokens
 from api.storage.store import AlreadyKnown, Base, CommandRow, JobRow, Store
 from api.storage.upgrade import url_of
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
-from tests.api.installation import CONTROL, Installation, wait_until
+from tests.api.installation import CONTROL, Installation
 from tests.postgresql import PostgreSQL, a_server
+from tests.waiting import wait_until
 
 OLD_TABLES = """
 CREATE TABLE jobs (

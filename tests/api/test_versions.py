@@ -12,7 +12,8 @@ from api.jobs.control import StatusRecord
 from api.jobs.looks import FRESH_S, STALE_MAX_S, Looks
 from api.storage.store import JobRow
 from orchestrator.errors import InfrastructureError
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 
 def test_an_answer_that_did_not_change_is_not_sent_again(http: httpx.Client, service: Installation) -> None:

@@ -16,7 +16,8 @@ import pytest
 from api.client import Client
 from api.terminal.looker import Looker
 from orchestrator.errors import ServiceUnreachable
-from tests.api.installation import ROOT, Installation, environment, interruptible, wait_until
+from tests.api.installation import ROOT, Installation, environment, interruptible
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @contextlib.contextmanager
@@ -40,7 +41,7 @@ def watching(service: Installation, *arguments: str, stdout: Any = subprocess.PI
 def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Ctrl-C: the exit code, and what it had to say about it."""
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=PATIENCE_S)
     return process.returncode, said
 
 
@@ -73,7 +74,7 @@ def test_for_programs_a_list_is_a_line_for_each_change(service: Installation, cl
         client.cancel(job)
         *_, last = process.stdout.read().splitlines()
         assert {island["state"] for island in json.loads(last)} == {"stopped"}
-        assert process.wait(timeout=20) == 0, "islands are watched to the end of their job"
+        assert process.wait(timeout=PATIENCE_S) == 0, "islands are watched to the end of their job"
 
 
 def test_a_list_of_jobs_goes_on_with_what_is_submitted_later(service: Installation, client: Client, job: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from api.installation.home import Home
 from tests.api.installation import CONTROL, ROOT
+from tests.waiting import PATIENCE_S
 
 BUILD = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
 
@@ -33,7 +34,7 @@ class Installed:
 
     @staticmethod
     def _checked(command: list[str], **how: object) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, **how)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **how)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -14,7 +14,8 @@ import pytest
 from api.auth.roles import Role
 from tests.api.installation import Installation
 from tests.attack.ports import CONTROL
-from tests.attack.wire import Wire, eventually, log_of, process_of
+from tests.attack.wire import Wire, log_of, process_of
+from tests.waiting import PATIENCE_S, wait_until
 
 HUGE = 300 << 20
 
@@ -80,7 +81,7 @@ def test_a_stranger_is_refused_before_the_body_and_knows_what_becomes_of_the_con
     wire = Wire(troubled).ask("POST", "/v1/jobs", "wrong", b"{" * 10, Content_Length="60000")
     status, headers, _ = wire.answer()
     assert (status, headers["connection"]) == (401, "close")
-    eventually(wire.is_closed)
+    wait_until(wire.is_closed)
     wire.close()
     wire = Wire(troubled).ask("POST", "/v1/jobs", "wrong", Content_Length="60000", Expect="100-continue")
     assert wire.answer()[0] == 401, "and it was not told to go on"
@@ -117,7 +118,9 @@ def test_a_body_that_is_long_to_read_holds_up_nobody(troubled: Installation) -> 
     def submit() -> None:
         with troubled.http() as http:
             began = time.monotonic()
-            answer = http.post("/v1/jobs", content=body, headers={"Content-Type": "application/yaml"}, timeout=300)
+            answer = http.post(
+                "/v1/jobs", content=body, headers={"Content-Type": "application/yaml"}, timeout=PATIENCE_S
+            )
             took_s.append(time.monotonic() - began)
             statuses.append(answer.status_code)
 
@@ -127,7 +130,7 @@ def test_a_body_that_is_long_to_read_holds_up_nobody(troubled: Installation) -> 
     with troubled.http("") as http:
         while thread.is_alive():
             began = time.monotonic()
-            assert http.get("/healthz", timeout=300).status_code == 200
+            assert http.get("/healthz", timeout=PATIENCE_S).status_code == 200
             waited_s.append(time.monotonic() - began)
     thread.join()
     assert statuses == [422]

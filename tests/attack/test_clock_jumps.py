@@ -22,10 +22,11 @@ from api.auth.tokens import REMEMBERED_S, Tokens
 from api.client import Client
 from api.clocks import SET_MIN_S, Ages, ClockWatch, TimeOfDay
 from api.storage.store import Store
-from orchestrator.runtime.job_clock import elapsed
+from orchestrator.host.job_clock import elapsed
 from orchestrator.runtime.processes import signal_seen
-from tests.api.installation import CONTROL, ROOT, Installation, environment, wait_until
+from tests.api.installation import CONTROL, ROOT, Installation, environment
 from tests.attack.settable_clock import SettableClock
+from tests.waiting import PATIENCE_S, wait_until
 
 HOURS_S = 5 * 3600
 
@@ -172,11 +173,11 @@ def installation(tmp_path: Path, clock: SettableClock) -> Iterator[Installation]
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_until(lambda: process.poll() is None and there.home.address() and answers(there), timeout_s=120)
+        wait_until(lambda: process.poll() is None and there.home.address() and answers(there))
         yield there
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(PATIENCE_S)
 
 
 def answers(installation: Installation) -> bool:
@@ -271,11 +272,11 @@ def test_a_warden_knows_a_process_again_after_the_clock_was_set(clock: SettableC
         assert not signal_seen(process.pid, seen_at - 60, signal.SIGKILL), "another process had this id then"
         assert process.poll() is None
         assert signal_seen(process.pid, seen_at, signal.SIGKILL)
-        assert process.wait(20) == -9
+        assert process.wait(PATIENCE_S) == -9
         assert not signal_seen(process.pid, seen_at, signal.SIGKILL), "nobody has this id"
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(PATIENCE_S)
 
 
 def test_an_island_says_when_it_was_seen_by_the_clock_that_a_warden_goes_by() -> None:

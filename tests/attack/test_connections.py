@@ -16,7 +16,8 @@ import pytest
 
 from api.http.connections import CONNECTIONS_MAX, limits_of, network_of
 from tests.api.installation import CONTROL, ROOT, Installation
-from tests.attack.wire import Wire, eventually, log_of, process_of
+from tests.attack.wire import Wire, log_of, process_of
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -90,13 +91,13 @@ def test_whoever_gets_nowhere_is_let_go(service: Installation) -> None:
             gone[name] = gone.get(name, False) or wire.is_closed()
         return all(gone.get(name) for name in ("silent", "half", "used", "trickling"))
 
-    eventually(all_gone)
+    wait_until(all_gone)
     status, headers, body = slow_body.answer()
     assert (status, headers["connection"]) == (408, "close")
     assert b"was not here within" in body
     ports = {wire.socket.getsockname()[1] for wire in (unread, endless_answers)}
     process = process_of(service)
-    eventually(lambda: not any(c.raddr and c.raddr.port in ports for c in process.net_connections("tcp")))
+    wait_until(lambda: not any(c.raddr and c.raddr.port in ports for c in process.net_connections("tcp")))
     assert is_well(service, "127.0.0.1")
     for wire in (silent, half, trickling, used, slow_body, unread, endless_answers):
         wire.close()
@@ -125,7 +126,7 @@ def test_what_is_no_http_is_answered_as_a_problem_and_the_connection_ends(servic
         status, headers, body = wire.answer()
         assert (status, headers["connection"], headers["content-type"]) == (400, "close", "application/problem+json")
         assert b"no traceback" not in body
-        eventually(wire.is_closed)
+        wait_until(wire.is_closed)
         wire.close()
 
 
@@ -177,7 +178,7 @@ def test_handshakes_without_end_keep_nobody_out_and_browsers_are_told_to_stay_wi
     assert address is not None
     port = httpx.URL(address.url).port or 0
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
-    answer = httpx.get(f"https://127.0.0.1:{port}/healthz", verify=False, timeout=60)
+    answer = httpx.get(f"https://127.0.0.1:{port}/healthz", verify=False, timeout=PATIENCE_S)
     assert answer.status_code == 200
     assert answer.headers["strict-transport-security"] == "max-age=31536000"
     assert process_of(cold).num_fds() < 400
@@ -191,6 +192,6 @@ def test_handshakes_without_end_keep_nobody_out_and_browsers_are_told_to_stay_wi
         except OSError:
             return True
 
-    eventually(lambda: all(map(is_over, silent)))
+    wait_until(lambda: all(map(is_over, silent)))
     for one in silent:
         one.close()

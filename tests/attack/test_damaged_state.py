@@ -20,7 +20,8 @@ from api.run.folder import Run
 from api.run.logs import Logbook, LogReader, newest
 from orchestrator.errors import NotFound
 from orchestrator.logbook import logbooks
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 ISLANDS = [{"node_group": "asia", "cpus": 0.01}, {"node_group": "europe", "cpus": 0.01}]
 SECRET = "the admin's token, or any other file of the service's user"

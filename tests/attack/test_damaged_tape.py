@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import AtollError, ConfigurationError, DataError
-from orchestrator.runtime.files import open_files
-from orchestrator.runtime.last_known import last_known
+from orchestrator.host.job_files import open_files
+from orchestrator.host.last_known import last_known
 from tests.journal.shell import Fate, spec
 from tests.journal.test_crash_points import run
 
@@ -94,7 +94,6 @@ BESIDE = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("damage", TAPES)
 def test_a_damaged_tape_beside_a_past_is_damage_and_no_beginning(folder: Path, damage: str, beside: str) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from orchestrator.environment import built, refuse_unset
 from orchestrator.errors import ConfigurationError
-from tests.api.installation import CONTROL, ROOT, Installation, wait_until
+from tests.api.installation import CONTROL, ROOT, Installation
+from tests.waiting import PATIENCE_S, wait_until
 
 SECRETS = {
     "ATOLL_TOKEN": "atoll_leaked",
@@ -72,7 +73,7 @@ def started(tmp_path: Path) -> Iterator[Installation]:
         cwd=ROOT,
         env={**os.environ, **SECRETS, **database},
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     yield installation
     installation.atoll("down")
@@ -83,8 +84,8 @@ def test_the_service_and_its_second_life_have_what_they_need(started: Installati
     assert leaked(first) == {"AWS_ACCESS_KEY_ID"}
     assert first.environ()["ATOLL_DATABASE"].endswith("other.sqlite")
     again = [sys.executable, "-m", "api.installation.second_life", str(started.home.path)]
-    subprocess.run(again, cwd=ROOT, env={**os.environ, **SECRETS}, check=True, timeout=60)
-    wait_until(lambda: answering(started, not_by=first.pid), 60.0)
+    subprocess.run(again, cwd=ROOT, env={**os.environ, **SECRETS}, check=True, timeout=PATIENCE_S)
+    wait_until(lambda: answering(started, not_by=first.pid))
     assert leaked(service_of(started)) == {"AWS_ACCESS_KEY_ID"}
     assert (tmp_path / "other.sqlite").stat().st_mode & 0o077 == 0
 
@@ -126,7 +127,7 @@ def test_the_same_goes_for_the_service_by_hand(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "api.serve", "--home", str(tmp_path), "--control", CONTROL]
     url = "postgresql://a:hunter2@db/x"
     done = subprocess.run(
-        [*command, "--database", url], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [*command, "--database", url], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 2
     assert "ATOLL_DATABASE" in done.stderr

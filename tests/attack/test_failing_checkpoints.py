@@ -15,11 +15,11 @@ import pytest
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.core.saving import CheckpointFailed, CheckpointRequested, CheckpointTaken
 from orchestrator.errors import InfrastructureError
+from orchestrator.host import snapshot_writer
+from orchestrator.host.checkpoint_writer import CheckpointWriter
+from orchestrator.host.records import ended_as, write_report, write_status
+from orchestrator.host.retry import Retrier, only_full
 from orchestrator.roots import Allowed
-from orchestrator.runtime import snapshots
-from orchestrator.runtime.checkpoints import Checkpoints
-from orchestrator.runtime.patience import Patience, only_full
-from orchestrator.runtime.records import ended_as, write_report, write_status
 from orchestrator.tape.storage import read_tape
 from tests.journal.lives import Lives
 from tests.journal.shell import Fate
@@ -83,7 +83,7 @@ def asked(lives: Lives, name: str) -> list[Any]:
 def test_whatever_a_checkpoint_fails_of_the_job_trains_on_and_says_why(tmp_path: Path, at: str) -> None:
     lives = Lives(tmp_path, Fate())
     lives.step(8)
-    real: Checkpoints = lives.shell.saver._real
+    real: CheckpointWriter = lives.shell.saver._real
     sound, broken = real.root, [True]
     for count, error in enumerate(ERRORS, start=1):
         real.root = Failing(sound._there, error, at, broken)
@@ -104,7 +104,7 @@ def test_what_cannot_be_removed_takes_room_and_no_more(tmp_path: Path, at: str) 
     lives = Lives(tmp_path, Fate())
     lives.step(8)
     asked(lives, "first")
-    real: Checkpoints = lives.shell.saver._real
+    real: CheckpointWriter = lives.shell.saver._real
     real.root = Failing(real.root._there, ValueError("odd"), at, [True])
     lives.step(3)
     lives.adopt()
@@ -126,7 +126,7 @@ def test_a_folder_that_vanished_costs_the_checkpoint_that_was_being_taken(tmp_pa
 def test_a_folder_that_can_never_be_used_is_no_reason_not_to_come_back(tmp_path: Path) -> None:
     """A job that began where a protocol was to be had, and is started again where it is not."""
     lives = Lives(tmp_path, Fate())
-    real: Checkpoints = lives.shell.saver._real
+    real: CheckpointWriter = lives.shell.saver._real
     real._root, real._url = None, "nosuchprotocol://nowhere/x"
     assert isinstance(asked(lives, "c")[-1], CheckpointFailed)
 
@@ -138,7 +138,7 @@ def test_a_snapshot_that_cannot_be_made_is_only_a_pity(
     def fail(*_: Any) -> bytes:
         raise error
 
-    monkeypatch.setattr(snapshots, "encode", fail)
+    monkeypatch.setattr(snapshot_writer, "encode", fail)
     lives = Lives(tmp_path, Fate(), durability={"snapshot_every_records": 5})
     lives.step(6)
     assert not (tmp_path / "snapshot").exists()
@@ -153,15 +153,15 @@ def test_a_full_disk_is_waited_for_and_others_are_told() -> None:
         if len(tries) < 3:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    patience = Patience(retry_s=0.0)
-    patience.insist("it", lambda: only_full(full))
+    retrier = Retrier(retry_s=0.0)
+    retrier.until_done("it", lambda: only_full(full))
     assert len(tries) == 3
 
     def refused() -> None:
         raise IsADirectoryError(errno.EISDIR, "Is a directory")
 
     with pytest.raises(InfrastructureError, match="Is a directory"):
-        patience.insist("it", lambda: only_full(refused))
+        retrier.until_done("it", lambda: only_full(refused))
 
 
 def test_the_end_is_written_over_whatever_lies_in_the_way(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import httpx
 import numpy as np
 import pytest
 
-from orchestrator.runtime.records import write_parameters
-from tests.api.installation import CONTROL, Installation, wait_until
+from orchestrator.host.records import write_parameters
+from tests.api.installation import CONTROL, Installation
 from tests.programs import missing, required
+from tests.waiting import wait_until
 
 ISLANDS = [{"node_group": "asia", "cpus": 0.01}]
 

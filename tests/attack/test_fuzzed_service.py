@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from api.http.bodies import BODY_BYTES_MAX
 from orchestrator.config import JobSpec
-from tests.api.installation import ROOT, Installation, wait_until
+from tests.api.installation import ROOT, Installation
+from tests.waiting import PATIENCE_S, wait_until
 
 EXAMPLES = int(os.environ.get("ATOLL_FUZZ_EXAMPLES", "60"))
 CPU_MAX_S = 1.0
@@ -107,7 +108,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     address = installation.home.address()
     assert address is not None
     process = psutil.Process(address.pid)
-    connection = http.client.HTTPConnection(address.url.removeprefix("http://"), timeout=120)
+    connection = http.client.HTTPConnection(address.url.removeprefix("http://"), timeout=PATIENCE_S)
     found = Target(installation, process, installation.home.token(), connection, 0)
     islands = [{"node_group": "asia", "cpus": 0.01}]  # clockwork works each look out from the beginning: keep it cheap
     for steps in (1, 20_000):

@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 from api.storage.store import JobRow, Store
 from orchestrator.config import parse_job
 from tests.api.installation import CONTROL, Installation
-from tests.attack.wire import eventually, process_of
+from tests.attack.wire import process_of
+from tests.waiting import PATIENCE_S, wait_until
 
 FEW, MANY = 10, 1000
 ROUNDS = 15
@@ -40,8 +41,8 @@ def cpu_s(installation: Installation) -> float:
 
 def cost_s(installation: Installation, http: httpx.Client) -> dict[str, float]:
     """CPU seconds of the service for a few submissions, lists, cancellations and removals."""
-    eventually(lambda: http.get("/v1/jobs", params={"state": "running"}).json()["jobs"])
-    eventually(lambda: http.get("/v1/jobs", params={"limit": 1}).json()["jobs"][0]["reason"].startswith("behind"))
+    wait_until(lambda: http.get("/v1/jobs", params={"state": "running"}).json()["jobs"])
+    wait_until(lambda: http.get("/v1/jobs", params={"limit": 1}).json()["jobs"][0]["reason"].startswith("behind"))
     idle = cpu_s(installation)
     time.sleep(4.0)
     idle_per_s = (cpu_s(installation) - idle) / 4.0
@@ -79,7 +80,7 @@ def test_one_more_job_costs_the_same_whether_ten_or_a_thousand_wait(tmp_path: Pa
             with installation.http() as http:
                 costs.append(cost_s(installation, http))
                 if count == MANY:
-                    page = http.get("/v1/jobs", params={"limit": 1000}, timeout=300).json()["jobs"]
+                    page = http.get("/v1/jobs", params={"limit": 1000}, timeout=PATIENCE_S).json()["jobs"]
                     places = [job["queue_position"] for job in page if job["state"] == "queued"]
                     assert places == sorted(places, reverse=True)
                     assert places[-1] >= 1
@@ -102,7 +103,7 @@ def test_a_queued_row_that_is_damaged_fails_alone_and_the_next_one_starts(tmp_pa
             def states() -> list[str]:
                 return [row.state for row in reversed(store.jobs())]
 
-            eventually(lambda: states()[:3] == ["failed", "failed", "running"])
+            wait_until(lambda: states()[:3] == ["failed", "failed", "running"])
             assert "stored specification cannot be used" in store.jobs()[-1].reason
             assert states()[3] == "queued"
             assert client.job("trial-00002").state == "running"

@@ -29,7 +29,8 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.homes import PREFIX, is_own, leave_marks
 from orchestrator.runtime.leftovers import census
 from orchestrator.runtime.settings import CLUSTER_MARKER, NODE_MARKER, TOKEN_VARIABLE
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import PATIENCE_S, wait_until
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "emptied": lambda path: path.write_bytes(b""),
@@ -109,9 +110,9 @@ def test_the_port_stays_after_the_heads_death_and_after_a_start_that_failed(cold
     assert before is not None
     switch.touch()
     ended = subprocess.Popen(cold.command("up", "--runs", str(cold.runs), "--control", "tests.api.clockwork:connect"))
-    wait_until(lambda: not psutil.pid_exists(before.pid), 60.0)
+    wait_until(lambda: not psutil.pid_exists(before.pid))
     switch.unlink()
-    assert ended.wait(60) == 0
+    assert ended.wait(PATIENCE_S) == 0
     assert port_of(cold) == port
     cold.atoll("down")
     failed = cold.atoll("up", "--runs", str(cold.runs), "--control", "no.such:thing", code=1)
@@ -196,7 +197,7 @@ def test_up_refuses_a_lost_store_before_it_starts_anything_and_goes_on_where_tol
     assert "atoll up --new-store" in said
     assert "starting the service" not in said
     serve = [sys.executable, "-m", "api.serve", "--home", str(installation.home.path)]
-    done = subprocess.run([*serve, *options[3:]], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*serve, *options[3:]], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, "Traceback" in done.stderr, "is empty" in done.stderr) == (1, False, True)
     try:
         assert "what was there is" in installation.atoll(*options, "--new-store")

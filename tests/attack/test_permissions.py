@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.installation import CONTROL, ROOT, Installation, wait_until
+from tests.api.installation import CONTROL, ROOT, Installation
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -28,10 +29,10 @@ def test_home_and_runs_are_nobody_elses_to_read(installation: Installation, umas
     installation.home.path.mkdir(mode=0o777, parents=True)
     installation.home.path.chmod(0o755)  # as an earlier build left it
     options = ["--runs", str(installation.runs), "--control", CONTROL]
-    subprocess.run(installation.command("up", *options), cwd=ROOT, umask=umask, check=True, timeout=120)
+    subprocess.run(installation.command("up", *options), cwd=ROOT, umask=umask, check=True, timeout=PATIENCE_S)
     with installation.client() as client:
         job = client.submit(installation.spec(steps=4)).job
-        wait_until(lambda: client.job(job).state.final, 60.0)
+        wait_until(lambda: client.job(job).state.final)
         client.report(job)
     assert (installation.runs / job / "tape.jsonl").exists()
     assert open_to_others(installation.home.path) == []

@@ -15,8 +15,9 @@ import pytest
 
 from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.errors import InfrastructureError
-from tests.api.installation import CONTROL, Installation, wait_until
+from tests.api.installation import CONTROL, Installation
 from tests.postgresql import PostgreSQL, a_server
+from tests.waiting import wait_until
 
 READS = ("/v1/whoami", "/v1/jobs", "/v1/jobs/latest", "/v1/audit", "/readyz", "/metrics")
 
@@ -79,7 +80,7 @@ def assert_all_refused(http: httpx.Client, job: str) -> None:
 
 
 def assert_all_well(http: httpx.Client, job: str) -> None:
-    wait_until(lambda: http.get("/readyz").status_code == 200, timeout_s=60)
+    wait_until(lambda: http.get("/readyz").status_code == 200)
     expected = dict.fromkeys(READS, 200) | {"submit": 201, "kill": 202, "token": 201, "nobody": 401}
     assert statuses(http, job) == expected
 
@@ -105,7 +106,7 @@ def test_while_postgresql_is_silent_nobody_waits_for_ever_and_many_wait_no_longe
     with patient(service) as http, patient(service) as other, ThreadPoolExecutor(60) as pool:
         assert_all_well(http, job)
         with postgres.silent():
-            wait_until(lambda: http.get("/v1/whoami").status_code == 503, timeout_s=60)
+            wait_until(lambda: http.get("/v1/whoami").status_code == 503)
             asked = [pool.submit(lambda: other.get("/v1/whoami").status_code) for _ in range(120)]
             assert {one.result(60) for one in asked} == {503}
             assert_all_refused(http, job)
@@ -124,9 +125,7 @@ def test_a_table_that_somebody_locks_is_told_and_waited_for_by_one(
         assert_all_well(http, job)
         with engine.connect() as connection:
             connection.execute(text("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"))
-            answer = wait_until(
-                lambda: found if (found := http.get("/v1/jobs")).status_code == 503 else None, timeout_s=60
-            )
+            answer = wait_until(lambda: found if (found := http.get("/v1/jobs")).status_code == 503 else None)
             assert "statement timeout" in answer.json()["detail"]
             assert http.get("/readyz").status_code == 503
             connection.rollback()
@@ -150,20 +149,20 @@ def test_what_was_asked_in_the_instant_of_its_death_is_there_once_or_not_at_all(
 
         with ThreadPoolExecutor(6) as pool:
             asked = [pool.submit(ask, key) for key in keys]
-            wait_until(lambda: any(one.done() for one in asked), timeout_s=60)
+            wait_until(lambda: any(one.done() for one in asked))
             postgres.kill()
             first = [one.result(120) for one in asked]
         postgres.start()
         assert {status for both in first for status in both} <= {201, 202, 503}
-        wait_until(lambda: http.get("/readyz").status_code == 200, timeout_s=60)
+        wait_until(lambda: http.get("/readyz").status_code == 200)
         assert [ask(key) for key in keys] == [(201, 202)] * len(keys)
         after = {row["job"] for row in http.get("/v1/jobs", params={"limit": 500}).json()["jobs"]}
         assert len(after - before) == len(keys), "each key made one job"
-        wait_until(lambda: all_settled(http, after - before), timeout_s=120)
+        wait_until(lambda: all_settled(http, after - before))
         commands = http.get(f"/v1/jobs/{job}/commands").json()["commands"]
         kills = [command for command in commands if command["island"] == "europe"]
         assert len(kills) == len(keys), "each key made one command"
-        assert wait_until(lambda: all(c["state"] != "undelivered" for c in kills_of(http, job)), timeout_s=60)
+        assert wait_until(lambda: all(c["state"] != "undelivered" for c in kills_of(http, job)))
 
 
 def kills_of(http: httpx.Client, job: str) -> list[dict[str, Any]]:
@@ -187,14 +186,14 @@ def test_a_job_that_was_being_started_when_the_store_failed_is_started_when_it_i
         with ThreadPoolExecutor(1) as pool:
             key = {"Idempotency-Key": f"slow-{time.monotonic_ns()}"}
             asked = pool.submit(http.post, "/v1/jobs", json=service.spec(name="slow", steps=20), headers=key)
-            wait_until(lambda: (service.home.path / "clockwork" / "starting").exists(), timeout_s=60)
+            wait_until(lambda: (service.home.path / "clockwork" / "starting").exists())
             postgres.kill()
             slow.unlink()
             assert asked.result(60).status_code == 503
         postgres.start()
-        wait_until(lambda: http.get("/readyz").status_code == 200, timeout_s=60)
+        wait_until(lambda: http.get("/readyz").status_code == 200)
         found = wait_until(lambda: http.get("/v1/jobs", params={"name": "slow"}).json()["jobs"])
-        wait_until(lambda: stored_state(service, found[0]["job"]) in ("running", "completed"), timeout_s=60)
+        wait_until(lambda: stored_state(service, found[0]["job"]) in ("running", "completed"))
         assert len(http.get("/v1/jobs", params={"name": "slow"}).json()["jobs"]) == 1
 
 
@@ -209,9 +208,9 @@ def test_the_log_tells_an_outage_in_lines_and_not_in_tracebacks(
         assert_all_well(http, job)
         before = service.home.log.stat().st_size
         postgres.kill()
-        wait_until(lambda: "the thread tending: it waits" in said_since(service, before), timeout_s=60)
+        wait_until(lambda: "the thread tending: it waits" in said_since(service, before))
         postgres.start()
-        wait_until(lambda: "the thread tending: it works again" in said_since(service, before), timeout_s=60)
+        wait_until(lambda: "the thread tending: it works again" in said_since(service, before))
         assert "Traceback" not in said_since(service, before)
 
 

@@ -20,7 +20,8 @@ from orchestrator.threads import BoundedThreads
 from tests.api.installation import Installation
 from tests.attack.ports import CONTROL
 from tests.attack.routes import app, routes_of
-from tests.attack.wire import Wire, eventually, process_of
+from tests.attack.wire import Wire, process_of
+from tests.waiting import PATIENCE_S, wait_until
 
 ON_THE_LOOP = {"/", "/web/{digest}/{name}", "/healthz", "/readyz", "/v1/whoami", "/v1/jobs"}
 """Coroutines that wait for nothing, or see to their own threads. /v1/jobs is the submission."""
@@ -80,14 +81,14 @@ def test_with_a_dead_head_readiness_says_so_and_nobody_else_waits(troubled: Inst
             for prober in impatient:
                 prober.close()
             with ThreadPoolExecutor(24) as pool:
-                asking = [pool.submit(http.get, "/v1/node-groups", timeout=300) for _ in range(24)]
+                asking = [pool.submit(http.get, "/v1/node-groups", timeout=PATIENCE_S) for _ in range(24)]
                 for path in ("/v1/whoami", f"/v1/jobs/{job}", "/v1/jobs", "/metrics", f"/v1/jobs/{job}/merges"):
-                    assert http.get(path, timeout=300).status_code == 200, path
+                    assert http.get(path, timeout=PATIENCE_S).status_code == 200, path
                 assert not all(one.done() for one in asking), "all this was answered while they waited"
                 assert {one.result().status_code for one in asking} == {503}
             assert process_of(troubled).num_threads() < threads + 64
-        eventually(lambda: http.get("/readyz").status_code == 200)
-        eventually(lambda: http.get("/v1/node-groups").status_code == 200)
+        wait_until(lambda: http.get("/readyz").status_code == 200)
+        wait_until(lambda: http.get("/v1/node-groups").status_code == 200)
 
 
 def test_many_who_look_at_a_silent_job_hold_up_no_other_request(troubled: Installation) -> None:
@@ -99,22 +100,22 @@ def test_many_who_look_at_a_silent_job_hold_up_no_other_request(troubled: Instal
 
             def look() -> int:
                 with troubled.http() as viewer:
-                    return viewer.get(f"/v1/jobs/{silent}", timeout=300).status_code
+                    return viewer.get(f"/v1/jobs/{silent}", timeout=PATIENCE_S).status_code
 
             pending: list[int] = []
             looking = [pool.submit(look) for _ in range(60)]
             for _ in range(5):
                 for path in ("/v1/whoami", f"/v1/jobs/{healthy}", f"/v1/jobs/{healthy}/islands", "/v1/jobs", "/readyz"):
-                    assert http.get(path, timeout=300).status_code == 200, path
+                    assert http.get(path, timeout=PATIENCE_S).status_code == 200, path
                     pending.append(sum(not one.done() for one in looking))
             assert pending[0], "the first of all this was answered while they waited"
             answers.update(one.result() for one in looking)
             asked_at = time.monotonic()
-            again = http.get(f"/v1/jobs/{silent}", timeout=300)
+            again = http.get(f"/v1/jobs/{silent}", timeout=PATIENCE_S)
             assert again.status_code == 503
             assert time.monotonic() - asked_at < 10.0, "its silence is known, and is not waited for again"
         assert set(answers) == {503}
-        eventually(lambda: http.get(f"/v1/jobs/{silent}").status_code == 200)
+        wait_until(lambda: http.get(f"/v1/jobs/{silent}").status_code == 200)
 
 
 def test_commands_to_a_silent_job_take_a_part_of_the_threads_only(troubled: Installation) -> None:
@@ -122,9 +123,9 @@ def test_commands_to_a_silent_job_take_a_part_of_the_threads_only(troubled: Inst
         silent, healthy = (client.submit(troubled.spec()).job for _ in range(2))
         with switched(troubled, f"{silent}.silent"), ThreadPoolExecutor(40) as pool:
             path = f"/v1/jobs/{silent}/islands/asia/kill"
-            asked = [pool.submit(http.post, path, timeout=300) for _ in range(40)]
-            assert http.get(f"/v1/jobs/{healthy}", timeout=300).status_code == 200
-            assert http.post(f"/v1/jobs/{healthy}/islands/asia/kill", timeout=300).status_code == 202
+            asked = [pool.submit(http.post, path, timeout=PATIENCE_S) for _ in range(40)]
+            assert http.get(f"/v1/jobs/{healthy}", timeout=PATIENCE_S).status_code == 200
+            assert http.post(f"/v1/jobs/{healthy}/islands/asia/kill", timeout=PATIENCE_S).status_code == 202
             assert not all(one.done() for one in asked)
             assert {one.result().status_code for one in asked} <= {202, 503}
 
@@ -137,7 +138,7 @@ def test_many_who_want_the_parameters_have_the_job_write_them_once_and_leave_not
 
         def download() -> tuple[int, int]:
             with troubled.http() as http:
-                answer: httpx.Response = http.get(f"/v1/jobs/{job}/parameters", timeout=300)
+                answer: httpx.Response = http.get(f"/v1/jobs/{job}/parameters", timeout=PATIENCE_S)
                 return answer.status_code, len(answer.content)
 
         with ThreadPoolExecutor(12) as pool:
@@ -147,8 +148,8 @@ def test_many_who_want_the_parameters_have_the_job_write_them_once_and_leave_not
         assert count.read_text().count("one") <= 2, "not one for each of the twelve"
         assert not list((troubled.runs / job).glob("picture*"))
         process, folder = process_of(troubled), str(troubled.runs / job)
-        eventually(lambda: not any(file.startswith(folder) and "picture" in file for file in open_files(process.pid)))
-        eventually(lambda: not any("picture" in file for file in open_files(process.pid)))
+        wait_until(lambda: not any(file.startswith(folder) and "picture" in file for file in open_files(process.pid)))
+        wait_until(lambda: not any("picture" in file for file in open_files(process.pid)))
         time.sleep(0)
         with switched(troubled, "disk-is-full"), troubled.http() as http:
             answer = http.get(f"/v1/jobs/{job}/parameters")
@@ -175,7 +176,7 @@ def test_threads_that_hang_are_counted_and_nobody_waits_behind_them() -> None:
     with pytest.raises(InfrastructureError, match="All 3 threads"):
         threads.begin(gate.wait)
     gate.set()
-    eventually(lambda: _begins(threads))
+    wait_until(lambda: _begins(threads))
     with pytest.raises(ZeroDivisionError):
         threads.answer(lambda: 1 // 0, 60.0, "Arithmetic")
 

@@ -22,14 +22,16 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.errors import DataError
-from orchestrator.runtime.files import SNAPSHOT, open_files
-from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
+from orchestrator.host.job_files import SNAPSHOT, open_files
+from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape import storage
 from orchestrator.tape.promises import Promises
 from orchestrator.tape.schema import Mark
 from orchestrator.tape.snapshot import BYTES_MAX, Snapshot, _digest, decode, encode
 from orchestrator.tape.storage import TapeWriter, build, read_snapshot
+from tests.simulation.random_faults import random_faults
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 POLICY = sample_policy(3, quorum=2, steps=60)
@@ -129,7 +131,7 @@ def test_no_pickle_is_anything_but_refused_and_nothing_runs(tmp_path: Path, sche
         (folder / f"{number:02}").write_bytes(forged(pickled, schema=schema))
     (folder / "whole").write_bytes(forged(b"null"))
     script = [sys.executable, "-c", WITNESSED, str(folder)]
-    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     lines = done.stdout.splitlines()
     assert [line for line in lines if not line.startswith("REFUSED")] == []
     assert len(lines) == len(hostile)
@@ -271,7 +273,12 @@ def test_a_file_is_read_so_far_and_no_further(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 40)  # takes no room on the disk, and none in memory
     done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(path)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", MEASURED, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     length, kilobytes, cpu_s = map(float, done.stdout.split())
     assert length < 400

@@ -24,8 +24,9 @@ from api.installation.second_life import kill_and_start_again
 from orchestrator.checkpoints.sealed import seal
 from orchestrator.config import read_job_document
 from orchestrator.errors import DataError
-from tests.api.installation import CONTROL, Installation, wait_until
+from tests.api.installation import CONTROL, Installation
 from tests.checkpoints.making import make
+from tests.waiting import wait_until
 
 
 class Attackers(ThreadingHTTPServer):
@@ -249,9 +250,7 @@ def test_the_service_has_its_roots_in_its_second_life_and_a_job_of_other_roots_i
             assert answer.status_code == 409, answer.text
             assert "atoll up --checkpoints ROOT" in answer.text
             assert http.get(f"/v1/jobs/{plain}/checkpoints").json() == {"checkpoints": []}
-            failed = wait_until(
-                lambda: (told := http.get(f"/v1/jobs/{outside}").json())["state"] == "failed" and told, 60
-            )
+            failed = wait_until(lambda: (told := http.get(f"/v1/jobs/{outside}").json())["state"] == "failed" and told)
             assert "checkpoints.folder" in failed["reason"]
             assert "atoll up --checkpoints ROOT" in failed["reason"]
             assert wait_until(lambda: http.get(f"/v1/jobs/{plain}").json()["state"] == "running")

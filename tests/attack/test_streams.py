@@ -15,7 +15,8 @@ from api.auth.roles import Role
 from api.http.streams import SEATS_EACH, File, Stream
 from tests.api.installation import Installation
 from tests.attack.routes import routes_of
-from tests.attack.wire import Wire, eventually, process_of
+from tests.attack.wire import Wire, process_of
+from tests.waiting import wait_until
 
 LARGE_BYTES = 256 << 20
 """More than all buffers on the way hold."""
@@ -75,7 +76,7 @@ def test_no_stream_outlives_its_token(service: Installation, jobs: tuple[str, st
         return not any(one.raddr and one.raddr.port in ports for one in process.net_connections("tcp"))
 
     # A stream without a length ends well, and its connection may be used again, until it has been idle for a while.
-    eventually(are_over)
+    wait_until(are_over)
     for path in DOWNLOADS:
         assert received[path] < LARGE_BYTES // 2, f"{path} was cut, and not sent to its end"
     for wire in wires.values():
@@ -105,7 +106,7 @@ def test_a_viewer_takes_its_own_seats_only_and_what_does_not_follow_takes_none(
             assert answer.status_code == 200
             assert next(answer.iter_lines()).startswith("retry")
     with service.http(greedy) as http:
-        eventually(lambda: _status(http, paths[0]) == 200)
+        wait_until(lambda: _status(http, paths[0]) == 200)
 
 
 def _status(http: httpx.Client, path: str) -> int:

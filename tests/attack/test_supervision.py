@@ -25,7 +25,8 @@ from api.schemas import JobState
 from api.storage.store import CommandRow, Store
 from orchestrator.errors import InfrastructureError
 from tests.api.clockwork import Clockwork
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 ISLANDS = [{"node_group": "asia", "cpus": 0.01}, {"node_group": "europe", "cpus": 0.01}]
 RAISED = (

@@ -27,7 +27,8 @@ from rich.text import Text
 from api.terminal.screen import Screen
 from orchestrator import printable
 from orchestrator.logbook import write_printable
-from tests.api.installation import CONTROL, ROOT, Installation, wait_until
+from tests.api.installation import CONTROL, ROOT, Installation
+from tests.waiting import PATIENCE_S, wait_until
 
 HOSTILE = (
     "\x1b]0;PWNED\x07",  # the title
@@ -177,7 +178,7 @@ def on_a_terminal(command: list[str]) -> bytes:
     except OSError:
         pass  # Linux' way to say that nobody has it open any more
     os.close(ours)
-    process.wait(60)
+    process.wait(PATIENCE_S)
     return said
 
 
@@ -200,7 +201,7 @@ def test_the_audit_trail_shows_a_path_and_does_not_obey_it(installation: Install
 def test_a_log_is_shown_escaped_and_piped_as_it_is(installation: Installation) -> None:
     with installation.client() as client:
         job = client.submit(installation.spec()).job
-        wait_until(lambda: client.logs(job), 30.0)
+        wait_until(lambda: client.logs(job))
         island = next(log.source for log in client.logs(job) if log.source != "synchroniser")
     path = next((installation.runs / job / "logs" / "islands").glob(f"{island}-*.log"))
     with path.open("a") as log:
@@ -210,7 +211,7 @@ def test_a_log_is_shown_escaped_and_piped_as_it_is(installation: Installation) -
     assert b"\x1b]0;" not in drawn
     assert b"\x1b[2J" not in drawn
     piped = subprocess.run(
-        installation.command("logs", job, island), cwd=ROOT, capture_output=True, check=True, timeout=60
+        installation.command("logs", job, island), cwd=ROOT, capture_output=True, check=True, timeout=PATIENCE_S
     ).stdout
     assert b"\x1b]0;PWNED\x07\x1b[2Jlast words\n" in piped
 

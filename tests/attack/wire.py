@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 
 from tests.api.installation import Installation
-
-PATIENCE_S = 120.0
-"""For what comes in seconds on a machine that has time."""
+from tests.waiting import PATIENCE_S
 
 
 class Wire:
@@ -98,12 +93,3 @@ def process_of(service: Installation) -> psutil.Process:
 
 def log_of(service: Installation) -> str:
     return (service.home.path / "service.log").read_text()
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    """What ``condition`` answers once that is true. However slow the machine is."""
-    until = time.monotonic() + PATIENCE_S
-    while not (answer := condition()):
-        assert time.monotonic() < until, "this did not become true"
-        time.sleep(0.1)
-    return answer

@@ -18,9 +18,10 @@ from orchestrator.chaos.plan import parse
 from orchestrator.chaos.schedule import schedule
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, RequestError
-from tests.api.installation import ROOT, Installation, environment, interruptible, wait_until
+from tests.api.installation import ROOT, Installation, environment, interruptible
 from tests.chaos.plans import document
 from tests.chaos.strikes import struck, verdict_with_strikes
+from tests.waiting import PATIENCE_S, wait_until
 
 KILL_ASIA = {"kind": "kill", "target": {"name": "asia"}, "at": 0.5}
 
@@ -107,7 +108,7 @@ def test_ctrl_c_ends_the_plan_lets_stopped_islands_go_on_and_leaves_the_job(serv
     )
     wait_until(lambda: any(command.kind == "stop" for command in service.client().commands(job)))
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=20)
+    _, said = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130, said
     assert "asia may go on" in said
     assert [(c.kind, c.island, c.state) for c in service.client().commands(job)] == [
@@ -229,6 +230,6 @@ def test_shipped_plans_run_against_the_demo_in_the_simulator(name: str, tmp_path
 
 def _without_home(*arguments: str) -> str:
     command = [sys.executable, "-m", "api.cli", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment())
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, env=environment())
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -22,10 +22,11 @@ from api.storage.store import CommandRow, Store
 from orchestrator.chaos.conduct import LATE_MAX_S
 from orchestrator.errors import Conflict, InvalidJobSpec, NotFound
 from tests.api.clockwork import Clockwork
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
 from tests.api.test_restart import kill_service
 from tests.chaos.plans import document
 from tests.chaos.test_live import plan_file, records, submitted
+from tests.waiting import wait_until
 
 KILL_ASIA = {"kind": "kill", "target": {"name": "asia"}, "at": 0.5}
 LONG_STOP = {"kind": "stop", "target": {"name": "asia"}, "at": 0, "duration": 100}
@@ -33,7 +34,7 @@ NEVER = {"kind": "kill", "target": {"name": "europe"}, "at": 190}
 
 
 def settled(client: Client, job: str) -> Any:
-    return wait_until(lambda: (run := client.chaos_run(job)).ended_at is not None and run, timeout_s=60)
+    return wait_until(lambda: (run := client.chaos_run(job)).ended_at is not None and run)
 
 
 def test_a_started_plan_is_listed_followed_and_judged_by_the_jobs_report(service: Installation) -> None:

@@ -27,15 +27,14 @@ from orchestrator.core import events as e
 from orchestrator.core import invariants, saving
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
-from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Incarnation, IslandId, Version
+from orchestrator.core.vocabulary import NO_FIX, Fix, Incarnation, IslandId, Version
 from orchestrator.disk import Disk
-from orchestrator.journal.keeper import Keeper
-from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import OuterState
-from orchestrator.runtime.files import SNAPSHOT, open_files
-from orchestrator.runtime.patience import Patience, PatientSink
-from orchestrator.runtime.payloads import PayloadTable
-from orchestrator.runtime.snapshots import Snapshots
+from orchestrator.host.job_files import SNAPSHOT, open_files
+from orchestrator.host.retry import Retrier, RetryingSink
+from orchestrator.host.snapshot_writer import SnapshotWriter
+from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
+from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.shard import ParameterShard
 from orchestrator.simulation.disk import SimulatedDisk
 from orchestrator.tape.driver import Driver
 from tests.journal.disks import Died
@@ -128,19 +127,19 @@ class Shell:
         (self.goodput,) = self.files.folds
         past = self.files.past
         self.core = self.files.core
-        self.sink = PatientSink(self.files.tape, Patience(retry_s=0.0), self.files.journal.settle)
+        self.sink = RetryingSink(self.files.tape, Retrier(retry_s=0.0), self.files.journal.settle)
         self.driver = Driver(self.core, (self.files.promises, self.goodput), self, past.count if past else 0)
         every = job.synchroniser.durability.snapshot_every_records
-        self.snapshots = Snapshots(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
+        self.snapshots = SnapshotWriter(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
         self.now = past.at if past else 0.0
-        self.payloads = PayloadTable()
-        self.keeper: Keeper | None = None
+        self.shard = ParameterShard(self.files.journal, self.files.epoch, self._retry)
         self.published: dict[int, bytes] = {}
         self.read = dict.fromkeys(islands, 0)
         self.unsynced: dict[str, list[tuple[int, int]]] = {name: [] for name in islands}
         self.saver = Saver(self, folder)
         if self.files.outer is not None:
-            self._holds(self.files.outer)
+            recovered = self.shard.recover(self.files.outer, self.files.merges)
+            self.published = {publication.fragment: publication.payload for publication in recovered}
 
     def begin(self) -> None:
         """Tell what comes first in this life."""
@@ -174,8 +173,8 @@ class Shell:
             case f.PlaceIsland(island, incarnation):
                 self.tell(e.IslandPlaced, island, incarnation, "node", 1)
             case f.BeginCatchUp(island, _, None, cursor):
-                assert self.keeper is not None
-                self.islands[island].load(self.keeper.outer.parameters(), self.keeper.outer.versions, cursor)
+                versions = [state.version for state, _ in self.shard.states().values()]
+                self.islands[island].load(self.shard.parameters(), versions, cursor)
             case f.StartTraining(island):
                 self.islands[island].trains = True
                 self.islands[island].loop.start(effect.fix)
@@ -184,7 +183,7 @@ class Shell:
             case f.PublishFragment():
                 self._publish(effect)
             case f.ReleasePayload(payload):
-                self.payloads.release(payload)
+                self.shard.release(payload)
             case (
                 saving.BeginCheckpoint() | saving.SealCheckpoint() | saving.DropCheckpoint() | saving.RestoreFragments()
             ):
@@ -227,28 +226,25 @@ class Shell:
         if arrays is None:
             return
         contribution = contribution_of(offer, name, 1)
-        self.payloads.hold(contribution.payload, arrays)
+        self.shard.hold(contribution.payload, arrays)
         self.reached("after pull")
         self.tell(e.ContributionArrived, contribution)
 
     def _merge(self, order: f.MergeFragment) -> None:
-        assert self.keeper is not None
         self.reached("before merge")
-        made = self.keeper.merge(order, [(self.payloads.get(i.payload), i.weight) for i in order.inputs])
+        merged = self.shard.merge(order)
         self.reached("after keep")
-        self.published[order.fragment], self.saver.steps[order.fragment] = made.payload, order.step
-        facts = made.facts
+        self.published[order.fragment] = merged.publication.payload
+        facts = merged.facts
         self.tell(e.MergeCompleted, order.fragment, order.version, facts.digest, 0.0, facts.base_digest)
 
     def _publish(self, effect: f.PublishFragment) -> None:
-        assert self.keeper is not None
         self.reached("before publish")
-        state = self.keeper.outer.state(effect.fragment)
-        if state.version == effect.version:
+        if self.shard.state(effect.fragment).version == effect.version:
             for to in effect.recipients:
                 island = self.islands[to.island]
                 island.correspondence.heed(self.files.epoch)
-                payload = wire.decode(self.published[effect.fragment])
+                payload = wire_format.decode(self.published[effect.fragment])
                 terms = (effect.version, effect.step, payload, to.merged_offer, effect.fix)
                 island.loop.deliver(effect.fragment, *terms)
         self.reached("after publish")
@@ -257,19 +253,13 @@ class Shell:
         trainer = next(iter(self.islands.values())).trainer
         names = fragment_map.build(dict.fromkeys(trainer.tensor_shapes(), 1), FRAGMENTS)
         outer = OuterState(trainer.initial_parameters(), names, "radial", outer_optimizer.create("nesterov", 0.7, 0.9))
-        keeper = self._holds(outer)
-        for fragment in map(FragmentId, range(FRAGMENTS)):
-            self.saver.steps[fragment] = keeper.begin(fragment, self.files.epoch).facts.step
-        self.tell(e.OuterStateSeeded, 210, wire.digest(outer.parameters()))
+        seeded = self.shard.seed(outer, {})
+        self.published = {new.publication.fragment: new.publication.payload for new in seeded}
+        self.tell(e.OuterStateSeeded, 210, tensors.digest(outer.parameters()))
 
-    def _holds(self, outer: OuterState) -> Keeper:
-        self.keeper = Keeper(outer, self.files.journal, self._insist)
-        self.published = {p: wire.encode(outer.state(FragmentId(p)).parameters) for p in range(FRAGMENTS)}
-        return self.keeper
-
-    def _insist(self, what: str, work: Callable[[], None]) -> None:
+    def _retry(self, what: str, work: Callable[[], None]) -> None:
         self.reached("after merge")
-        Patience(retry_s=0.0).insist(what, work)
+        Retrier(retry_s=0.0).until_done(what, work)
 
 
 class Fate:

@@ -11,12 +11,12 @@ from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase
 from orchestrator.disk import Disk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
-from orchestrator.journal.keeper import Keeper
-from orchestrator.journal.storage import Journal
-from orchestrator.merge import outer_optimizer
-from orchestrator.merge.outer_state import OuterState
-from orchestrator.runtime.files import JobFiles, open_files
-from orchestrator.runtime.patience import Patience
+from orchestrator.host.job_files import JobFiles, open_files
+from orchestrator.host.retry import Retrier
+from orchestrator.parameters import outer_optimizer
+from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journaled_store import JournaledStore
+from orchestrator.parameters.outer_state import OuterState
 from orchestrator.tape.schema import with_checksum, without_checksum
 from tests.journal.disks import FaultyDisk
 from tests.journal.shell import Fate, spec
@@ -48,7 +48,7 @@ def test_a_job_that_ran_is_remembered_with_its_parameters_and_a_new_epoch(tmp_pa
     assert files.epoch == 2
     assert [type(make(9.0)) for make in files.first_events] == [e.SynchroniserRestarted]
     assert files.outer is not None
-    assert files.outer.versions == before.shell.keeper.outer.versions
+    assert files.outer.versions == tuple(state.version for state, _ in before.shell.shard.states().values())
     assert [facts.version for facts in files.merges] == list(files.outer.versions)
 
 
@@ -107,39 +107,39 @@ def test_a_build_that_decides_otherwise_does_not_go_on(tmp_path: Path) -> None:
 
 
 def test_what_a_disk_refuses_is_asked_again_and_seen_meanwhile() -> None:
-    patience, seen, asked = (
-        Patience(retry_s=0.0),
+    retrier, seen, asked = (
+        Retrier(retry_s=0.0),
         [],
         iter([OSError(28, "No space left"), OSError(28, "No space left")]),
     )
 
     def work() -> None:
-        seen.append(patience.trouble)
+        seen.append(retrier.trouble)
         for error in asked:
             raise error
 
-    patience.insist("the journal cannot be written", work)
+    retrier.until_done("the journal cannot be written", work)
     assert seen[0] is None
     assert seen[1] == seen[2] == "the journal cannot be written: [Errno 28] No space left"
-    assert patience.trouble is None
+    assert retrier.trouble is None
 
 
-def test_how_long_a_merge_took_to_be_kept_includes_the_disks_refusals(tmp_path: Path) -> None:
+def test_how_long_a_merge_took_to_be_journalled_includes_the_disks_refusals(tmp_path: Path) -> None:
     optimizer = outer_optimizer.create("nesterov", 0.7, 0.9)
     outer = OuterState({"w": np.zeros(4, np.float32)}, (("w",),), "radial", optimizer)
     journal = Journal(tmp_path, disk=FaultyDisk(append={2: "full", 3: "full"}))
-    keeper = Keeper(outer, journal, Patience(retry_s=RETRY_S).insist)
-    quick, slow = (keeper.begin(FragmentId(0), Epoch(1)).journal_seconds for _ in range(2))
+    store = JournaledStore(outer, journal, Retrier(retry_s=RETRY_S).until_done)
+    quick, slow = (store.begin(FragmentId(0), Epoch(1)).journal_seconds for _ in range(2))
     assert 0.0 < quick < slow
     assert slow >= 2 * RETRY_S
 
 
 def test_who_insists_for_nobody_gives_up() -> None:
-    patience = Patience(retry_s=0.0)
-    patience.close()
+    retrier = Retrier(retry_s=0.0)
+    retrier.close()
 
     def refuse() -> None:
         raise OSError(5, "Input/output error")
 
     with pytest.raises(InfrastructureError, match="the tape cannot be written"):
-        patience.insist("the tape cannot be written", refuse)
+        retrier.until_done("the tape cannot be written", refuse)

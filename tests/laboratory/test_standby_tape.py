@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import yaml
+
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.laboratory import course_reader
 from orchestrator.simulation import worldfile
@@ -31,7 +33,7 @@ def test_only_a_tape_on_which_a_standby_took_a_place_is_refused() -> None:
 
 def test_a_world_fitted_to_such_a_tape_has_its_standbys_too() -> None:
     recorded = tape(Fault(8.0, FaultKind.CRASH, ISLAND))
-    fitted = worldfile.load(worldfile.dump(fit(recorded)))
+    fitted = worldfile.parse(yaml.safe_load(worldfile.dump(fit(recorded)))["world"])
     assert fitted.policy.standbys == recorded.header.policy.standbys
     again = World(fitted.policy, fitted.plan, seed=2).run()
     assert again.goodput.summary()["standbys"]["takeovers"] == 1

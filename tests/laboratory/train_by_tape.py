@@ -9,11 +9,12 @@ from orchestrator.config import JobSpec, parse_job
 from orchestrator.laboratory import matching
 from orchestrator.laboratory.apparatus import MakeTrainer
 from orchestrator.laboratory.tape_training import TapeTraining, Trained
-from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
+from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.schema import Tape
 from tests.laboratory.array_trainer import TOKENS
 from tests.laboratory.quadratic import QuadraticTrainer
+from tests.simulation.random_faults import random_faults
 
 ISLANDS, FRAGMENTS, INTERVAL = 4, 4, 12
 STEP_S = (0.05, 0.05, 0.06, 0.055)

@@ -10,6 +10,7 @@ from learners import synthetic
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.core.messages import Offer
+from tests.waiting import PATIENCE_S
 
 ISLANDS, TOKENS = 2, 4 * 32
 
@@ -55,14 +56,14 @@ class Island:
         versions = versions or (0,) * len(self.fragments)
         self.loop.load(self.trainer.initial_parameters(), versions, step, cursor=0)
         self.loop.start()
-        assert self.trainer.at_gate.acquire(timeout=10)
+        assert self.trainer.at_gate.acquire(timeout=PATIENCE_S)
         return self
 
     def steps(self, count: int) -> list:
         """Take so many steps and return the letters written up to the boundary after the last."""
         for _ in range(count):
             self.trainer.permits.release()
-            assert self.trainer.at_gate.acquire(timeout=10)
+            assert self.trainer.at_gate.acquire(timeout=PATIENCE_S)
         return self.outbox.take(0)
 
     def published(self, fragment: int, value: float) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import pytest
 
 from api.commands.export import described
 from learners import corpus, jax_trainer, orbax_export
-from orchestrator.runtime.records import write_parameters
+from orchestrator.host.records import write_parameters
 
 
 @pytest.fixture

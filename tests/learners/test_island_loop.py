@@ -14,6 +14,7 @@ from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer,
 from orchestrator.core.vocabulary import Fix
 from orchestrator.errors import InternalError
 from tests.learners.stepped import ISLANDS, TOKENS, alone, offers
+from tests.waiting import PATIENCE_S
 
 
 def test_fragments_are_offered_when_due_with_what_was_trained_since_adoption(new_island):
@@ -75,7 +76,7 @@ def test_replacing_takes_the_published_value_and_keeps_no_work(new_island):
     island.trainer.permits.release()
     (adopted,) = [letter for letter in island.letters_until(Adopted) if isinstance(letter, Adopted)]
     assert adopted == Adopted(1, 1, 4, 4 * TOKENS, kept_tokens=0)
-    assert island.trainer.at_gate.acquire(timeout=10)
+    assert island.trainer.at_gate.acquire(timeout=PATIENCE_S)
     island.outbox.take(0)
     assert all((array == 0.5).all() for array in island.own(1).values())
     assert offers(island.steps(2)) == [Offer(1, 3, 6, 1, 2, 2 * TOKENS, 6 * TOKENS)]
@@ -132,7 +133,7 @@ def test_an_island_begins_where_the_schedule_is_and_not_where_the_clock_is(new_i
     island.loop.load(island.trainer.initial_parameters(), (0, 0), 30, cursor=0)
     island.loop.start(Fix(ISLANDS * TOKENS * 20, 29))
     island.loop.start(Fix(ISLANDS * TOKENS * 50, 29))  # it steps already
-    assert island.trainer.at_gate.acquire(timeout=10)
+    assert island.trainer.at_gate.acquire(timeout=PATIENCE_S)
     island.steps(1)
     assert island.trainer.schedule == [21, 22]
 
@@ -199,7 +200,7 @@ def test_a_drain_that_is_called_off_lets_the_island_train_on(new_island):
     island.trainer.permits.release()
     two_offers(island)
     island.loop.start()
-    assert island.trainer.at_gate.acquire(timeout=10)
+    assert island.trainer.at_gate.acquire(timeout=PATIENCE_S)
     assert [o.step_count for o in offers(island.steps(2))] == [4]
 
 
@@ -253,7 +254,7 @@ def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_j
     loop = IslandLoop(trainer, plan, outbox)
     loop.load(trainer.initial_parameters(), (0, 0), 0, 0)
     loop.start()
-    give_up_at, letters = monotonic() + 60, []
+    give_up_at, letters = monotonic() + PATIENCE_S, []
     versions = [0, 0]
     while sum(versions) < 4 and monotonic() < give_up_at:
         for letter in outbox.take(5):

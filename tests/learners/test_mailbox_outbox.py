@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from learners.mailbox import Mail, Mailbox
 from learners.outbox import Outbox
 from orchestrator.core.messages import Adopted, Flushed, Offer, Progress
+from tests.waiting import PATIENCE_S
 
 
 def mail(fragment: int, version: int) -> Mail:
@@ -69,5 +70,5 @@ def test_a_reader_that_waits_is_woken_by_the_first_letter():
     reader = threading.Thread(target=lambda: got.extend(outbox.take(30)))
     reader.start()
     outbox.put(Flushed())
-    reader.join(10)
+    reader.join(PATIENCE_S)
     assert got == [Flushed()]

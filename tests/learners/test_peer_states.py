@@ -19,9 +19,9 @@ from learners.outbox import Outbox
 from orchestrator.core.messages import Adopted, Flushed, Offer
 from orchestrator.errors import InfrastructureError, InternalError
 from tests.learners.stepped import TOKENS, SteppedTrainer, alone, offers
+from tests.waiting import PATIENCE_S
 
 COUNT = 5
-WAIT_S = 10.0
 
 
 def whole(arrays: dict[str, np.ndarray], versions: tuple[int, ...], step: int) -> Gathered:
@@ -38,7 +38,7 @@ def test_after_a_peers_state_the_first_adoption_keeps_what_was_trained_here_and_
     island = new_island(adoption="rebase")
     island.loop.load_peer(whole(given, (0, 0), 5), cursor=0)
     island.loop.start()
-    assert island.trainer.at_gate.acquire(timeout=10)
+    assert island.trainer.at_gate.acquire(timeout=PATIENCE_S)
     island.steps(1)
     trained = island.own(0)
     island.loop.deliver(0, 1, 1, island.published(0, 0.5))
@@ -109,7 +109,7 @@ def test_a_donors_state_is_of_one_boundary_and_costs_it_no_more_than_that(new_is
     peer = new_island()
     peer.loop.load_peer(whole(state["trainer"], state["versions"], state["step"]), cursor=40)
     peer.loop.start()
-    assert peer.trainer.at_gate.acquire(timeout=10)
+    assert peer.trainer.at_gate.acquire(timeout=PATIENCE_S)
     assert peer.trainer.cursor() == 40
     (first, *_) = offers(peer.steps(4))
     assert first.base_version in (2, 3)
@@ -159,7 +159,7 @@ class Giver:
 
     def give(self, fragments: Fragments) -> Mapping[str, Any]:
         self.asked.put(fragments)
-        if (error := self.answers.get(timeout=WAIT_S)) is not None:
+        if (error := self.answers.get(timeout=PATIENCE_S)) is not None:
             raise error
         value = np.nan if self.spoilt else self.step
         arrays = {f"tensor-{p}": np.full(2, value, np.float32) for p in fragments or range(COUNT)}
@@ -167,7 +167,7 @@ class Giver:
 
     def gives(self) -> Fragments:
         """What it is asked for next, which it then gives."""
-        asked = self.asked.get(timeout=WAIT_S)
+        asked = self.asked.get(timeout=PATIENCE_S)
         self.answers.put(None)
         return asked
 
@@ -193,14 +193,14 @@ class Receiver:
         self.gathering.ask({f"{giver.name}.1": Donor(giver.name, giver.give) for giver in givers})
 
     def state(self) -> Gathered:
-        state = self.got.get(timeout=WAIT_S)
+        state = self.got.get(timeout=PATIENCE_S)
         assert self.got.empty()
         return state
 
 
 def ended(left: int) -> None:
     """Until no more than so many threads gather."""
-    deadline = monotonic() + WAIT_S
+    deadline = monotonic() + PATIENCE_S
     while sum(thread.name == "gather" for thread in threading.enumerate()) > left:
         assert monotonic() < deadline
         sleep(0.005)
@@ -209,7 +209,7 @@ def ended(left: int) -> None:
 def test_several_donors_give_a_fragment_each_at_a_time_and_the_quicker_more():
     quick, slow, receiver = Giver("quick", 7, (1, 2, 3, 4, 5)), Giver("slow", 9, (6, 7, 8, 9, 9)), Receiver()
     receiver.asks(quick, slow)
-    assert slow.asked.get(timeout=WAIT_S) in ((0,), (1,))
+    assert slow.asked.get(timeout=PATIENCE_S) in ((0,), (1,))
     given = [quick.gives() for _ in range(COUNT - 1)]
     slow.answers.put(None)
     state = receiver.state()
@@ -226,11 +226,11 @@ def test_when_a_donor_dies_what_it_gave_is_kept_and_the_other_gives_the_rest():
     dies, lives, receiver = Giver("dies", 7), Giver("lives", 8), Receiver()
     receiver.asks(dies, lives)
     first = dies.gives()
-    second = dies.asked.get(timeout=WAIT_S)
-    held = lives.asked.get(timeout=WAIT_S)
+    second = dies.asked.get(timeout=PATIENCE_S)
+    held = lives.asked.get(timeout=PATIENCE_S)
     gone = ConnectionError("gone")
     dies.answers.put(gone)
-    assert receiver.failures.get(timeout=WAIT_S) == ("dies", gone)
+    assert receiver.failures.get(timeout=PATIENCE_S) == ("dies", gone)
     lives.answers.put(None)
     rest = [lives.gives() for _ in range(COUNT - 2)]
     state = receiver.state()
@@ -243,10 +243,10 @@ def test_a_donor_that_is_replaced_is_asked_for_nothing_more_and_its_work_is_not_
     silent, other, receiver = Giver("silent", 7), Giver("other", 8), Receiver()
     receiver.asks(silent)
     first = silent.gives()
-    silent.asked.get(timeout=WAIT_S)  # and there it stops
+    silent.asked.get(timeout=PATIENCE_S)  # and there it stops
     receiver.asks(other)
     given = [other.gives() for _ in range(COUNT - 2)]
-    owed = other.asked.get(timeout=WAIT_S)
+    owed = other.asked.get(timeout=PATIENCE_S)
     silent.answers.put(None)  # it goes on, while a piece is still owed
     ended(1)
     assert silent.asked.empty()
@@ -262,7 +262,7 @@ def test_a_piece_that_holds_no_numbers_is_refused_with_its_donor_and_another_giv
     sick.spoilt = True
     receiver.asks(sick)
     refused = sick.gives()
-    name, error = receiver.failures.get(timeout=WAIT_S)
+    name, error = receiver.failures.get(timeout=PATIENCE_S)
     assert (name, "holds no numbers in tensor-0" in str(error)) == ("sick", True)
     receiver.asks(well)
     assert refused in [well.gives() for _ in range(COUNT)]
@@ -273,15 +273,15 @@ def test_versions_of_another_job_are_refused():
     stranger, receiver = Giver("stranger", 7, versions=(1, 2)), Receiver()
     receiver.asks(stranger)
     stranger.gives()
-    assert "2 versions came for 5 fragments" in str(receiver.failures.get(timeout=WAIT_S)[1])
+    assert "2 versions came for 5 fragments" in str(receiver.failures.get(timeout=PATIENCE_S)[1])
 
 
 def test_one_donor_gives_the_whole_of_one_boundary_and_another_begins_anew():
     dies, lives, receiver = Giver("dies", 7), Giver("lives", 8), Receiver(in_pieces=False)
     receiver.asks(dies)
-    assert dies.asked.get(timeout=WAIT_S) is None
+    assert dies.asked.get(timeout=PATIENCE_S) is None
     dies.answers.put(ConnectionError("gone"))
-    receiver.failures.get(timeout=WAIT_S)
+    receiver.failures.get(timeout=PATIENCE_S)
     receiver.asks(lives)
     assert lives.gives() is None
     state = receiver.state()
@@ -292,11 +292,11 @@ def test_pieces_that_cannot_be_taken_are_gathered_anew_from_whoever_is_asked_the
     """Also from one that waited in vain for something to give."""
     strange, usual, receiver = Giver("strange", 7), Giver("usual", 8), Receiver(unfit="strange")
     receiver.asks(strange, usual)
-    strange.asked.get(timeout=WAIT_S)
+    strange.asked.get(timeout=PATIENCE_S)
     for _ in range(COUNT - 1):
         usual.gives()
     strange.answers.put(None)
-    assert str(receiver.failures.get(timeout=WAIT_S)[1]) == "of another model"
+    assert str(receiver.failures.get(timeout=PATIENCE_S)[1]) == "of another model"
     receiver.asks(usual)
     assert sorted(usual.gives() for _ in range(COUNT)) == [(p,) for p in range(COUNT)]
     assert set(receiver.state().sources) == {"usual"}
@@ -318,7 +318,7 @@ def test_a_state_that_cannot_be_taken_is_gathered_anew_from_others():
     strange, usual, receiver = Giver("strange", 7), Giver("usual", 8), Receiver(in_pieces=False, unfit="strange")
     receiver.asks(strange)
     strange.gives()
-    assert str(receiver.failures.get(timeout=WAIT_S)[1]) == "of another model"
+    assert str(receiver.failures.get(timeout=PATIENCE_S)[1]) == "of another model"
     receiver.asks(usual)
     usual.gives()
     assert receiver.state().donor == "usual"
@@ -337,7 +337,7 @@ class Beginner:
         self.catching_up.gather(order, donors, COUNT, self.loaded.append, in_pieces=True)
 
     def says(self) -> list[Any]:
-        return self.outbox.take(WAIT_S)
+        return self.outbox.take(PATIENCE_S)
 
 
 def test_whoever_asks_again_for_a_state_that_is_held_is_told_the_same():
@@ -369,7 +369,7 @@ def test_of_two_requests_the_later_counts_whichever_comes_last():
 def test_a_state_that_comes_from_elsewhere_ends_the_gathering():
     island, slow = Beginner(), Giver("slow", 7)
     island.asks((1, 1), slow)
-    slow.asked.get(timeout=WAIT_S)
+    slow.asked.get(timeout=PATIENCE_S)
     island.catching_up.take(None, lambda: ((0,) * COUNT, 0))
     slow.answers.put(ConnectionError("too late"))
     ended(0)

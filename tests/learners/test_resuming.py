@@ -19,6 +19,7 @@ from orchestrator.core.messages import ALL_OFFERS, Adopted, Offer
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import DataError, InfrastructureError, InternalError
 from tests.checkpoints.making import make
+from tests.waiting import PATIENCE_S
 
 KINDS = {"jax": jax_trainer.create, "synthetic": synthetic.create}
 BEFORE, AFTER, INTERVAL = 7, 9, 4
@@ -52,14 +53,14 @@ class Island:
 
     def start(self) -> None:
         self.loop.start()
-        assert self.trainer.at_gate.acquire(timeout=120)
+        assert self.trainer.at_gate.acquire(timeout=PATIENCE_S)
 
     def steps(self, count: int) -> list[Any]:
         """The letters of so many steps, and of the boundary behind them."""
         letters = []
         for _ in range(count):
             self.trainer.permits.release()
-            assert self.trainer.at_gate.acquire(timeout=120)
+            assert self.trainer.at_gate.acquire(timeout=PATIENCE_S)
             letters += self.outbox.take(0.0)  # before a newer offer takes the place of an older one
         return letters
 

@@ -10,6 +10,7 @@ import threading
 import time
 
 from learners.vigil import Vigil
+from tests.waiting import PATIENCE_S
 
 PROGRAM = """
 import os, sys
@@ -26,7 +27,7 @@ def test_who_is_heard_again_and_again_is_not_abandoned_and_who_is_not_is() -> No
     for _ in range(40):
         assert not abandoned.wait(0.05)
         vigil.heard()
-    assert abandoned.wait(10.0)
+    assert abandoned.wait(PATIENCE_S)
 
 
 def test_a_process_that_was_stopped_for_long_does_not_take_that_for_silence() -> None:
@@ -38,7 +39,7 @@ def test_a_process_that_was_stopped_for_long_does_not_take_that_for_silence() ->
         time.sleep(2.5)
         os.kill(process.pid, signal.SIGCONT)
         continued_at = time.monotonic()
-        assert process.wait(10.0) == 7
+        assert process.wait(PATIENCE_S) == 7
         assert time.monotonic() - continued_at >= 0.2
     finally:
         process.kill()

@@ -13,8 +13,9 @@ import httpx
 import pytest
 import yaml
 
-from tests.api.installation import ROOT, Installation, wait_until
+from tests.api.installation import ROOT, Installation
 from tests.programs import required
+from tests.waiting import wait_until
 
 DEPLOYED = ROOT / "deploy" / "prometheus"
 SCRAPES_MIN = 6
@@ -104,7 +105,7 @@ def prometheus(voyaging: Voyaging, tmp_path_factory: pytest.TempPathFactory) -> 
         try:
             started = Prometheus(f"http://127.0.0.1:{port}")
             wait_until(started.ready)
-            wait_until(started.has_scraped, timeout_s=60.0)
+            wait_until(started.has_scraped)
             yield started
         finally:
             process.terminate()

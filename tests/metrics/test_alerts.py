@@ -12,6 +12,7 @@ import yaml
 from api.metrics.catalogue import FAMILIES
 from tests.documents import ROOT, RUNBOOK
 from tests.programs import required
+from tests.waiting import PATIENCE_S
 
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
 CASES = ROOT / "tests" / "metrics" / "alerts_test.yml"
@@ -20,7 +21,9 @@ NAMES = [rule["alert"] for rule in ALERTS]
 
 
 def promtool(*arguments: str) -> None:
-    done = subprocess.run([required("promtool"), *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [required("promtool"), *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -17,6 +17,7 @@ import yaml
 
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, REGION_LABEL
 from tests.api.installation import ROOT
+from tests.waiting import PATIENCE_S
 
 DEPLOY = ROOT / "deploy"
 EXAMPLE = (DEPLOY / ".env.example").read_text().splitlines()
@@ -197,7 +198,7 @@ def test_synchronisers_islands_and_service_see_the_same_runs() -> None:
 def head_as_started(folder: Path) -> dict[str, str]:
     """What Ray is given, in its environment, of a head that keeps its things in this folder."""
     command = [sys.executable, "-c", STARTED, str(DEPLOY / "node.py"), str(folder)]
-    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
     given: dict[str, str] = json.loads(said)
     return given
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.installation import ROOT
+from tests.waiting import PATIENCE_S
 
 BIN = Path(sys.executable).parent
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
@@ -19,7 +20,7 @@ COMPOSE = ROOT / "deploy" / "compose.yaml"
 
 
 def judged(tool: str, *arguments: str | Path) -> tuple[int, str]:
-    done = subprocess.run([BIN / tool, *arguments], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([BIN / tool, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
     return done.returncode, done.stdout + done.stderr
 
 

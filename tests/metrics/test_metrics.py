@@ -22,8 +22,9 @@ from api.metrics.job import samples
 from api.storage.store import Store
 from orchestrator.accounting.goodput import CLASSES
 from tests.api.clockwork import connect
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
 from tests.metrics.conftest import Voyaging
+from tests.waiting import wait_until
 
 
 class Exposition:
@@ -125,16 +126,14 @@ def test_a_job_that_hangs_delays_no_scrape_beyond_its_patience(desk: Desk, monke
 
     def hang(job: str) -> Any:
         asked.append(job)
-        released.wait(30.0)
+        released.wait()
         raise AssertionError("nobody waits for this")
 
     monkeypatch.setattr(desk.control, "status", hang)
     monkeypatch.setattr(metrics, "FRESH_S", 0.0)
     registry = Metrics(desk.service, desk.store)
-    began = time.monotonic()
     for _ in range(3):
         assert Exposition(registry.exposition().decode()).one("atoll_job_answers", job=desk.job) == 0
-    assert time.monotonic() - began < 10.0
     assert len(asked) == 1, "it is not asked again while it has not answered"
     released.set()
 

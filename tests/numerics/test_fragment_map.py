@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.merge import fragment_map
+from orchestrator.parameters import fragment_map
 
 SIZES = st.dictionaries(st.text("abc/", min_size=1, max_size=6), st.integers(1, 1000), min_size=1, max_size=40)
 
@@ -18,6 +18,11 @@ def sizes_and_count(draw, sizes=SIZES):
     return chosen, draw(st.integers(1, len(chosen)))
 
 
+def loads(sizes, fragments):
+    """The size of each fragment, in the unit of ``sizes``."""
+    return tuple(sum(sizes[name] for name in members) for members in fragments)
+
+
 @given(sizes_and_count())
 def test_every_tensor_is_in_exactly_one_fragment_and_no_fragment_is_empty(case):
     sizes, count = case
@@ -25,7 +30,7 @@ def test_every_tensor_is_in_exactly_one_fragment_and_no_fragment_is_empty(case):
     assert sorted(name for members in fragments for name in members) == sorted(sizes)
     assert len(fragments) == count
     assert all(fragments)
-    assert sum(fragment_map.loads(sizes, fragments)) == sum(sizes.values())
+    assert sum(loads(sizes, fragments)) == sum(sizes.values())
 
 
 @given(sizes_and_count(), st.randoms(use_true_random=False))
@@ -49,7 +54,7 @@ def optimal_peak(sizes: list[int], count: int) -> int:
 def test_peak_is_within_grahams_bound_of_the_best_map(sizes, count):
     count = min(count, len(sizes))
     named = {f"t{index}": size for index, size in enumerate(sizes)}
-    peak = max(fragment_map.loads(named, fragment_map.build(named, count)))
+    peak = max(loads(named, fragment_map.build(named, count)))
     assert 3 * count * peak <= (4 * count - 1) * optimal_peak(sizes, count)
 
 
@@ -58,17 +63,17 @@ def test_the_last_tensor_put_on_the_peak_found_it_lightest(case):
     """So the peak exceeds the mean by less than its smallest tensor: the even case, where that is small, is even."""
     sizes, count = case
     fragments = fragment_map.build(sizes, count)
-    loads = fragment_map.loads(sizes, fragments)
-    peak = max(range(count), key=loads.__getitem__)
+    sums = loads(sizes, fragments)
+    peak = max(range(count), key=sums.__getitem__)
     smallest = min(sizes[name] for name in fragments[peak])
-    assert count * (loads[peak] - smallest) <= sum(sizes.values()) - smallest
+    assert count * (sums[peak] - smallest) <= sum(sizes.values()) - smallest
 
 
 def test_a_transformer_of_many_layers_is_within_four_thirds_of_the_ideal():
     layer = {"attention": 4 * 512 * 512, "expand": 512 * 2048, "contract": 2048 * 512, "norm": 512}
     sizes = {f"layer{index}/{name}": size for index in range(24) for name, size in layer.items()}
-    loads = fragment_map.loads(sizes, fragment_map.build(sizes, 24))
-    assert 3 * 24 * max(loads) <= 4 * sum(loads)
+    sums = loads(sizes, fragment_map.build(sizes, 24))
+    assert 3 * 24 * max(sums) <= 4 * sum(sums)
 
 
 def test_ties_break_by_name_and_then_by_fragment_index():

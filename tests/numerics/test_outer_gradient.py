@@ -5,12 +5,12 @@ import plain_model
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from whole_average import average
 
-from orchestrator.merge.outer_gradient import (
+from orchestrator.parameters.outer_gradient import (
     DIRECTION_MIN,
     SCRATCH_BYTES,
     Averaging,
-    average,
     averaging_for,
     coefficients,
     displacements,

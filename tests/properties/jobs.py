@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from orchestrator.simulation.plan import SILENCE_MAX_S, WorldPlan, random_faults, sample_policy
+from orchestrator.simulation.plan import WorldPlan, sample_policy
+from tests.simulation.random_faults import SILENCE_MAX_S, random_faults
 
 FAULTS_UNTIL = 6.0
 CALM_AT = FAULTS_UNTIL + SILENCE_MAX_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from orchestrator.runtime import embedded
 from orchestrator.runtime.control_port import RayControlPort, connect
 from orchestrator.runtime.groups import DEFAULT_GROUPS
 from tests.ray.jobs import Job
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,6 @@ def start(port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Job]]:
         if not (job.run_dir / "status.json").exists():
             job.command("cancel")
         job.wait_until((job.run_dir / "status.json").exists, "the end")
-    deadline = time.monotonic() + 20
-    while any(group["cpus_free"] < group["cpus"] for group in port.node_groups()):
-        assert time.monotonic() < deadline, f"islands outlive their jobs: {port.node_groups()}"
-        time.sleep(0.1)
+    wait_until(
+        lambda: all(group["cpus_free"] == group["cpus"] for group in port.node_groups()), "the end of all islands"
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from orchestrator.runtime.names import synchroniser_name
 from orchestrator.runtime.settings import CLUSTER_MARKER
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
+from tests.waiting import PATIENCE_S, wait_until
 
 STEP_S = 0.05
 GAP_MAX_S = 1.0
@@ -51,12 +51,11 @@ class Job:
     def island(self, name: str) -> dict[str, Any]:
         return next(island for island in self.status()["view"]["islands"] if island["island"] == name)
 
-    def wait_until(self, situation: Callable[[], Any], what: str, timeout_s: float = 120.0) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while not (seen := situation()):
-            assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s; {self.story()}"
-            time.sleep(0.02)
-        return seen
+    def wait_until(self, situation: Callable[[], Any], what: str) -> Any:
+        try:
+            return wait_until(situation, what, pause_s=0.02)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.story()}") from None
 
     def story(self) -> str:
         """What is known of the job, for whoever waited for it in vain."""
@@ -120,7 +119,7 @@ class Job:
         import ray
 
         actor = cluster.actor_named(synchroniser_name(self.id))
-        pid: int = ray.get(actor.__ray_call__.remote(lambda _actor: os.getpid()), timeout=20)
+        pid: int = ray.get(actor.__ray_call__.remote(lambda _actor: os.getpid()), timeout=PATIENCE_S)
         return pid
 
     def command(self, kind: str, island: str | None = None, restart: bool = True) -> str:

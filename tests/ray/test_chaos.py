@@ -14,7 +14,7 @@ from orchestrator.errors import AtollError
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GAP_MAX_S, Job, gone, synthetic
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
 PAYLOAD_BYTES = 100_000
 """Of a synthetic job's fragment: 100,000 parameters in four."""
@@ -111,7 +111,7 @@ def test_the_synchroniser_is_killed_once_the_tape_says_so_and_comes_back(start: 
     pid = job.pid_of_synchroniser()
     with suppress(AtollError):  # its answer may not get out in time; the tape says what it did
         job.port.inject_fault(job.id, "kill_synchroniser", "last", "tester", None, Dose())
-    job.wait_until(lambda: gone(pid), "the synchroniser's end", timeout_s=10.0)
+    job.wait_until(lambda: gone(pid), "the synchroniser's end")
     told = [r.event for r in read_tape(job.run_dir / "tape.jsonl").records if isinstance(r.event, events.FaultInjected)]
     assert [(one.kind, one.island, one.caller) for one in told] == [("kill_synchroniser", "", "tester")]
     job.wait_until(job.restarts, "the next synchroniser")

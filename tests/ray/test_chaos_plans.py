@@ -21,11 +21,12 @@ from orchestrator.runtime import embedded
 from orchestrator.runtime.groups import read_groups
 from orchestrator.tape.storage import read_tape
 from tests.chaos.strikes import struck, verdict_with_strikes
+from tests.ray.collective import NAME, PATIENCE_S
 from tests.ray.jobs import GAP_MAX_S, STEP_S, gone, synthetic
-from tests.ray.test_service import Hands, until
-from tests.ray.waiting import NAME, PATIENCE_S
+from tests.ray.test_service import Hands
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.ray
 ISLANDS = ("us-east", "europe", "asia")
 STEPS = round(14 / STEP_S)
 ATTRITION = {
@@ -43,7 +44,7 @@ def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hands]:
     installation = Hands(tmp_path_factory.mktemp("plans"))
     groups = [{"name": name, "region": name, "nodes": 1 + (name == "asia")} for name in ISLANDS]
     embedded.up(installation.home.path, read_groups(Path(installation.file("groups", {"node_groups": groups}))))
-    installation.atoll("up", "--runs", str(installation.runs), "--control", "tests.ray.waiting:connect")
+    installation.atoll("up", "--runs", str(installation.runs), "--control", "tests.ray.collective:connect")
     yield installation
     installation.atoll("down")
 
@@ -62,7 +63,7 @@ def submit(hands: Hands) -> Iterator[Callable[..., str]]:
     for job in jobs:
         if hands.json("status", job)["state"] == "running":
             hands.atoll("cancel", job)
-            until(lambda job=job: hands.json("status", job)["state"] == "cancelled", "the end")
+            wait_until(lambda job=job: hands.json("status", job)["state"] == "cancelled", "the end")
     shutil.rmtree(Path(tempfile.gettempdir()) / f"atoll-waiting-{seed}", ignore_errors=True)
 
 
@@ -104,11 +105,11 @@ def test_an_island_whose_node_dies_lives_on_on_another_node_of_its_group(
     hands: Hands, submit: Callable[..., str]
 ) -> None:
     job = submit("endless", 100_000)
-    until(lambda: {one["state"] for one in hands.json("islands", job)} == {"training"}, "all train")
+    wait_until(lambda: {one["state"] for one in hands.json("islands", job)} == {"training"}, "all train")
     before = hands.island(job, "asia")
     hands.atoll("chaos", "strike", job, "kill_node", "asia")
-    until(lambda: gone(before["pid"]), "the process dies with its node", timeout_s=20.0)
-    until(lambda: incarnation(hands, job) > before["incarnation"], "asia trains again", timeout_s=90.0)
+    wait_until(lambda: gone(before["pid"]), "the process dies with its node")
+    wait_until(lambda: incarnation(hands, job) > before["incarnation"], "asia trains again")
     records = read_tape(hands.runs / job / "tape.jsonl").records
     (struck,) = [r.event for r in records if isinstance(r.event, events.FaultInjected)]
     assert (struck.kind, struck.island, struck.incarnation) == ("kill_node", "asia", before["incarnation"])

@@ -22,8 +22,9 @@ from orchestrator.runtime.names import island_name
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GROUPS, Job, synthetic
+from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.ray
 Start = Callable[..., Job]
 
 
@@ -152,7 +153,7 @@ def test_a_job_that_would_go_on_from_outside_its_roots_is_not_started_and_leaves
             port.status("outside")
     island = cluster.actor_named(island_name(job.id, IslandId(GROUPS[0]), Incarnation(1)))
     assert island is not None
-    ray.get(island.save.remote(1, 77, str(outside)), timeout=60)
+    ray.get(island.save.remote(1, 77, str(outside)), timeout=PATIENCE_S)
     log = job.run_dir / "logs"
     job.wait_until(
         lambda: "is no place for checkpoints" in "".join(p.read_text() for p in log.rglob("*.log")), "a refusal"

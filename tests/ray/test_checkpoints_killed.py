@@ -29,7 +29,7 @@ from tests.ray.jobs import GROUPS, Job, assert_sound, synthetic
 from tests.ray.test_checkpoints import carried_on, checkpoints_of, recorded, resumed, taken
 from tests.ray.test_recovery import kill
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.ray
 Start = Callable[..., Job]
 ENDLESS = 10**12
 PLUGGED = "tests.ray.plugged:create"

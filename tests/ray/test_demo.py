@@ -12,11 +12,12 @@ import psutil
 import pytest
 import yaml
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 130
 
 
-@pytest.mark.timeout(600)
 def test_the_demo_survives_its_kill_and_learns(tmp_path: Path) -> None:
     document = yaml.safe_load((ROOT / "deploy/configs/demo.yaml").read_text())
     document["budget"] = {"steps": STEPS}
@@ -24,7 +25,7 @@ def test_the_demo_survives_its_kill_and_learns(tmp_path: Path) -> None:
     spec.write_text(yaml.safe_dump(document))
     home, runs = tmp_path / "home", tmp_path / "runs"
     command = [sys.executable, "-m", "api.cli", "demo", "--spec", str(spec), "--home", str(home), "--runs", str(runs)]
-    demo = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    demo = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert demo.returncode == 0, demo.stdout + demo.stderr
 
     report = json.loads((runs / "latest" / "report.json").read_text())

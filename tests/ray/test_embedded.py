@@ -25,6 +25,7 @@ from orchestrator.runtime.ray_start import log_of
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, NODE_MARKER
 from tests.attack.test_environment import SECRETS
 from tests.attack.test_permissions import open_to_others
+from tests.waiting import PATIENCE_S
 
 
 def beyond_loopback(among: Iterable[psutil.Process]) -> list[str]:
@@ -46,7 +47,7 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
     groups.write_text("node_groups: [{name: only, region: here1, cpus: 2}]\n")
     command = [sys.executable, "-m", "orchestrator.runtime.embedded", "up", "--home", str(tmp_path)]
     given = [*command, "--groups", str(groups), "--pass-environment", "AWS_ACCESS_KEY_ID"]
-    subprocess.run(given, env={**os.environ, **SECRETS}, umask=0o022, check=True, timeout=90)
+    subprocess.run(given, env={**os.environ, **SECRETS}, umask=0o022, check=True, timeout=PATIENCE_S)
     cluster = ClusterFile.find(tmp_path)
     assert cluster is not None
     assert cluster.answers()
@@ -62,7 +63,7 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
         path = ClusterFile.path(tmp_path)
         path.unlink() if damage is None else path.write_bytes(damage)
         assert set(census(tmp_path)["own"]) == pids  # type: ignore[call-overload]
-        subprocess.run([*command, "--groups", str(groups)], check=True, timeout=90)
+        subprocess.run([*command, "--groups", str(groups)], check=True, timeout=PATIENCE_S)
         assert ClusterFile.find(tmp_path) == cluster
         assert {process.pid for process in processes.marked(cluster.id)} == pids, "nothing of it was ended or started"
     ClusterFile.path(tmp_path).write_bytes(b"")

@@ -15,11 +15,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from orchestrator.core import events
-from orchestrator.runtime import records
+from orchestrator.host import records
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job, gone, synthetic
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
@@ -104,7 +105,7 @@ def test_a_job_outlives_the_process_that_started_it(home: Path, port: RayControl
 import json, signal, sys
 from pathlib import Path
 from orchestrator.config import parse_job
-from orchestrator.runtime import records
+from orchestrator.host import records
 from orchestrator.runtime.control_port import connect
 port = connect(Path(sys.argv[1]))
 port.start_job("orphan", parse_job(json.loads(sys.argv[3])), Path(sys.argv[2]))
@@ -119,7 +120,7 @@ signal.pause()
     with starter.stdout:
         assert starter.stdout.readline() == "started\n"
         os.kill(starter.pid, signal.SIGKILL)
-        starter.wait(10)
+        starter.wait(PATIENCE_S)
     job = Job(port, "orphan", tmp_path)
     job.wait_for_state("us-east", "training")
     assert job.wait_for_end()["view"]["outcome"] == "completed"

@@ -12,7 +12,7 @@ from orchestrator.logbook import island_logbook, logbooks, service_logbook
 from orchestrator.runtime.clusterfile import ClusterFile
 from tests.ray.jobs import Job, gone, synthetic
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
 
 

@@ -17,7 +17,7 @@ from orchestrator.tape.storage import read_tape
 from tests.programs import missing, required
 from tests.ray.jobs import GAP_MAX_S, Job, assert_sound, synthetic
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
 ENDLESS = 100_000
 BOTH = ("us-east", "asia")

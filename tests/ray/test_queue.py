@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ from api.jobs.service import Service
 from api.storage.store import Store
 from orchestrator.runtime.control_port import RayControlPort
 from tests.ray.jobs import synthetic
+from tests.waiting import wait_until
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_a_job_waits_for_the_room_that_another_holds_and_then_trains(port: RayControlPort, tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'store.sqlite'}")
     service = Service(port, store, tmp_path / "runs")  # type: ignore[arg-type]
@@ -42,7 +41,4 @@ def document(steps: int) -> dict[str, Any]:
 
 def until(service: Service, job: str, state: str) -> None:
     """The job, or its only island, is in this state."""
-    deadline = time.monotonic() + 60
-    while state not in ((found := service.job(job)).state, found.islands[0].state):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+    wait_until(lambda: state in ((job_now := service.job(job)).state, job_now.islands[0].state), f"{job} {state}")

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from orchestrator.tape.storage import read_tape
 from tests.attack.test_permissions import open_to_others
 from tests.ray.jobs import GAP_MAX_S, GROUPS, STEP_S, gone, synthetic
 from tests.ray.test_embedded import beyond_loopback
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = round(50 / STEP_S)
@@ -48,7 +48,7 @@ class Hands:
     def atoll(self, *arguments: str, code: int | None = 0) -> str:
         """What the command printed. Its exit code is checked unless it is None, and that no traceback is shown."""
         line = [sys.executable, "-m", "api.cli", *arguments, "--home", str(self.home.path)]
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
         said = done.stdout + done.stderr
         assert code in (None, done.returncode), said
         assert "Traceback" not in said
@@ -76,7 +76,6 @@ def hands(tmp_path: Path) -> Iterator[Hands]:
     installation.atoll("down")
 
 
-@pytest.mark.timeout(600)
 def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     hands.up()
     cluster = ClusterFile.find(hands.home.path)
@@ -90,7 +89,7 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
 
     job = hands.json("submit", hands.file("job", synthetic(STEPS)))["job"]
     other = hands.json("submit", hands.file("other", synthetic(100_000, groups=("us-east",), name="other")))["job"]
-    until(lambda: hands.island(job, "asia")["state"] == "training", "asia trains")
+    wait_until(lambda: hands.island(job, "asia")["state"] == "training", "asia trains")
 
     address = hands.home.address()
     assert address is not None
@@ -99,11 +98,11 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     assert open_to_others(hands.home.path) == open_to_others(hands.runs) == []
 
     os.kill(address.pid, signal.SIGKILL)
-    until(lambda: not hands.home.running(), "the service is gone")
+    wait_until(lambda: not hands.home.running(), "the service is gone")
     hands.atoll("status", job, code=3)
     tape = hands.runs / job / "tape.jsonl"
     alone_from = read_tape(tape).count
-    until(lambda: read_tape(tape).count > alone_from + 40, "the tape grows while no service is up")
+    wait_until(lambda: read_tape(tape).count > alone_from + 40, "the tape grows while no service is up")
 
     assert "starting the service" in hands.up()
     kept = ClusterFile.find(hands.home.path)
@@ -118,13 +117,13 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     before = hands.island(job, "asia")
     killed = hands.json("kill", job, "asia", "--stay-down")
     assert killed["state"] == "accepted"
-    until(lambda: gone(before["pid"]), "asia's process is gone")
-    until(lambda: hands.island(job, "asia")["state"] == "stopped", "asia stays down")
+    wait_until(lambda: gone(before["pid"]), "asia's process is gone")
+    wait_until(lambda: hands.island(job, "asia")["state"] == "stopped", "asia stays down")
     readded = hands.json("readd", job, "asia")
     assert (readded["state"], readded["island"]) == ("accepted", "asia")
     assert hands.json("cancel", other)["state"] == "accepted"
 
-    until(lambda: job_series(hands, job) >= OF_EVERY_JOB | OF_A_RECOVERY, "what a live job exposes", timeout_s=60.0)
+    wait_until(lambda: job_series(hands, job) >= OF_EVERY_JOB | OF_A_RECOVERY, "what a live job exposes")
     assert "completed" in hands.atoll("watch", job)
     assert hands.json("status", other)["state"] == "cancelled"
     report = hands.json("report", job)
@@ -146,15 +145,8 @@ def job_series(hands: Hands, job: str) -> set[str]:
     """Families of ``/metrics`` that tell something of this job."""
     address, token = hands.home.address(), (hands.home.path / "token").read_text().strip()
     assert address is not None
-    told = httpx.get(f"{address.url}/metrics", headers={"Authorization": f"Bearer {token}"}, timeout=60).text
+    told = httpx.get(f"{address.url}/metrics", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S).text
     return {family.name for family in parse(told) if any(s.labels.get("job") == job for s in family.samples)}
-
-
-def until(situation: Callable[[], Any], what: str, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not situation():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.1)
 
 
 def processes_naming(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
@@ -31,10 +31,12 @@ from orchestrator.core import events as e
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import synthetic
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 SEED = 11
-KILLS, OPERATORS = 20, 5
+KILLS, OPERATORS = int(os.environ.get("ATOLL_SERVICE_KILLS", "8")), 5
+"""``make soak`` wants 100."""
 KILLED_AFTER_MAX_S = 0.5
 THINK_MAX_S = 0.3
 ISLANDS = ("us-east", "europe", "asia")
@@ -79,7 +81,7 @@ class Reign:
 
     def http(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.home.token()}"}
-        return httpx.Client(base_url=self.url, timeout=30, headers=headers)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, headers=headers)
 
     def undelivered(self) -> int:
         """How many commands are stored and not handed over."""
@@ -110,8 +112,8 @@ class Reign:
         assert self.serving.stdin is not None
         self.serving.stdin.write(b"\n")
         self.serving.stdin.close()
-        until(self._listens, "the service is up", 60)
-        httpx.get(f"{self.url}/healthz", timeout=60).raise_for_status()
+        wait_until(self._listens, "the service is up")
+        httpx.get(f"{self.url}/healthz", timeout=PATIENCE_S).raise_for_status()
 
 
 class Operator(Thread):
@@ -169,13 +171,12 @@ def reign(home: Path, tmp_path: Path) -> Iterator[Reign]:
     reign.end()
 
 
-@pytest.mark.timeout(300)
 def test_no_command_is_lost_or_done_twice_however_often_the_service_is_killed(reign: Reign) -> None:
     recovery = {"restarts_max": 1000, "backoff_max_s": 0.5}
     spec = synthetic(100_000, ISLANDS, name="reign", recovery=recovery)
     with reign.http() as http:
         job = http.post("/v1/jobs", json=spec).raise_for_status().json()["job"]
-        until(lambda: http.get(f"/v1/jobs/{job}").json()["islands_training"] == len(ISLANDS), "they train", 60)
+        wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["islands_training"] == len(ISLANDS), "they train")
     stop, chance = Event(), random.Random(SEED)
     operators = [Operator(reign, job, f"{SEED}-{number}", stop) for number in range(OPERATORS)]
     for operator in operators:
@@ -184,19 +185,19 @@ def test_no_command_is_lost_or_done_twice_however_often_the_service_is_killed(re
     for number in range(KILLS):
         time.sleep(chance.uniform(0, KILLED_AFTER_MAX_S))
         if number % 2:
-            until(reign.undelivered, "a command is on its way", pause_s=0.0)
+            wait_until(reign.undelivered, "a command is on its way", pause_s=0.0)
         reign.serving.kill()
         caught += reign.undelivered() > 0
         reign.succeed()
     stop.set()
     for operator in operators:
-        operator.join(60)
+        operator.join(PATIENCE_S)
 
     with reign.http() as http:
-        commands = until(lambda: all_decided(http, job), "every command has its outcome", 60)
-        until(lambda: Lives(reign.runs / job).killed_are_gone(), "who was killed is gone", 60)
+        commands = wait_until(lambda: all_decided(http, job), "every command has its outcome")
+        wait_until(lambda: Lives(reign.runs / job).killed_are_gone(), "who was killed is gone")
         http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
-        until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "cancelled", "the end", 60)
+        wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "cancelled", "the end")
         outcomes = {c["command"]: c["state"] for c in http.get(f"/v1/jobs/{job}/commands").json()["commands"]}
     cut = sum(operator.cut for operator in operators)
     print(f"{len(commands)} commands, {cut} requests cut, {caught} kills left some undelivered")
@@ -243,11 +244,3 @@ class Lives:
     def killed_are_gone(self) -> bool:
         """One that was draining may have ended before the kill came."""
         return self.killed <= self.died | self.stopped
-
-
-def until(situation: Callable[[], Any], what: str, timeout_s: float = 30.0, pause_s: float = 0.02) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (seen := situation()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(pause_s)
-    return seen

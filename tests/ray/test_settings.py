@@ -16,8 +16,9 @@ from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.settings import CLUSTER_MARKER
+from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.ray
 CUT_S = 600
 """How long a region may be cut off: ten minutes."""
 CHECK_S_MIN, CHECK_S_MAX = 3, 13
@@ -59,7 +60,7 @@ def environment_of_an_actor() -> dict[str, str]:
 
     actor: Any = ray.remote(Told).options(num_cpus=0).remote()
     try:
-        return psutil.Process(ray.get(actor.pid.remote(), timeout=60)).environ()
+        return psutil.Process(ray.get(actor.pid.remote(), timeout=PATIENCE_S)).environ()
     finally:
         ray.kill(actor)
 

@@ -20,14 +20,15 @@ from orchestrator.core import events
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
-from orchestrator.simulation.whatif import CHANGED, HAPPENED, UNCHANGED, what_if
+from orchestrator.simulation.whatif import CHANGED, HAPPENED, UNCHANGED
 from orchestrator.simulation.world import World
 from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import Tape
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job
+from tests.simulation.questions import what_if
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.ray
 DEMO = Path(__file__).parent.parent.parent / "deploy" / "configs" / "demo.yaml"
 STEP_S = 0.15
 STEPS = 220

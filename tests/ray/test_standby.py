@@ -15,7 +15,7 @@ from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job, gone, synthetic
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.ray
 
 
 def test_a_standbys_process_becomes_the_island_and_remains_it_through_the_deaths_of_others(

@@ -19,17 +19,17 @@ from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.tape.storage import read_tape
-from tests.api.installation import ROOT, wait_until
+from tests.api.installation import ROOT
 from tests.ray.jobs import Job, assert_sound, synthetic
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.ray
 GROUP = "us-east"
 ISLANDS = ("one", "two")
 STEPS = 400
 FRAGMENTS = 4
 CONTROL = "orchestrator.runtime.control_port:connect"
 TRIES = 5
-UP_S = 300.0
 """Nothing here is about how soon a busy machine has started a cluster."""
 
 
@@ -49,7 +49,7 @@ class Machine:
         command = [sys.executable, "-m", "api.serve", "--home", str(self.home.path), "--runs", str(self.runs)]
         with self.log.open("ab") as log:
             self.service = subprocess.Popen([*command, "--control", CONTROL], cwd=ROOT, stdout=log, stderr=log)
-        wait_until(lambda: self.service.poll() is not None or self.answers(), UP_S)
+        wait_until(lambda: self.service.poll() is not None or self.answers())
         assert self.service.poll() is None, self.log.read_text()
 
     def _cluster(self) -> ClusterFile:
@@ -91,7 +91,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr(embedded, "START_TIMEOUT_S", UP_S)
+    monkeypatch.setattr(embedded, "START_TIMEOUT_S")
     machine = Machine(tmp_path)
     yield machine
     machine.end_service()
@@ -133,11 +133,11 @@ def test_a_job_goes_on_in_the_next_cluster_when_every_process_of_its_own_was_kil
     stood: list[list[int]] = []
     for epoch in (2, 3):
         count = len(job.merges())
-        job.wait_until(lambda: len(job.merges()) >= count + 6, "merges", UP_S)  # noqa: B023
+        job.wait_until(lambda: len(job.merges()) >= count + 6, "merges")  # noqa: B023
         with machine.client() as client:
             asked = client.kill(job.id, "two") if epoch == 3 else None
         if epoch == 2:
-            careless.wait_until(lambda: max(careless.versions()) > 0, "a merge of the other job", UP_S)
+            careless.wait_until(lambda: max(careless.versions()) > 0, "a merge of the other job")
             machine.end_service()
         machine.lose_cluster()
         (careless.run_dir / "boot").write_text("another start of the machine")
@@ -145,18 +145,18 @@ def test_a_job_goes_on_in_the_next_cluster_when_every_process_of_its_own_was_kil
         if epoch == 3:
             assert_nobody_calls_it_over(machine, job)
         machine.up()
-        job.wait_until(lambda: len(job.restarts()) == epoch - 1, f"epoch {epoch}", UP_S)  # noqa: B023
+        job.wait_until(lambda: len(job.restarts()) == epoch - 1, f"epoch {epoch}")  # noqa: B023
         with machine.client() as client:
-            told = wait_until(lambda: (seen := client.job(job.id)).after_s is not None and seen, UP_S)
+            told = wait_until(lambda: (seen := client.job(job.id)).after_s is not None and seen)
             assert (told.state, told.epoch) == ("running", epoch)
             assert {found.job for found in client.jobs()} == {job.id, careless.id}
-            ended = wait_until(lambda: (seen := client.job(careless.id)).state.final and seen, UP_S)
+            ended = wait_until(lambda: (seen := client.job(careless.id)).state.final and seen)
             assert ended.state == "failed"
             assert "DataError: The machine was started anew" in ended.reason
             if asked is not None:
-                wait_until(lambda: client.command(job.id, asked.command).state == "accepted", UP_S)  # noqa: B023
+                wait_until(lambda: client.command(job.id, asked.command).state == "accepted")  # noqa: B023
     with machine.client() as client:
-        wait_until(lambda: client.job(job.id).state.final, UP_S)
+        wait_until(lambda: client.job(job.id).state.final)
         assert client.job(job.id).state == "completed"
 
     status = job.wait_for_end()

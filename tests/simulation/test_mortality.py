@@ -26,8 +26,8 @@ from orchestrator.core.effects import Effect, ReleasePayload
 from orchestrator.core.letters import Letters
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Epoch, RefusalReason, RoundPhase
-from orchestrator.journal.keeper import Keeper
-from orchestrator.journal.storage import Journal
+from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.simulation.swarm import trial
 from orchestrator.simulation.swarm.configurations import SAVING, draw
 from orchestrator.simulation.swarm.mortality import draw_mortality
@@ -146,12 +146,12 @@ def _counts_lost_work(monkeypatch: Patch) -> None:
 
 
 def _restores_what_is_there(monkeypatch: Patch) -> None:
-    restore = Keeper.restore
+    restore = JournaledStore.restore
 
-    def present(keeper: Keeper, fragment: int, *rest: object) -> object:
+    def present(keeper: JournaledStore, fragment: int, *rest: object) -> object:
         return restore(keeper, fragment, *rest[:-1], keeper.outer.state(fragment))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Keeper, "restore", present)
+    monkeypatch.setattr(JournaledStore, "restore", present)
 
 
 def _cuts_too_early(monkeypatch: Patch) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from orchestrator.simulation.distributions import UNITS, Constant, Exponential
 from orchestrator.simulation.fleet import FleetPlan, System
-from orchestrator.simulation.fleet_tape import FleetTape, TextSink, fleet_header
+from orchestrator.simulation.fleet_tape import FleetTape, fleet_header
 from orchestrator.simulation.fleet_world import FleetWorld
 from orchestrator.simulation.outages import draw_outages
 from orchestrator.tape.schema import decode_line
+from tests.simulation.fleet_tapes import TextSink
 
 MINUTE = Constant(60.0)
 

@@ -136,7 +136,7 @@ def test_an_interruption_at_protocol_level_keeps_the_fleets_rows():
 
 DIGESTS = """
 from orchestrator.simulation import run, spec
-from orchestrator.simulation.fleet_tape import DigestSink
+from tests.simulation.fleet_tapes import DigestSink
 from orchestrator.tape.driver import DigestSink as RecordDigest
 from orchestrator.tape.schema import FleetHeader
 

@@ -11,9 +11,10 @@ from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import DataError, InvalidJobSpec
 from orchestrator.simulation.changes import Settings, apply
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
-from orchestrator.simulation.whatif import CHANGED, HAPPENED, UNCHANGED, WhatIf, what_if
+from orchestrator.simulation.whatif import CHANGED, HAPPENED, UNCHANGED, WhatIf
 from orchestrator.simulation.world import World
 from orchestrator.tape.schema import FleetHeader, Tape
+from tests.simulation.questions import what_if
 
 POLICY = replace(sample_policy(4, steps=300, fragment_count=8, interval=24, grace_cap_steps=3.0), overlap_steps=6)
 BEFORE = Settings(POLICY, "rebase")

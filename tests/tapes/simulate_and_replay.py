@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
+from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import DigestSink
 from orchestrator.tape.replay import replay
+from tests.simulation.random_faults import random_faults
 
 
 def main(seed: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
+from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.errors import DataError, InternalError
 from orchestrator.simulation.swarm.checkers import Checkers
 from orchestrator.simulation.swarm.configurations import draw
@@ -64,20 +65,20 @@ def tape_of(seed: int) -> Tape:
     return world.tape
 
 
-def driver_of(header: Header) -> Driver:
+def driver_of(header: Header) -> Driver[Synchroniser]:
     folds = Promises(), Goodput(header.policy), Statistics(header.policy)
     return Driver(fresh_core(header), folds, MemorySink())
 
 
-def snapshot_of(driver: Driver) -> Snapshot:
-    return Snapshot(Mark(driver.count, 0, ""), 0.0, driver.core, driver.folds)  # type: ignore[arg-type]
+def snapshot_of(driver: Driver[Synchroniser]) -> Snapshot:
+    return Snapshot(Mark(driver.count, 0, ""), 0.0, driver.core, driver.folds)
 
 
-def summaries(driver: Driver) -> list[Any]:
+def summaries(driver: Driver[Synchroniser]) -> list[Any]:
     return [fold.summary() for fold in driver.folds if isinstance(fold, Goodput | Statistics)]
 
 
-def require_no_alias(driver: Driver) -> None:
+def require_no_alias(driver: Driver[Synchroniser]) -> None:
     """Nothing that can change is held in two places: read again, it would be two things."""
     seen: dict[int, str] = {}
     entries: list[tuple[Any, str]] = [(driver.core, "core"), *((fold, type(fold).__name__) for fold in driver.folds)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import DataError
-from orchestrator.runtime.snapshots import Snapshots
-from orchestrator.simulation.plan import WorldPlan, random_faults, sample_policy
+from orchestrator.host.snapshot_writer import SnapshotWriter
+from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape import storage
 from orchestrator.tape.driver import Driver
@@ -23,6 +22,8 @@ from orchestrator.tape.replay import fresh_core
 from orchestrator.tape.schema import Header, Mark, Record
 from orchestrator.tape.snapshot import Snapshot, decode, encode
 from orchestrator.tape.storage import TapeWriter, build, keep_snapshot, read_snapshot, read_tape
+from tests.simulation.random_faults import random_faults
+from tests.waiting import wait_until
 
 HEADER = Header("a job", sample_policy(4, quorum=2, steps=150))
 POINTS = 8
@@ -142,13 +143,10 @@ def test_one_is_due_by_what_would_be_remembered_however_short_each_life_is(
     tape, written = TapeWriter.reopen(path)
     past = remember(written, fresh_folds())
     driver = Driver(past.core, (past.promises, *past.folds), tape, past.count)
-    snapshots = Snapshots(tmp_path / "snapshot", tape, past.before, every=5)
+    snapshots = SnapshotWriter(tmp_path / "snapshot", tape, past.before, every=5)
     driver.step(records[8].event)
     snapshots.consider(driver, records[8].event.at)
-    deadline = time.monotonic() + 10.0
-    while (taken := read_snapshot(tmp_path / "snapshot")) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    taken = wait_until(lambda: read_snapshot(tmp_path / "snapshot"), "a snapshot", pause_s=0.01)
     assert taken.mark.count == 9
     tape.let_go()
 

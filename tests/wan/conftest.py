@@ -21,8 +21,9 @@ from orchestrator.runtime import embedded
 from orchestrator.runtime.groups import NodeGroup
 from orchestrator.runtime.settings import CONTROL_GROUP
 from orchestrator.tape.storage import read_tape
-from tests.api.installation import ROOT, wait_until
+from tests.api.installation import ROOT
 from tests.ray.jobs import Job, synthetic
+from tests.waiting import wait_until
 from tests.wan.diary import Diary, folder_of
 from tests.wan.regions import Regions
 
@@ -49,7 +50,7 @@ class Archipelago:
             command = [*place.enter, sys.executable, "-m", "api.serve", *served, "--control", "tests.wan.diary:connect"]
             with self.home.log.open("ab") as log:
                 self._service = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-            wait_until(self._answers, timeout_s=60.0)
+            wait_until(self._answers)
 
     def down(self) -> None:
         if self._service is not None:

@@ -13,10 +13,9 @@ from orchestrator.runtime.settings import CONTROL_GROUP
 from tests.ray.test_recovery import assert_sound
 from tests.wan.conftest import ASIA, EAST, Archipelago, WideJob
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.ray
 Submit = Callable[..., WideJob]
 AWAY_S = 4.0
-BACK_S = 60.0
 GAP_MAX_S = 3.0
 
 
@@ -35,8 +34,8 @@ def test_islands_train_on_without_a_head_and_the_job_completes_once_it_is_back(
     time.sleep(AWAY_S)
     assert not cluster.answers()
     archipelago.up()
-    job.wait_until(job.restarts, "the next synchroniser", timeout_s=BACK_S)
-    job.wait_until(lambda: job.contributors_since(job.restarts()[0].at) == {EAST, ASIA}, "everyone again", BACK_S)
+    job.wait_until(job.restarts, "the next synchroniser")
+    job.wait_until(lambda: job.contributors_since(job.restarts()[0].at) == {EAST, ASIA}, "everyone again")
     back_at = time.monotonic()
     print(f"everyone again {back_at - killed_at:.1f} s after the head's death")
     for pid in pids.values():

@@ -18,9 +18,8 @@ from tests.ray.test_recovery import assert_sound
 from tests.wan.conftest import ASIA, EAST, Archipelago, WideJob
 
 CUT_S = float(os.environ.get("ATOLL_CUT_S", "15"))
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(round(CUT_S) + 240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(round(CUT_S) + 900)]
 Submit = Callable[..., WideJob]
-BACK_S = 30.0
 GAP_MAX_S = 5.0
 """Of a machine that may have much other work; whoever waited for the other side would stand still for the whole cut."""
 UNTOLD_STEPS_MAX = 2.0 / STEP_S
@@ -43,7 +42,7 @@ def test_a_region_that_is_cut_off_trains_on_and_contributes_again_with_the_right
     at = job.status()["at"]
     archipelago.regions.heal(region)
     healed_at = time.monotonic()
-    job.wait_until(lambda: ASIA in job.contributors_since(at), "a contribution of asia", timeout_s=BACK_S)
+    job.wait_until(lambda: ASIA in job.contributors_since(at), "a contribution of asia")
     job.wait_until(lambda: job.island(ASIA)["last_merge_at"] > at, "a merge with asia")
     print(f"contributed {time.monotonic() - healed_at:.1f} s after a cut of {healed_at - cut_at:.0f} s")
 
@@ -74,7 +73,7 @@ def test_an_island_replaced_behind_a_cut_is_fenced_when_it_is_back_and_all_it_tr
     at = job.status()["at"]
     archipelago.regions.heal(region)
     healed_at = time.monotonic()
-    job.wait_until(lambda: gone(old), "the end of the one that was replaced", timeout_s=BACK_S)
+    job.wait_until(lambda: gone(old), "the end of the one that was replaced")
     diary = job.diary(old)
     assert diary.longest_gap(cut_at, healed_at) <= GAP_MAX_S
     assert job.island(ASIA)["pid"] == new

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.programs import required
+from tests.waiting import PATIENCE_S
 from tests.web.visit import Site, Visit
 
 ARGUMENTS = [
@@ -23,7 +24,7 @@ ARGUMENTS = [
     "--disable-dev-shm-usage",
     "--no-first-run",
 ]
-expect.set_options(timeout=10_000)  # of what is to become true soon; where the time matters, the test says which
+expect.set_options(timeout=PATIENCE_S * 1000)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import pytest
 
 from api.routes.page import DOCUMENT, FOLDER, POLICY
 from tests.api.installation import ROOT
+from tests.waiting import PATIENCE_S
 from tests.web.visit import Site
 
 LINES_MAX = 300
@@ -23,7 +24,7 @@ SOURCES = sorted(FOLDER.iterdir())
 @pytest.fixture
 def http(site: Site) -> Iterator[httpx.Client]:
     """Somebody without a token."""
-    with httpx.Client(base_url=site.url, timeout=20) as client:
+    with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -82,6 +83,6 @@ def test_a_file_of_the_page_is_short_says_what_it_is_for_and_names_no_other_host
 
 def test_the_page_is_in_the_wheel(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_S)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         assert {f"api/web/{path.name}" for path in SOURCES} <= set(wheel.namelist())

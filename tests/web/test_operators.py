@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.api.installation import wait_until
 from tests.chaos.plans import document
+from tests.waiting import wait_until
 from tests.web.audit import faults
 from tests.web.test_accessibility import WINDOWS, sideways
 from tests.web.test_page import confirm
@@ -97,7 +97,7 @@ def test_a_viewer_sees_what_a_plan_struck_and_takes_the_verdict_along(
         expect(chaos.locator("tbody tr")).to_contain_text(["kill asia"])
         expect(chaos).to_contain_text("Next: stop us-west for 6 s in")
         expect(chaos.get_by_role("button")).to_have_count(0)
-        wait_until(lambda: client.chaos_run(job).ended_at is not None, timeout_s=60)
+        wait_until(lambda: client.chaos_run(job).ended_at is not None)
         page.reload()
         page.get_by_label("Job").select_option(job)
         expect(chaos.locator(".badge").first).to_have_text("passed")

@@ -11,7 +11,8 @@ from playwright.sync_api import Browser, Locator, Page
 from api.auth.roles import Role
 from api.client import Client
 from api.http.guard import is_loopback
-from tests.api.installation import Installation, wait_until
+from tests.api.installation import Installation
+from tests.waiting import wait_until
 
 CONTROL = "tests.web.live:connect"
 BACKOFF_S = 2.5

@@ -1,14 +1,14 @@
 """Links that a synchroniser's death cuts, and islands that keep their letters until they are acknowledged.
 
-As ``runtime.links`` and ``learners.correspondence`` do live, with the same ``core.letters``: letters are read in order,
-those whose records are kept are acknowledged, and a synchroniser that took another's place hears again what was not.
+As ``runtime.report_link`` and ``learners.correspondence`` do live, with the same ``core.letters``: letters are read in
+order, those whose records are kept are acknowledged, and a synchroniser that took another's place hears again what was not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from orchestrator.core import events as e
 from orchestrator.core.letters import Letters
@@ -16,10 +16,7 @@ from orchestrator.core.messages import Letter, Offer
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
-from orchestrator.simulation.links import Links
-
-if TYPE_CHECKING:
-    from orchestrator.simulation.swarm.mortal_world import MortalWorld
+from orchestrator.simulation.links import Links, Surroundings
 
 
 class Mail:
@@ -96,10 +93,22 @@ def mail_of(host: Host) -> Mail:
     return cast(Mail, host.outbox)
 
 
+class MortalSurroundings(Surroundings, Protocol):
+    """``alive`` is the synchroniser's process, ``count`` the number of its tape's last record."""
+
+    alive: bool
+
+    @property
+    def count(self) -> int: ...
+
+    def ours(self, thunk: Callable[[], None]) -> Callable[[], None]:
+        """``thunk``, if this life of the synchroniser has not ended by then."""
+
+
 class MortalLinks(Links):
     """Of the synchroniser that lives now."""
 
-    def __init__(self, world: MortalWorld) -> None:
+    def __init__(self, world: MortalSurroundings) -> None:
         super().__init__(world)
         self._mortal = world
 

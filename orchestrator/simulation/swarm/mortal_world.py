@@ -18,12 +18,12 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.membership import WITH_PROCESS
+from orchestrator.core.island_record import WITH_PROCESS
 from orchestrator.core.vocabulary import FragmentId, IslandState, JobPhase, JobPolicy, ReleaseReason
 from orchestrator.errors import DataError, Fenced
-from orchestrator.journal.storage import Journal
-from orchestrator.runtime.files import JobFiles, open_files
-from orchestrator.runtime.patience import Patience, PatientSink
+from orchestrator.host.job_files import JobFiles, open_files
+from orchestrator.host.retry import Retrier, RetryingSink
+from orchestrator.parameters.journal.storage import Journal
 from orchestrator.simulation.disk import Died, SimulatedDisk
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
@@ -118,6 +118,8 @@ class MortalWorld(RoughWorld):
         if self.finished is not None:
             return  # the process has let everything go
         if self.alive:
+            if isinstance(event, e.ContributionArrived):
+                self.workshop.receive(event.contribution)
             self._mortally(lambda: super(MortalWorld, self).tell(event))
         elif isinstance(event, e.Command):
             self._unheard.append(event)  # who asked for it asks again
@@ -167,12 +169,14 @@ class MortalWorld(RoughWorld):
                 self._place_again(effect)
             case f.ReleasePayload(reason=ReleaseReason.LOST):
                 self.held.discard(effect.payload)
-                self.workshop.gone.discard(effect.payload)
+            case f.ReleasePayload():
+                super()._act(effect)
+                self.workshop.release(effect.payload)
             case f.FinishJob():
                 self._finish(effect)
             case f.PublishFragment():
-                assert self.workshop.keeper is not None
-                state = self.workshop.keeper.outer.state(effect.fragment)
+                assert self.workshop.shard is not None
+                state = self.workshop.shard.state(effect.fragment)
                 if state.version == effect.version and effect.recipients:
                     self.promises.told(effect.fragment, state)
                 super()._act(effect)
@@ -235,14 +239,13 @@ class MortalWorld(RoughWorld):
             return
         self.epoch, past = files.epoch, files.past
         self.core = files.core
-        sink = PatientSink(files.tape, Patience(retry_s=0.0), files.journal.settle)
+        sink = RetryingSink(files.tape, Retrier(retry_s=0.0), files.journal.settle)
         self._driver = Driver(files.core, folds, sink, past.count if past is not None else 0)
         if files.core.state.phase is JobPhase.FINISHED:
             self._finish(next(x for r in reversed(self.sink.records) for x in r.effects if isinstance(x, f.FinishJob)))
             return
         self.held = {c.payload for r in files.core.state.rounds for c in r.offered.values()}
         self.workshop = MortalWorkshop(self)
-        self.workshop.gone = set(self.held)
         if files.outer is not None:
             self.promises.recovered(files.outer)
             self.workshop.remember(files.outer, files.merges, files.journal)

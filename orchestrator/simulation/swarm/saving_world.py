@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, Part, encode_part, part_digest
 from orchestrator.checkpoints.reading import manifest_of, outer_states, verified
+from orchestrator.checkpoints.writing import OuterCut, cut_of
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import NotSaved, Saved
@@ -30,9 +31,10 @@ from orchestrator.core.saving import (
 )
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
 from orchestrator.errors import AtollError, InternalError
-from orchestrator.merge.outer_state import FragmentState
+from orchestrator.host.checkpoint_writer import CheckpointWriter
+from orchestrator.host.job_context import JobContext
+from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime.checkpoints import Checkpoints
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.swarm.checkers import Checkers
@@ -66,7 +68,7 @@ class SavingWorld(MortalWorld):
         self._roots = AllowedRoots.only(f"memory://atoll-swarm-{seed}")
         self._memory = Folder.within(self._roots, f"memory://atoll-swarm-{seed}")
         self._spec = job_spec(mortality.merges_max, [plan.island for plan in policy.islands], self._memory.url)
-        self._saver: tuple[int, Checkpoints] | None = None
+        self._saver: tuple[int, CheckpointWriter] | None = None
         self._marked: set[tuple[int, int]] = set()
         for at, command in saving.commands() if saving is not None else ():
             self.later(at, partial(self._command, command))
@@ -94,23 +96,16 @@ class SavingWorld(MortalWorld):
 
     # ── the synchroniser's ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _checkpoints(self) -> Checkpoints:
+    def _checkpoints(self) -> CheckpointWriter:
         """Of this life."""
         if self._saver is None or self._saver[0] != self.generation:
             worker = Worker(self)
-            saver = Checkpoints(
-                "job",
-                self._spec,
-                FOLDER,
-                None,
-                self.core.state,
-                self.goodput.ledger,
-                worker.outer,
-                lambda: insist("the tape cannot be written", self._files.tape.sync),
-                self._post,
-                self._roots,
-                worker,
+            context = JobContext(
+                "job", self._spec, FOLDER, self._roots, self.epoch, lambda: self.now, self._post, _raise
             )
+            sync_tape = partial(insist, "the tape cannot be written", self._files.tape.sync)
+            ledger = self.goodput.ledger
+            saver = CheckpointWriter(context, None, self.core.state, ledger, worker.outer, sync_tape, worker)
             self._saver = self.generation, saver
         return self._saver[1]
 
@@ -210,7 +205,7 @@ class Worker(Executor):
             self._go_on()
         return Future()
 
-    def outer(self) -> Future[list[tuple[FragmentState, int]]]:
+    def outer(self) -> Future[OuterCut]:
         """Θ when the merges ordered so far are done."""
         under_way, stands = dict(self._workshop.under_way), self._workshop.outer
         self._awaited |= set(under_way.items())
@@ -229,12 +224,18 @@ class Worker(Executor):
             self._go_on()
 
 
-class Outer(Future[list[tuple[FragmentState, int]]]):
+class Outer(Future[OuterCut]):
     """Of what was made; a merge that failed left its fragment as it was."""
 
     def __init__(self, made: dict[tuple[FragmentId, Version], tuple[FragmentState, int]], cut: Versions) -> None:
         super().__init__()
         self._made, self._cut = made, cut
 
-    def result(self, timeout: float | None = None) -> list[tuple[FragmentState, int]]:
-        return [self._made.get((p, v)) or self._made[p, Version(v - 1)] for p, v in sorted(self._cut.items())]
+    def result(self, timeout: float | None = None) -> OuterCut:
+        return cut_of(
+            {p: self._made.get((p, v)) or self._made[p, Version(v - 1)] for p, v in sorted(self._cut.items())}
+        )
+
+
+def _raise(error: BaseException) -> None:
+    raise error

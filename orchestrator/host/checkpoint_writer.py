@@ -1,0 +1,217 @@
+"""A running job's checkpoints: Θ and the accounts at the cut, the islands' parts, the manifest, and old ones removed.
+
+    begin (pump)   accounts and cursors as the record that begins it leaves them; Θ behind the merges ordered before; not
+                   before that record is durable: its number must not be used again for another, after a loss of power
+    one thread     writes Θ, then the manifest once the core says whose parts belong in it; removes what is dropped, once
+                   the record that says so survives a loss of power, and what a life before this one was to remove
+
+Results return as events. Whatever goes wrong with one, foreseen or not, is that checkpoint's failure, and never the job's:
+what it would have saved is still there. Refuses to decide when, who and which (``core.checkpoints``), and to know what is in
+a part.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from orchestrator.accounting.ledger import Books, Ledger
+from orchestrator.checkpoints import writing
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import File, Fragment, Manifest, Part
+from orchestrator.checkpoints.resumption import Resumption
+from orchestrator.checkpoints.writing import OuterCut
+from orchestrator.core.saving import (
+    BeginCheckpoint,
+    CheckpointFailed,
+    CheckpointTaken,
+    DropCheckpoint,
+    SavedPart,
+    SavingEffect,
+    SealCheckpoint,
+)
+from orchestrator.core.state import JobState
+from orchestrator.core.vocabulary import Instant, IslandId
+from orchestrator.errors import AtollError, first_line
+from orchestrator.host.job_context import JobContext
+
+log = logging.getLogger(__name__)
+
+CutOuter = Callable[[], "Future[OuterCut]"]
+"""Θ as it stands when the merges ordered so far are done."""
+
+
+@dataclass(slots=True)
+class _Open:
+    order: BeginCheckpoint
+    folder: Folder
+    at: Instant
+    began: float
+    books: Books
+    cursors: Mapping[str, int]
+    outer: Future[OuterCut]
+    fragments: tuple[Fragment, ...] = ()
+    files: tuple[File, ...] = ()
+
+
+class CheckpointWriter:
+    """``act`` is called in the pump's thread, right after the folds have seen the record.
+
+    ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. OutsideRoots is
+    raised where the job's folder of checkpoints lies below none of its roots. ``worker`` takes the place of the one thread.
+    """
+
+    def __init__(
+        self,
+        context: JobContext,
+        resumption: Resumption | None,
+        state: JobState,
+        ledger: Ledger,
+        cut_outer: CutOuter,
+        sync_tape: Callable[[], None],
+        worker: Executor | None = None,
+    ) -> None:
+        spec, self._roots = context.spec, context.roots
+        self._job, self._spec, self._post = context.job, spec, context.post
+        self._legs = resumption.legs if resumption else ()
+        self.resumed_from = resumption.url if resumption else ""
+        self._state, self._ledger, self._cut_outer, self._sync_tape = state, ledger, cut_outer, sync_tape
+        self._url = writing.root_of(spec.checkpoints.folder, context.job, context.run_dir)
+        self._roots.checkpoint_folder(self._url)  # raises; a place that is only out of reach may come back
+        self._root: Folder | None = None
+        self._worker = worker or ThreadPoolExecutor(1, "checkpoint")
+        self._open: dict[int, _Open] = {}
+        if state.checkpoints.count:
+            self._worker.submit(self._tidy)
+
+    def act(self, effect: SavingEffect, now: Instant) -> None:
+        match effect:
+            case BeginCheckpoint(number):
+                self._sync_tape()
+                try:
+                    opened = _Open(
+                        effect,
+                        self.folder(number),
+                        now,
+                        time.monotonic(),
+                        self._ledger.books(),
+                        {i.id: i.steps_before + self._steps(i.id) for i in self._state.islands.values()},
+                        self._cut_outer(),
+                    )
+                except Exception as error:
+                    self._fail(number, error)
+                    return
+                self._open[number] = opened
+                self._worker.submit(self._guarded, number, lambda: self._write_outer(opened))
+            case SealCheckpoint(number, parts):
+                self._worker.submit(self._guarded, number, lambda: self._seal(number, parts))
+            case DropCheckpoint(number, reason):
+                log.info("checkpoint %d is removed: %s", number, reason)
+                self._worker.submit(self._remove, number)
+
+    @property
+    def root(self) -> Folder:
+        """Opened when it is first needed: one that cannot be is the misfortune of each checkpoint, not of the job."""
+        if self._root is None:
+            self._root = Folder.within(self._roots, self._url)
+        return self._root
+
+    @root.setter
+    def root(self, folder: Folder) -> None:
+        self._root = folder
+
+    def folder(self, number: int) -> Folder:
+        """Raises what an unusable ``checkpoints.folder`` raises."""
+        return writing.checkpoint_folder(self.root, number)
+
+    def is_open(self, number: int) -> bool:
+        """Whether this checkpoint was begun, and has not failed or been sealed."""
+        return number in self._open
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    # ── in the writing thread ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _guarded(self, number: int, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._fail(number, error)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        unforeseen = None if isinstance(error, AtollError | OSError) else error
+        log.warning("checkpoint %d fails: %s", number, reason, exc_info=unforeseen)
+        self._open.pop(number, None)
+        self._post(lambda at: CheckpointFailed(at, number, reason))
+
+    def _write_outer(self, opened: _Open) -> None:
+        cut = opened.outer.result()
+        versions = tuple(fragment.version for fragment in cut.fragments)
+        if versions != opened.order.versions:  # a merge of the cut came to nothing
+            raise OSError(f"Θ is at versions {versions}, and the cut at {opened.order.versions}")
+        opened.files, opened.fragments = cut.write(opened.folder), cut.fragments
+
+    def _seal(self, number: int, saved_parts: tuple[SavedPart, ...]) -> None:
+        opened = self._open.pop(number, None)
+        if opened is None:
+            return  # Θ could not be written, which was said
+        parts, files = [], list(opened.files)
+        for saved in saved_parts:
+            part, of_part = writing.read_part(opened.folder, saved.island, saved.digest)
+            parts.append(part)
+            files.extend(of_part)
+        manifest = self._manifest(opened, tuple(parts), tuple(files))
+        writing.write_manifest(opened.folder, manifest)
+        seconds = time.monotonic() - opened.began
+        self._post(lambda at: CheckpointTaken(at, number, manifest.byte_count, seconds))
+        self._tidy()
+
+    def _manifest(self, opened: _Open, parts: tuple[Part, ...], files: tuple[File, ...]) -> Manifest:
+        books, of_parts = opened.books, {part.island: part for part in parts}
+        since = sum(part.tokens_total - books.totals.get((part.island, part.incarnation), 0) for part in parts)
+        cursors = {**opened.cursors, **{part.island: part.cursor for part in parts}}
+        return Manifest(
+            job=self._job,
+            number=opened.order.checkpoint,
+            at=opened.at,
+            taken_at=time.time(),
+            spec=self._spec.model_dump(mode="json"),
+            fragments=opened.fragments,
+            tokens_trained=books.trained + since,
+            merged_tokens=books.merged,
+            cursors=tuple(cursors[island] for island in self._spec.island_sections(spares=True)),
+            legs=self._legs,
+            parts=tuple(of_parts[name] for name in sorted(of_parts)),
+            files=files,
+        )
+
+    def _remove(self, number: int) -> None:
+        """Not before the tape is durable: with the power, the newer one could be forgotten that made this superfluous."""
+        self._open.pop(number, None)
+        try:
+            self._sync_tape()
+            writing.remove(self.folder(number))
+        except Exception as error:  # it stays, and takes room; nothing rests on it
+            log.warning("checkpoint %d cannot be removed: %s", number, first_line(error))
+
+    def _tidy(self) -> None:
+        """Remove what was dropped and is there: who was to remove it died, or an island wrote into it afterwards."""
+        known = self._state.checkpoints
+        wanted = {kept.number for kept in known.kept} | ({known.open.number} if known.open else set())
+        try:
+            there = {number for name in self.root.folders() if (number := writing.number_of(name)) is not None}
+        except Exception as error:
+            log.warning("nobody knows which checkpoints are there: %s", first_line(error))
+            return
+        for number in sorted(there - wanted):
+            if number <= known.count:
+                self._remove(number)
+
+    def _steps(self, island: IslandId) -> int:
+        report = self._state.reports.get(island)
+        return report.steps_total if report else 0

@@ -1,0 +1,318 @@
+"""A job's tape and journal while its synchroniser lives: begun, or taken up where the last one died.
+
+    RUN_DIR/tape.jsonl     every event and what was decided on it
+    RUN_DIR/snapshot       what was known at one step of it
+    RUN_DIR/journal/       Θ and momentum of every fragment, by version
+    RUN_DIR/boot           which start of the machine the job began in, for durability async
+
+Responsible for what is true before anything goes on: the core decides as it did, Θ is what the tape says it is, and what
+only the journal knows, and that an epoch begins, come next on the tape (``first_events``). Refuses to act on anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.config import JobSpec
+from orchestrator.core import events
+from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
+from orchestrator.core.state import JobState
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase, JobPolicy, Version
+from orchestrator.disk import Disk, LocalDisk
+from orchestrator.errors import ConfigurationError, DataError
+from orchestrator.host.posting import Undated
+from orchestrator.parameters import outer_optimizer
+from orchestrator.parameters.journal.entry import Facts, payloads_of
+from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
+from orchestrator.parameters.journal.storage import SUFFIX, Journal
+from orchestrator.parameters.journaled_store import recovered
+from orchestrator.parameters.outer_state import OuterState
+from orchestrator.tape.driver import Fold
+from orchestrator.tape.promises import Promises
+from orchestrator.tape.recovery import Remembered, remember
+from orchestrator.tape.schema import Header, decode_header
+from orchestrator.tape.snapshot import Snapshot
+from orchestrator.tape.storage import TapeWriter, read_snapshot
+
+log = logging.getLogger(__name__)
+
+TAPE = "tape.jsonl"
+SNAPSHOT = "snapshot"
+JOURNAL = "journal"
+CHECKPOINTS = "checkpoints"
+LEFT_AT_THE_END = ("status.json", "report.json", "merged.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFiles:
+    """``past`` is ``None`` for a job that begins; ``outer`` while Θ was never made, or is not needed any more.
+
+    ``folds`` and ``promises`` know all that is on the tape, and are to be told what comes. ``damage`` is what was cut off.
+    """
+
+    tape: TapeWriter
+    journal: Journal
+    header: Header
+    core: Synchroniser
+    folds: tuple[Fold, ...]
+    promises: Promises
+    past: Remembered | None = None
+    damage: tuple[str, ...] = ()
+    outer: OuterState | None = None
+    merges: tuple[Facts, ...] = ()
+    first_events: tuple[Undated, ...] = ()
+
+    @property
+    def started(self) -> bool:
+        """Whether the job has begun before."""
+        return self.past is not None and self.past.started
+
+    @property
+    def epoch(self) -> Epoch:
+        """Of whoever holds these files."""
+        return self.core.state.epoch if self.past is None else self.past.next_epoch
+
+
+def open_files(
+    run_dir: Path,
+    job: str,
+    spec: JobSpec,
+    policy: JobPolicy,
+    started_at: float,
+    folds: Sequence[Fold] = (),
+    disk: Disk | None = None,
+) -> JobFiles:
+    """Begin the job's files, or remember. Of ``folds`` those of a snapshot take the place, if there is one.
+
+    Raises ConfigurationError when the folder holds another job, DataError when its files are damaged or do not fit each
+    other, InfrastructureError while another process writes them.
+    """
+    path, snapshot_path, disk = run_dir / TAPE, run_dir / SNAPSHOT, disk or LocalDisk()
+    if not _has_begun(path, disk):
+        _refuse_a_past(run_dir, disk)
+        disk.remove(path)
+        disk.remove(snapshot_path)
+        _note_boot(run_dir, disk)
+        tape = TapeWriter(path, Header(job, policy, started_at), disk)
+        tape.sync()  # before anybody is told of the job: a header that is damaged later is no torn one
+        journal = _journal(run_dir, spec, policy, tape, disk)
+        journal.clear()
+        return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Promises())
+    witness = _snapshot(snapshot_path, disk)
+    snapshot = witness if witness is not None and _fits(witness, policy, folds) else None
+    tape, written = TapeWriter.reopen(path, disk, snapshot.mark if snapshot else None)
+    header = written.header
+    if not isinstance(header, Header) or header.job != job or header.policy != policy:
+        tape.let_go()
+        raise ConfigurationError(
+            detail=f"{run_dir} holds the tape of another job ({header.job}), or of this one with another specification. "
+            "Use an empty folder."
+        )
+    try:
+        _require_same_boot(run_dir, spec, disk)
+        past = remember(written, folds, snapshot)
+        log.info("remembered %d steps, %d of them from a snapshot", past.count, past.before)
+        if written.footer is not None and past.core.state.phase is not JobPhase.FINISHED:
+            detail = f"The job in {run_dir} was ended by a failure (see crash.txt there); it does not go on from that."
+            raise ConfigurationError(detail=f"{detail} Submit it anew.")
+        journal = _journal(run_dir, spec, policy, tape, disk)
+        damage = [*journal.damage]
+        if written.torn is not None:
+            undecided = undecided_merges(past.core.state.rounds, journal.newest) if past.core.state.seeded else ()
+            damage = [f"tape: {written.torn}", *damage, *(journal.drop_newest(fragment) for fragment in undecided)]
+        if not past.core.state.seeded:
+            _refuse_a_cut(path, journal, witness)
+        files = JobFiles(tape, journal, header, past.core, past.folds, past.promises, past, tuple(damage))
+        return _taken_up(files, spec)
+    except Exception:
+        tape.let_go()
+        raise
+
+
+def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
+    """The tape tells all that a snapshot does, so one that cannot be read is only a pity."""
+    try:
+        return read_snapshot(path, disk)
+    except DataError as error:
+        log.warning("everything is remembered from the tape: %s", error)
+        return None
+
+
+def _fits(snapshot: Snapshot, policy: JobPolicy, folds: Sequence[Fold]) -> bool:
+    """Whether the job may go on from this snapshot. One that does not fit still witnesses that there is a past."""
+    if [type(fold) for fold in snapshot.folds] != [Promises, *map(type, folds)]:
+        log.warning("everything is remembered from the tape: the snapshot has other folds than this job's.")
+        return False
+    if snapshot.core.state.policy != policy:
+        log.warning("everything is remembered from the tape: the snapshot is that of another job or specification.")
+        return False
+    return True
+
+
+def _note_boot(run_dir: Path, disk: Disk) -> None:
+    path = run_dir / "boot"
+    disk.files(run_dir)  # makes the folder
+    disk.remove(path)
+    disk.append(path, [disk.boot().encode()])
+    disk.sync(path)
+
+
+def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
+    """Async, tape and journal may have lost the same merges with the power: nothing in them would show it."""
+    if spec.synchroniser.durability.kind == "sync":
+        return
+    try:
+        same = disk.read(run_dir / "boot").decode() == disk.boot()
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise DataError(
+            detail="The machine was started anew since this job wrote its files. With durability async merges that islands "
+            "already hold may be lost, and nobody could tell; sync prevents it. Submit the job anew."
+        )
+
+
+def _has_begun(path: Path, disk: Disk) -> bool:
+    """Whether there is a past: who died before its tape's first line was whole leaves nothing to go on from."""
+    try:
+        first, end, rest = beginning(path, disk).partition(b"\n")
+    except FileNotFoundError:
+        return False
+    try:
+        decode_header(first.decode(errors="replace"))
+    except DataError:
+        return bool(rest)
+    return bool(end)
+
+
+def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
+    """What has no tape must have no past either: each of these is written only when the tape's first line is durable.
+
+    Raises DataError. To begin anew would be to lose in silence what the job had merged.
+    """
+    there = disk.files(run_dir)
+    found = [name for name in (SNAPSHOT, *LEFT_AT_THE_END) if name in there]
+    if segments := [name for name in disk.files(run_dir / JOURNAL) if name.endswith(SUFFIX)]:
+        found.append(f"{JOURNAL} with {len(segments)} files")
+    if (run_dir / CHECKPOINTS).is_dir() and any((run_dir / CHECKPOINTS).iterdir()):
+        found.append(CHECKPOINTS)
+    if found:
+        lacks = "has no whole first line" if there.get(TAPE) else "is empty" if TAPE in there else "is missing"
+        raise DataError(
+            detail=f"The tape {run_dir / TAPE} {lacks}, but the job has run before: beside it lies {', '.join(found)}. "
+            "It does not begin anew over what it had merged. Put the tape back from a copy."
+        )
+
+
+def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> None:
+    """On a tape that knows of no Θ nothing was merged. Raises DataError where something else tells of a merge.
+
+    A merge is kept only when the tape is durable up to its decision, which lies behind Θ: no loss of power does this.
+    """
+    merged = [fragment for fragment in journal.fragments if _was_merged(journal, fragment)]
+    remembered = snapshot.core.state if snapshot else None
+    known = remembered is not None and remembered.tokens_before is None and remembered.global_version > 0
+    if merged or known:
+        evidence = f"the journal has merges of the fragments {merged}" if merged else "the snapshot knows of merges"
+        raise DataError(
+            detail=f"The tape {path} ends before the job had parameters, but {evidence}: it was cut, or is that of another "
+            "run. The job does not begin anew over what it had merged. Put the tape back from a copy."
+        )
+
+
+def _was_merged(journal: Journal, fragment: FragmentId) -> bool:
+    """Whether the fragment's newest entry stands on another, as every one does but that with which a job begins."""
+    newest = journal.newest(fragment)
+    if newest is None:
+        return False
+    facts, _ = journal.read(fragment, newest)
+    return bool(facts.base_digest or facts.contributors)
+
+
+def beginning(path: Path, disk: Disk, size: int = 1 << 15) -> bytes:
+    """So much of a file that a line is in it, if there is one."""
+    raw = disk.read(path, 0, size)
+    return raw if b"\n" in raw[:-1] or len(raw) < size else beginning(path, disk, 2 * size)
+
+
+def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
+    """With Θ, and what the tape has to be told first."""
+    past, state = files.past, files.core.state
+    assert past is not None
+    over = state.phase is JobPhase.FINISHED
+    damage = "; ".join(files.damage)
+    for told in files.damage:
+        log.warning("cut off, and gone on without: %s", told)
+    first: list[Undated] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch, damage)]
+    if not state.seeded:
+        files.journal.clear()  # Θ that nobody heard of is made again
+        return replace(files, first_events=tuple(first))
+    if over and files.journal.newest(FragmentId(0)) is None:
+        return files  # all that the job leaves is written, and its journal gone
+    set_back = {} if over or state.rollback is not None else _set_back(files, past.next_epoch)
+    others = [current for current in state.rounds if current.fragment not in set_back]
+    unheard = unheard_merges(others, files.journal.newest, over=over)
+    knobs = spec.synchroniser
+    optimizer = outer_optimizer.create(
+        knobs.outer_optimizer.kind, knobs.outer_optimizer.lr, knobs.outer_optimizer.momentum
+    )
+    fragments = [current.fragment for current in state.rounds]
+    outer, merges = recovered(files.journal, fragments, knobs.averaging, optimizer)
+    completed = [_completed(merges[fragment], state) for fragment in unheard]
+    return replace(files, outer=outer, merges=merges, first_events=(*completed, *first, *set_back.values()))
+
+
+def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Undated]:
+    """Fragments whose last version the journal has lost stand at the one before, as their next: kept first, then told.
+
+    Told again, should this life end in between. Such an entry rests on nothing and is nobody's.
+    """
+    rounds, journal = files.core.state.rounds, files.journal
+    for fragment in lost_merges(rounds, journal.newest) if files.damage else ():
+        version = rounds[fragment].version
+        facts, before = journal.read(fragment, Version(version - 1))
+        facts = replace(facts, version=Version(version + 1), epoch=epoch, base_digest="", contributors=())
+        try:
+            journal.append(facts, *payloads_of(before))
+        except OSError as error:
+            raise DataError(detail=f"The journal lost version {version} of fragment {fragment}: {error}.") from error
+    found: dict[FragmentId, Undated] = {}
+    for current in rounds:
+        if journal.newest(current.fragment) != current.version + 1:
+            continue
+        facts, _ = journal.read(current.fragment, Version(current.version + 1))
+        if not facts.base_digest and not facts.contributors:
+            found[current.fragment] = _restoring(facts, FROM_JOURNAL)
+    return found
+
+
+def _completed(facts: Facts, state: JobState) -> Undated:
+    """A merge, or what a rollback put in its place."""
+    if state.rollback is not None and state.rounds[facts.fragment].restoring:
+        return _restoring(facts, state.rollback.checkpoint)
+    return lambda at: events.MergeCompleted(
+        at, FragmentId(facts.fragment), facts.version, facts.digest, facts.merge_seconds, facts.base_digest
+    )
+
+
+def _restoring(facts: Facts, checkpoint: int) -> Undated:
+    named = (FragmentId(facts.fragment), facts.version, checkpoint, facts.digest, facts.base_digest)
+    return lambda at: FragmentRestored(at, *named)
+
+
+def _journal(run_dir: Path, spec: JobSpec, policy: JobPolicy, tape: TapeWriter, disk: Disk) -> Journal:
+    durability = spec.synchroniser.durability
+    try:
+        return Journal(
+            run_dir / JOURNAL,
+            versions_kept=policy.staleness_max + 2,  # one more: the newest may lose its decision with the tape's end
+            merges_max=durability.merges_max if durability.kind == "async" else 0,
+            disk=disk,
+            before_sync=tape.sync,
+        )
+    except OSError as error:
+        raise DataError(detail=f"The journal in {run_dir} cannot be read: {error}.") from error

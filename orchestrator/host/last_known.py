@@ -1,0 +1,164 @@
+"""How far a job was whose files nobody can go on from: what can still be read of them, and no more than that.
+
+Responsible for an answer whatever is damaged: a line of the tape that cannot be read is passed over, a file that cannot is
+left out, and of what tape, snapshot and journal say of version, epoch and tokens the most counts. Refuses to be a way to
+go on: what it says is told to people, of a job that failed. Nothing is changed on the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.core.events import MergeCompleted, ProgressReported, SynchroniserRestarted
+from orchestrator.core.saving import FragmentRestored, JobResumed
+from orchestrator.core.synchroniser import Synchroniser
+from orchestrator.core.vocabulary import JobPolicy
+from orchestrator.disk import Disk, LocalDisk
+from orchestrator.errors import DataError
+from orchestrator.host.job_files import JOURNAL, SNAPSHOT, TAPE
+from orchestrator.parameters.journal.entry import PREFIX_BYTES, facts_of, sizes_of
+from orchestrator.parameters.journal.storage import SUFFIX
+from orchestrator.tape.schema import Header, Record, decode_header, decode_line
+from orchestrator.tape.storage import read_snapshot
+
+log = logging.getLogger(__name__)
+
+LINE_BYTES_MAX = 16 << 20
+CHUNK_BYTES = 1 << 22
+
+
+@dataclass(slots=True)
+class LastKnown:
+    """``at`` is the instant of the last event that was read; ``folds`` know what came before the first damage."""
+
+    policy: JobPolicy
+    started_at: float = 0.0
+    at: float = 0.0
+    epoch: int = 1
+    versions: dict[int, int] = field(default_factory=dict)
+    tokens_before: int = 0
+    tokens: dict[tuple[str, int], int] = field(default_factory=dict)
+    tokens_least: int = 0
+    whole: bool = True
+    goodput: Goodput = field(init=False)
+    statistics: Statistics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.goodput, self.statistics = Goodput(self.policy), Statistics(self.policy)
+
+    @property
+    def tokens_trained(self) -> int:
+        return max(self.tokens_least, self.tokens_before + sum(self.tokens.values()))
+
+    def hear(self, record: Record) -> None:
+        event = record.event
+        self.at = max(self.at, event.at)
+        match event:
+            case SynchroniserRestarted():
+                self.epoch = max(self.epoch, event.epoch)
+            case MergeCompleted() | FragmentRestored():
+                self.stands_at(event.fragment, event.version)
+            case JobResumed():
+                self.tokens_before = max(self.tokens_before, event.tokens_trained)
+                for fragment, version in enumerate(event.versions):
+                    self.stands_at(fragment, version)
+            case ProgressReported():
+                life = (str(event.island), int(event.incarnation))
+                self.tokens[life] = max(self.tokens.get(life, 0), event.tokens_total)
+        if self.whole:
+            self.goodput.apply(event, record.effects)  # type: ignore[arg-type]  # its header says: a job's tape
+            self.statistics.apply(event, record.effects)  # type: ignore[arg-type]
+
+    def stands_at(self, fragment: int, version: int) -> None:
+        self.versions[fragment] = max(self.versions.get(fragment, 0), version)
+
+    def status(self, job: str, name: str) -> dict[str, Any]:
+        """As ``synchroniser_actor`` tells a job's status."""
+        view = asdict(Synchroniser(self.policy).view(self.at))
+        view |= {"epoch": self.epoch, "tokens_trained": self.tokens_trained}
+        view |= {"global_version": sum(self.versions.values())}
+        for fragment in view["fragments"]:
+            fragment["version"] = self.versions.get(fragment["fragment"], 0)
+        statistics = self.statistics.summary()
+        return {
+            "job_id": job,
+            "name": name,
+            "started_at": self.started_at,
+            "at": self.at,
+            "view": view,
+            "goodput": self.goodput.summary(),
+            "statistics": statistics,
+            "loss_curve": statistics["loss_curve"],
+            "commands": {},
+            "unigram_loss": None,
+            "fragment_parameters": [],
+            "last_known": True,
+        }
+
+
+def last_known(run_dir: Path, policy: JobPolicy, started_at: float, disk: Disk | None = None) -> LastKnown:
+    """What the job's files still say. Never raises for what is in them."""
+    disk = disk or LocalDisk()
+    known = LastKnown(policy, started_at)
+    for read in (_read_tape, _read_snapshot, _read_journal):
+        try:
+            read(run_dir, disk, known)
+        except Exception as error:
+            log.warning("what is left of the job cannot all be read: %s: %s", type(error).__name__, error)
+    return known
+
+
+def _read_tape(run_dir: Path, disk: Disk, known: LastKnown) -> None:
+    for number, line in enumerate(_lines(run_dir / TAPE, disk)):
+        try:
+            text = line.decode()
+            if number == 0 and isinstance(header := decode_header(text), Header):
+                known.started_at = header.started_at or known.started_at
+                known.epoch = max(known.epoch, header.epoch)
+            elif number and isinstance(record := decode_line(text), Record):
+                known.hear(record)
+        except Exception:
+            known.whole = False  # what is reckoned from every event can be reckoned up to here only
+
+
+def _read_snapshot(run_dir: Path, disk: Disk, known: LastKnown) -> None:
+    with suppress(DataError):
+        if (snapshot := read_snapshot(run_dir / SNAPSHOT, disk)) is not None:
+            state = snapshot.core.state
+            known.epoch, known.at = max(known.epoch, state.epoch), max(known.at, snapshot.at)
+            known.tokens_least = max(known.tokens_least, state.tokens_trained)
+            for current in state.rounds:
+                known.stands_at(current.fragment, current.version)
+
+
+def _read_journal(run_dir: Path, disk: Disk, known: LastKnown) -> None:
+    folder = run_dir / JOURNAL
+    for name, size in sorted(disk.files(folder).items()):
+        place = 0
+        while name.endswith(SUFFIX) and place < size:
+            try:
+                sizes = sizes_of(disk.read(folder / name, place, PREFIX_BYTES))
+                facts = facts_of(disk.read(folder / name, place, PREFIX_BYTES + sizes.header))
+            except DataError:
+                break
+            known.stands_at(facts.fragment, facts.version)
+            known.epoch = max(known.epoch, facts.epoch)
+            place += sizes.total
+
+
+def _lines(path: Path, disk: Disk) -> Iterator[bytes]:
+    """The whole lines of a file, one too long for a record left out."""
+    place, rest = 0, b""
+    while chunk := disk.read(path, place, CHUNK_BYTES):
+        place += len(chunk)
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from whole
+        if len(rest) > LINE_BYTES_MAX:
+            rest = b""

@@ -1,0 +1,75 @@
+"""What injected faults do to the link between an island and the synchroniser, as data: nothing here waits or reads a clock.
+
+    cut                     nothing passes for a while: letters, payloads, publications; the process trains on
+    slow                    payloads and publications pass at so many bytes a second for a while; letters weigh nothing
+    corrupt, delay, drop    the next so many payloads arrive with flipped bits, late, or not at all
+
+The live link and the simulated one ask the same object, so a plan means the same in both. It is the application's link that
+suffers, not the network: what goes around it (peers' states, a kill, Ray's own traffic) is not held up. Whoever carries the
+freight waits and says what time it is. An end that has come needs nobody to declare it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+from orchestrator.core.vocabulary import Dose, Duration, Instant
+
+
+class LinkFault(StrEnum):
+    CUT = "cut"
+    SLOW = "slow"
+    CORRUPT = "corrupt"
+    DELAY = "delay"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadFault:
+    """What becomes of one payload: ``kind`` is corrupt, delay (by ``late``) or drop."""
+
+    kind: LinkFault
+    late: Duration = 0.0
+
+
+class LinkImpairment:
+    """The impairment of one link; none until a fault is injected. One thread may inject while others ask."""
+
+    def __init__(self) -> None:
+        self._cut_until: Instant = -inf
+        self._slow: tuple[Instant, float] = (-inf, inf)
+        self._payload_faults: deque[PayloadFault] = deque()
+
+    def inject(self, kind: LinkFault, dose: Dose, now: Instant) -> None:
+        """A second cut never shortens the first; a second slowness takes the place of the first."""
+        match kind:
+            case LinkFault.CUT:
+                self._cut_until = max(self._cut_until, now + dose.duration)
+            case LinkFault.SLOW:
+                self._slow = (now + dose.duration, dose.bytes_per_second)
+            case LinkFault.CORRUPT | LinkFault.DELAY | LinkFault.DROP:
+                self._payload_faults.extend([PayloadFault(kind, dose.duration)] * dose.payloads)
+
+    def clear(self) -> None:
+        """Whatever was to come is called off."""
+        self._cut_until, self._slow = -inf, (-inf, inf)
+        self._payload_faults.clear()
+
+    def cut_s(self, now: Instant) -> Duration:
+        """For how long from ``now`` nothing passes; 0 while something does."""
+        return max(0.0, self._cut_until - now)
+
+    def slow(self, now: Instant) -> bool:
+        return now < self._slow[0]
+
+    def transfer_delay_s(self, size_bytes: int, now: Instant) -> Duration:
+        """How much longer than without impairment so many bytes take; what slowness leaves over at its end takes nothing."""
+        until, bytes_per_second = self._slow
+        return min(size_bytes / bytes_per_second, until - now) if now < until else 0.0
+
+    def payload_fault(self) -> PayloadFault | None:
+        """What becomes of the payload that arrives now; None if nothing does. Each fault is met once."""
+        return self._payload_faults.popleft() if self._payload_faults else None

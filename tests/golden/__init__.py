@@ -1,0 +1,1 @@
+"""Golden decisions: what the core decided before it was rebuilt, and the test that it decides the same now."""
