@@ -30,7 +30,7 @@ UNTIL = "# again, until"
 PATIENCE_S, AGAIN_S = 120.0, 0.5
 WHOLE = "budget: {steps: 800}"
 """Forty seconds, as synthetic.yaml has it."""
-LONG, SHORT = "budget: {steps: 540}", "budget: {steps: 300}"
+LONG, SHORT = "budget: {steps: 440}", "budget: {steps: 300}"
 """Of the job that is watched from a shell, whose every command takes a second of its life or more; of the next one."""
 SAYS = {
     r"atoll up": r"up at http",
