@@ -7,7 +7,7 @@ light; JAX is imported when ``prepare`` says what for.
 Who commands says with which epoch; one that was replaced is told ``Fenced`` (``outbox``, which keeps the reports).
 A payload is a *returned* value: it belongs to who asked, and survives this process.
 
-Source: Ray 2.60 as measured (DESIGN section 9).
+Source: Ray 2.60 as measured; ``runtime.links`` says what of it.
 """
 
 from __future__ import annotations
