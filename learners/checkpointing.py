@@ -74,7 +74,7 @@ class Restored:
     part: Part
     arrays: Arrays
     versions: tuple[Version, ...]
-    outer: tuple[Arrays, ...]
+    outer: tuple[Mapping[str, np.ndarray], ...]
 
     @property
     def position(self) -> Position:

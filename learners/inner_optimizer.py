@@ -39,11 +39,12 @@ def learning_rate(section: Mapping[str, Any], horizon_steps: int, step: int) -> 
     Linear from lr / warm-up to lr over ``warmup_steps``, then a cosine down to lr · lr_final_ratio at ``horizon_steps``,
     constant after.
     """
-    peak, warmup = section["lr"], section["warmup_steps"]
+    peak: float = section["lr"]
+    warmup: int = section["warmup_steps"]
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, horizon_steps - warmup))
-    floor = section["lr_final_ratio"]
+    floor: float = section["lr_final_ratio"]
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 

@@ -245,7 +245,8 @@ class Island:
         """What the donor of this name gives. The timeout is for lines that the service does not see; silence it notices."""
         handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
         timeout_s = TRANSFER_TIMEOUT_S + (THROTTLE_TIMEOUT_S if self._throttle.bytes_per_s is not None else 0.0)
-        given: dict[str, Any] = ray.get(handle.export_state.remote(fragments), timeout=timeout_s)
+        state: Any = handle.export_state.remote(fragments)
+        given: dict[str, Any] = ray.get(state, timeout=timeout_s)
         return given
 
     def _standing(self) -> Iterable[Letter]:

@@ -199,8 +199,8 @@ class Controller:
         placed = self._placed(island, incarnation)
         with self._lock:
             self._ended.add(life)
-        away = placed is not None and not self._closing and self._nodes.out_of_reach(placed.node_id)
-        if away and self._strays.add(life, placed.node_id):
+        node = placed.node_id if placed is not None and not self._closing else None
+        if node is not None and self._nodes.out_of_reach(node) and self._strays.add(life, node):
             # Ray would call it dead at once, and nobody could ever ask it what it trained meanwhile
             log.warning("%s.%s is ended once its node can be reached", island, incarnation)
             return

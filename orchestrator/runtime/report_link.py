@@ -26,10 +26,11 @@ import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.core import events, messages
-from orchestrator.core.hearing import contribution_of, event_of
+from orchestrator.core.hearing import Heard, contribution_of, event_of
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import Fenced, first_line
 from orchestrator.host.job_context import JobContext
+from orchestrator.host.posting import Undated
 from orchestrator.parameters.shard import Unusable
 from orchestrator.runtime import cluster
 from orchestrator.runtime.impaired_link import ImpairedLink
@@ -175,8 +176,11 @@ class ReportLink:
         """What it trained while nobody heard it counts, as lost; that it is back is said behind that, for it is its end."""
         for letter in letters:
             if isinstance(letter, messages.Progress):
-                self._post(lambda at, letter=letter: event_of(letter, at, self._island, self._incarnation))
+                self._post(self._event_of(letter))
         self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
+
+    def _event_of(self, letter: Heard) -> Undated:
+        return lambda at: event_of(letter, at, self._island, self._incarnation)
 
     # ── relay ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -189,7 +193,7 @@ class ReportLink:
             if isinstance(letter, messages.Offer):
                 record = self._relay_offer(letter, request)
             else:
-                record = self._post(lambda at, letter=letter: event_of(letter, at, self._island, self._incarnation))
+                record = self._post(self._event_of(letter))
             self._recorded.append((record, number))
 
     def _relay_offer(self, offer: messages.Offer, request: Any) -> int:
