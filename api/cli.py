@@ -92,7 +92,8 @@ def main() -> None:
     except OSError as error:
         if error.errno not in REFUSALS_OF_THE_DISK:
             raise
-        say(f"atoll: {error.strerror}: {error.filename or 'a file of the home folder'}. Make room there.")
+        remedy = "Mount it writable." if error.errno == errno.EROFS else "Make room there."
+        say(f"atoll: {error.strerror}: {error.filename or 'a file of the home folder'}. {remedy}")
         sys.exit(1)
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, assert_never
 from urllib.parse import quote
 
 import httpx
@@ -43,7 +43,9 @@ from api.schemas import (
     NodeGroups,
     TapeRecord,
 )
-from orchestrator.errors import InfrastructureError, InternalError, ServiceUnreachable
+from orchestrator.core import commands
+from orchestrator.core.vocabulary import IslandId, NodeGroupId
+from orchestrator.errors import ConfigurationError, InfrastructureError, InternalError, ServiceUnreachable
 
 Shape = TypeVar("Shape", bound=Answer)
 WAIT_EVERY_S = 0.5
@@ -149,22 +151,26 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
     def islands(self, job: str) -> list[Island]:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/islands", Islands).islands
 
+    def send(self, job: str, command: commands.Command) -> Command:
+        """Give a running job a command. What became of it is read by ``command``."""
+        path, body = _place_of(command)
+        return self._post(f"/v1/jobs/{quote(job, safe='')}{path}", Command, body)
+
     def kill(self, job: str, island: str, *, restart: bool = True) -> Command:
-        return self._post(f"{_island(job, island)}/kill", Command, {"restart": restart})
+        return self.send(job, commands.Kill(IslandId(island), restart))
 
     def drain(self, job: str, island: str) -> Command:
-        return self._post(f"{_island(job, island)}/drain", Command)
+        return self.send(job, commands.Drain(IslandId(island)))
 
     def readd(self, job: str, island: str) -> Command:
-        return self._post(f"{_island(job, island)}/readd", Command)
+        return self.send(job, commands.Readd(IslandId(island)))
 
     def scale(self, job: str, node_group: str, count: int) -> Command:
         """Have so many islands of the job on the node group. Those that leave are drained."""
-        body = {"node_group": node_group, "count": count}
-        return self._post(f"/v1/jobs/{quote(job, safe='')}/scale", Command, body)
+        return self.send(job, commands.Scale(NodeGroupId(node_group), count))
 
     def cancel(self, job: str) -> Command:
-        return self._post(f"/v1/jobs/{quote(job, safe='')}/cancel", Command)
+        return self.send(job, commands.Cancel())
 
     def command(self, job: str, command: str) -> Command:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/commands/{quote(command, safe='')}", Command)
@@ -292,5 +298,30 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
             raise InfrastructureError(detail=detail, remedy=remedy) from error
 
 
-def _island(job: str, island: str) -> str:
-    return f"/v1/jobs/{quote(job, safe='')}/islands/{quote(island, safe='')}"
+def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
+    """Where below its job a command is posted, and the body that says the rest of it."""
+    match command:
+        case commands.Kill(island, restart):
+            return f"/islands/{quote(island, safe='')}/kill", {"restart": restart}
+        case commands.Drain(island):
+            return f"/islands/{quote(island, safe='')}/drain", None
+        case commands.Readd(island):
+            return f"/islands/{quote(island, safe='')}/readd", None
+        case commands.Scale(node_group, count):
+            return "/scale", {"node_group": node_group, "count": count}
+        case commands.Checkpoint():
+            return "/checkpoints", None
+        case commands.Rollback(checkpoint):
+            return "/rollback", {"checkpoint": checkpoint} if checkpoint else None
+        case commands.Cancel():
+            return "/cancel", None
+        case commands.Inject(fault, island, duration, bytes_per_second, payloads):
+            parts = {"duration_s": duration, "bytes_per_second": bytes_per_second, "payloads": payloads}
+            more = {"island": island, **parts}
+            return "/chaos/faults", {"kind": fault, **{name: value for name, value in more.items() if value}}
+        case commands.Cordon() | commands.Uncordon():
+            raise ConfigurationError(
+                detail="A node group is cordoned for all jobs, not for one: use cordon and uncordon."
+            )
+        case _:
+            assert_never(command)

@@ -1,7 +1,7 @@
 """The architecture as tests: imports only go down, pure packages stay pure, files stay readable.
 
-The table is the one of ARCHITECTURE.md. A row names what a package may import besides itself and the standard library; pure
-packages may import only the standard-library modules listed in ``PURE_STDLIB``.
+The table is the one of docs/architecture.md. A row names what a package may import besides itself and the standard library;
+pure packages may import only the standard-library modules listed in ``PURE_STDLIB``.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.plain": frozenset(),
     "orchestrator.printable": frozenset(),
     "orchestrator.environment": frozenset({"orchestrator.errors"}),
+    "orchestrator.home_files": frozenset(),
     "orchestrator.logbook": frozenset({"orchestrator.printable"}),
     "orchestrator.marks": frozenset({"psutil"}),
     "orchestrator.disk": frozenset(),
@@ -59,6 +60,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.roots": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.impairment": frozenset({CORE}),
+    "orchestrator.replica": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
     "orchestrator.bounds": frozenset({"pydantic"}),
     "orchestrator.sections": frozenset({"orchestrator.bounds", "orchestrator.parameters.codec.registry", "pydantic"}),
@@ -81,7 +83,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
     "orchestrator.tape": frozenset(
-        {CORE, FOLDS, "orchestrator.disk", "orchestrator.elastic", "orchestrator.errors", "pydantic"}
+        {
+            CORE,
+            FOLDS,
+            "orchestrator.disk",
+            "orchestrator.elastic",
+            "orchestrator.errors",
+            "orchestrator.plain",
+            "pydantic",
+        }
     ),
     "orchestrator.simulation": frozenset(
         {
@@ -89,6 +99,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             FOLDS,
             "orchestrator.elastic",
             "orchestrator.impairment",
+            "orchestrator.replica",
             "orchestrator.tape",
             "orchestrator.errors",
             "orchestrator.plain",
@@ -107,6 +118,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.simulation",
             "orchestrator.config",
             "orchestrator.parameters",
+            "orchestrator.replica",
             "orchestrator.checkpoints",
             "orchestrator.host",
             "orchestrator.roots",
@@ -152,9 +164,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "learners": frozenset(
         {
             "orchestrator.core.vocabulary",
-            "orchestrator.core.letters",
             "orchestrator.core.messages",
-            "orchestrator.core.schedule",
+            "orchestrator.replica",
             "orchestrator.parameters.wire_format",
             "orchestrator.parameters.fragment_map",
             "orchestrator.checkpoints",
@@ -188,6 +199,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "api": frozenset(
         {
+            "orchestrator.core.commands",
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
             "orchestrator.accounting.explanation",
@@ -196,6 +208,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.checkpoints",
             "orchestrator.config",
             "orchestrator.environment",
+            "orchestrator.home_files",
             "orchestrator.documents",
             "orchestrator.sections",
             "orchestrator.errors",
@@ -229,7 +242,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"api.auth.store", "api.chaos.store", "orchestrator.errors", "sqlalchemy", "alembic", "psycopg"}
     ),
     "api.run": frozenset(
-        {"api.jobs.control", "api.schemas", "orchestrator.errors", "orchestrator.logbook", "pydantic", "yaml"}
+        {
+            "api.jobs.control",
+            "api.schemas",
+            "orchestrator.bounds",
+            "orchestrator.errors",
+            "orchestrator.logbook",
+            "pydantic",
+            "yaml",
+        }
     ),
     "api.jobs": frozenset(
         {
@@ -240,14 +261,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.storage",
             "orchestrator.bounds",
+            "orchestrator.core.commands",
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
+            "orchestrator.chaos.kinds",
             "orchestrator.config",
             "orchestrator.sections",
             "orchestrator.errors",
             "orchestrator.plain",
             "orchestrator.threads",
             "orchestrator.roots",
+            "orchestrator.tape.command_codec",
             "pydantic",
         }
     ),
@@ -266,8 +290,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.simulation",
             "api.terminal",
+            "orchestrator.core.commands",
             "orchestrator.chaos",
             "orchestrator.config",
+            "orchestrator.core.vocabulary",
             "orchestrator.errors",
             "orchestrator.printable",
             "orchestrator.report",
@@ -281,6 +307,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 PURE = (
     "orchestrator.core",
+    "orchestrator.replica",
     "orchestrator.errors",
     "orchestrator.plain",
     "orchestrator.accounting",
@@ -395,7 +422,7 @@ def test_what_make_bench_runs_can_be_imported() -> None:
 def test_top_level_folders_are_the_architecture() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     folders = {name.split("/")[0] for name in tracked if "/" in name}
-    assert folders <= {"orchestrator", "learners", "api", "deploy", "dashboards", "tests", ".ci"}
+    assert folders <= {"orchestrator", "learners", "api", "deploy", "dashboards", "docs", "tests", ".ci"}
 
 
 def test_the_lock_file_names_no_host() -> None:

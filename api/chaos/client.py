@@ -10,6 +10,8 @@ import httpx
 
 from api.chaos.schemas import ChaosRun, ChaosRunList, ChaosRunSummary, ShownPlan, ShownPlans, VerdictDocument
 from api.schemas import Command
+from orchestrator.core.commands import Inject
+from orchestrator.core.vocabulary import IslandId
 
 
 class ChaosRequests:
@@ -17,6 +19,7 @@ class ChaosRequests:
 
     _get: Any
     _post: Any
+    send: Any
     _request: Any
 
     def strike(
@@ -30,9 +33,8 @@ class ChaosRequests:
         payloads: int = 0,
     ) -> Command:
         """Let chaos strike an island (or none: kill_synchroniser), or let it ``continue`` before its time."""
-        parts = {"island": island, "duration_s": duration_s, "bytes_per_second": bytes_per_second, "payloads": payloads}
-        fault = {"kind": kind, **{name: value for name, value in parts.items() if value}}
-        command: Command = self._post(f"/v1/jobs/{quote(job, safe='')}/chaos/faults", Command, fault)
+        whom = IslandId(island) if island is not None else None
+        command: Command = self.send(job, Inject(kind, whom, duration_s, bytes_per_second, payloads))
         return command
 
     def chaos_plans(self) -> list[ShownPlan]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import asdict
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -24,11 +25,12 @@ from api.jobs.service import Service
 from api.schemas import CommandState, Job, JobState
 from api.storage.store import Store
 from orchestrator.chaos.conduct import LATE_MAX_S, Conduct, Decision
-from orchestrator.chaos.kinds import Kind
+from orchestrator.chaos.kinds import CONTINUE, Kind
 from orchestrator.chaos.plan import ChaosPlan, figures_now, parse
 from orchestrator.chaos.schedule import PlannedFault, schedule
 from orchestrator.chaos.verdict import judge
-from orchestrator.core.vocabulary import Dose, Incarnation, IslandId, IslandPlan, NodeGroupId
+from orchestrator.core.commands import Inject
+from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, NodeGroupId
 from orchestrator.documents import mapping, read_yaml
 from orchestrator.errors import (
     AtollError,
@@ -47,8 +49,11 @@ logger = logging.getLogger(__name__)
 
 
 def planned(row: ChaosRunRow) -> tuple[ChaosPlan, tuple[PlannedFault, ...]]:
-    """The plan of a run, and its faults. The same whenever it is asked."""
-    return _planned(row.text, tuple(map(tuple, row.fleet)))
+    """The plan of a run, and its faults. The same whenever it is asked. Raises DataError where the row is damaged."""
+    try:
+        return _planned(row.text, tuple(map(tuple, row.fleet)))
+    except (TypeError, ValueError) as error:
+        raise DataError(detail=f"The fleet of the run {row.run} is damaged in the store.") from error
 
 
 @lru_cache(maxsize=64)
@@ -153,9 +158,8 @@ class Conducting:
             self._spare(n, decision, MISSED)
             return True
         try:
-            self._service.submit_command(
-                self._job, fault.kind.value, fault.island or None, True, self._caller, key, fault.dose
-            )
+            inject = Inject(fault.kind.value, fault.island or None, **asdict(fault.dose))
+            self._service.submit_command(self._job, inject, self._caller, key)
         except InfrastructureError as error:
             logger.warning("%s: %s could not be handed over: %s", self._run, fault.told(), error)
             return False
@@ -181,7 +185,7 @@ class Conducting:
         for island in self._conduct.still_stopped(now):
             key = key_of(self._run, f"continue/{island}")
             try:
-                self._service.submit_command(self._job, "continue", island, True, self._caller, key, Dose())
+                self._service.submit_command(self._job, Inject(CONTINUE, island), self._caller, key)
             except RequestError:
                 continue  # the job has just ended
             told.append(str(island))

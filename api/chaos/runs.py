@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.chaos.conducting import key_of, planned
 from api.chaos.conductor import Conductor
-from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState
+from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState, VerdictDocument
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
 from api.installation.second_life import SecondLife
 from api.jobs.idempotency import digest_of, refuse_other_request
@@ -133,6 +133,10 @@ class ChaosRuns:
         """The verdict as plain data. Raises Conflict before there is one, or if there will be none."""
         row = self._row(job, run)
         if row.verdict is not None:
+            try:
+                VerdictDocument.model_validate(row.verdict)
+            except ValidationError as error:
+                raise DataError(detail=f"The verdict of {row.run} is damaged in the store.") from error
             return row.verdict
         if row.ended_at is not None or row.state == RunState.STOPPED:
             detail = f"The run {row.run} has no verdict: it is {row.state}, {row.reason}."
@@ -202,7 +206,7 @@ class ChaosRuns:
                 )
             )
         faults = planned(row)[1]
-        following = faults[len(made)] if RunState(row.state).strikes and len(made) < len(faults) else None
+        following = faults[len(made)] if RunState.stored(row.state).strikes and len(made) < len(faults) else None
         return ChaosRun(
             **_summary(row, made),
             fault_count=len(faults),
@@ -229,7 +233,7 @@ def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, An
         "plan": row.plan,
         "caller": row.caller,
         "requested_at": row.requested_at,
-        "state": row.state,
+        "state": RunState.stored(row.state),
         "reason": row.reason,
         "begun_after_s": row.begun_at,
         "ended_at": row.ended_at,

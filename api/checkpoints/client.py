@@ -8,13 +8,14 @@ from urllib.parse import quote
 
 from api.checkpoints.schemas import Checkpoint, Checkpoints
 from api.schemas import Command
+from orchestrator.core import commands
 
 
 class CheckpointRequests:
     """Needs the requests of a client."""
 
     _get: Any
-    _post: Any
+    send: Any
     _download: Any
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
@@ -28,11 +29,10 @@ class CheckpointRequests:
 
     def take_checkpoint(self, job: str) -> Command:
         """Have a running job save itself now."""
-        command: Command = self._post(f"/v1/jobs/{quote(job, safe='')}/checkpoints", Command)
+        command: Command = self.send(job, commands.Checkpoint())
         return command
 
     def roll_back(self, job: str, checkpoint: int | None = None) -> Command:
         """Take a running job back to a checkpoint of its own, or to the newest."""
-        body = {"checkpoint": checkpoint} if checkpoint is not None else None
-        command: Command = self._post(f"/v1/jobs/{quote(job, safe='')}/rollback", Command, body)
+        command: Command = self.send(job, commands.Rollback(checkpoint or 0))
         return command

@@ -19,6 +19,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -160,6 +161,8 @@ def answer_to(error: Exception, method: str, path: str) -> JSONResponse:
                 logger.error("%s %r: %s", method, path, error, exc_info=error)
         case HTTPException():
             document = refused(error.status_code, str(error.detail), path)
+        case ClientDisconnect():  # nobody hears this, but the audit trail keeps the status
+            document = refused(400, "The client left before its request was whole.", path)
         case _:
             logger.error("%s %r failed", method, path, exc_info=error)
             detail = f"{type(error).__name__} while answering this request. This is a bug in atoll."

@@ -15,17 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NotRequired, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from orchestrator.config import JobSpec
-from orchestrator.core.vocabulary import Dose
+from orchestrator.core.commands import Command
 from orchestrator.roots import AllowedRoots
-
-CommandKind = Literal["kill", "drain", "readd", "scale", "cordon", "uncordon", "checkpoint", "rollback", "cancel"]
-FaultKind = Literal[
-    "kill", "stop", "cut", "slow", "corrupt", "delay", "drop", "continue", "kill_node", "kill_synchroniser"
-]
-"""Those of ``chaos.kinds.Kind`` that the job carries out; ``continue`` ends what goes on by itself."""
 
 
 class NodeGroupRecord(TypedDict):
@@ -104,33 +98,10 @@ class ControlPort(Protocol):
         """The job as it stands. Raises NotFound when nothing of it runs here (any more)."""
         ...
 
-    def submit_command(
-        self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
-    ) -> None:
-        """Hand a command to the job; its outcome appears in ``status()["commands"]``.
+    def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
+        """Hand a command to the job; its outcome appears in ``status()["commands"]``. Idempotent by ``command_id``.
 
-        Idempotent by ``command_id``. ``restart`` matters for a kill only: false keeps the island away.
-        """
-        ...
-
-    def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
-        """Have so many islands of the job on the node group; as a command of that id."""
-        ...
-
-    def roll_back(self, job_id: str, command_id: str, caller: str, checkpoint: int) -> None:
-        """Take the job back to a checkpoint of its own, 0 for the newest; as a command of that id."""
-        ...
-
-    def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
-        """Tell the job that the node group takes nothing new, or takes islands again; as a command of that id."""
-        ...
-
-    def inject_fault(
-        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str | None, dose: Dose
-    ) -> None:
-        """Let chaos strike an island, or the synchroniser where there is none, as a command of that id.
-
-        A kill is the operator's, with restart. Each is on the tape as ``FaultInjected``.
+        Raises Conflict where the job's own build knows no such command; the job goes on.
         """
         ...
 

@@ -9,17 +9,19 @@ decides. Refuses to know what jobs do with it.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from threading import Lock
 
-from api.jobs.control import CommandKind, ControlPort
+from api.jobs.control import ControlPort
 from api.jobs.idempotency import digest_of
 from api.jobs.looks import refuse_outdated
-from api.jobs.outbox import Outbox
+from api.jobs.outbox import Outbox, row_of
 from api.jobs.tending import Complaints, reason_of
+from api.jobs.translate import request_in
 from api.schemas import JobState, NodeGroup
 from api.storage.store import CommandRow, CordonRow, Store
+from orchestrator.core.commands import Cordon, Uncordon
+from orchestrator.core.vocabulary import NodeGroupId
 from orchestrator.errors import InfrastructureError, NotFound
 
 logger = logging.getLogger(__name__)
@@ -100,35 +102,26 @@ class Cordons:
             self._missed.pop(job, None)
             self._complaints.settle(f"job {job}")
             told = [
-                self._command(job, name, by or caller, "cordon" if by else "uncordon") for name, by in lacks.items()
+                self._stored(job, by or caller, Cordon(name) if by else Uncordon(name)) for name, by in lacks.items()
             ]
         self._outbox.push(job)
         return [self._store.command(row.command) or row for row in told]
 
-    def _lacks(self, job: str) -> dict[str, str | None]:
+    def _lacks(self, job: str) -> dict[NodeGroupId, str | None]:
         """The node groups of which the job knows the contrary; by whom each is cordoned, None where it no longer is."""
         open_commands = self._store.open_commands(job)
         try:
-            knows = set(self._control.status(job)["view"]["cordoned"])
+            knows = set(map(NodeGroupId, self._control.status(job)["view"]["cordoned"]))
         except NotFound:
             return {}  # it has just ended
         for command in open_commands:
-            if command.kind == "cordon":
-                knows.add(command.node_group)
-            elif command.kind == "uncordon":
-                knows.discard(command.node_group)
+            match request_in(command):
+                case Cordon(node_group):
+                    knows.add(node_group)
+                case Uncordon(node_group):
+                    knows.discard(node_group)
         wanted = self.callers()
-        return {name: wanted.get(name) for name in sorted(knows ^ wanted.keys())}
+        return {NodeGroupId(name): wanted.get(name) for name in sorted(knows ^ wanted.keys())}
 
-    def _command(self, job: str, node_group: str, caller: str, kind: CommandKind) -> CommandRow:
-        row = CommandRow(
-            command=f"{kind}-{secrets.token_hex(6)}",
-            job=job,
-            kind=kind,
-            island=None,
-            restart=True,
-            caller=caller,
-            requested_at=time.time(),
-            node_group=node_group,
-        )
-        return self._store.add_command(row)
+    def _stored(self, job: str, caller: str, command: Cordon | Uncordon) -> CommandRow:
+        return self._store.add_command(row_of(job, caller, command))

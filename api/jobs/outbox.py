@@ -15,6 +15,8 @@ Source: Richardson, Microservices Patterns (2018), "transactional outbox"; at-le
 from __future__ import annotations
 
 import logging
+import secrets
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from threading import Lock
@@ -24,8 +26,10 @@ from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.tending import Complaints, reason_of
 from api.schemas import FINAL
 from api.storage.store import CommandRow, JobRow, Store
-from orchestrator.core.vocabulary import Dose
-from orchestrator.errors import AtollError, Conflict, InfrastructureError, NotFound
+from orchestrator.chaos.kinds import CONTINUE
+from orchestrator.core.commands import Cancel, Command, Inject, kind_of
+from orchestrator.errors import AtollError, Conflict, DataError, InfrastructureError, NotFound
+from orchestrator.tape import command_codec
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +43,17 @@ TRIES_MAX = 3
 NEVER_REACHED = "the job ended before the command reached it."
 TOO_LATE = "the job did not answer when it was to strike."
 UNDECIDED = "the job ended before it was decided."
+
+
+def row_of(job: str, caller: str, command: Command) -> CommandRow:
+    """A new command to the job, as it is stored before it is handed over."""
+    return CommandRow(
+        command=f"{kind_of(command)}-{secrets.token_hex(6)}",
+        job=job,
+        request=command_codec.encode(command),
+        caller=caller,
+        requested_at=time.time(),
+    )
 
 
 class Outbox:
@@ -104,12 +119,17 @@ class Outbox:
 
     def _reached(self, row: JobRow, command: CommandRow) -> bool:
         """The job has the command, or never will. False while it is not known which; raises while it does not answer."""
-        if command.kind == "cancel" and self._store.cancel_queued(command):
+        try:
+            request = command_codec.decode(command.request)
+        except DataError as error:
+            self._store.update_command(command.command, accepted=False, detail=f"it could not be handed over: {error}")
             return True
-        if command.dose is not None and command.kind != "continue" and self._is_late(row, command):
+        if isinstance(request, Cancel) and self._store.cancel_queued(command):
+            return True
+        if isinstance(request, Inject) and request.fault != CONTINUE and self._is_late(row, command):
             return True
         try:
-            hand_over(self._control, command)
+            self._control.submit(command.job, command.command, command.caller, request)
         except InfrastructureError:
             raise
         except (NotFound, Conflict) as error:
@@ -152,21 +172,6 @@ class Outbox:
             self._complaints.note(f"job {job}", trouble)
         else:
             self._complaints.settle(f"job {job}")
-
-
-def hand_over(control: ControlPort, command: CommandRow) -> None:
-    """The job has taken the command. Raises what the control port says when it has not."""
-    whom = (command.job, command.command, command.caller)
-    if command.kind == "scale":
-        control.scale_job(*whom, command.node_group, command.count)
-    elif command.kind == "rollback":
-        control.roll_back(*whom, command.count or 0)
-    elif command.kind in ("cordon", "uncordon"):
-        control.set_cordon(*whom, command.node_group, command.kind == "cordon")
-    elif command.dose is not None:
-        control.inject_fault(command.job, command.kind, *whom[1:], command.island, Dose(**command.dose))
-    else:
-        control.submit_command(command.job, command.kind, *whom[1:], command.island, command.restart)
 
 
 def over(record: StatusRecord | None) -> bool:

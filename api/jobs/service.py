@@ -13,7 +13,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, TypeVar
@@ -23,21 +22,21 @@ from api.checkpoints.archive import Archive, archive_of
 from api.checkpoints.finding import checkpoints_of, resolved
 from api.checkpoints.schemas import Checkpoint
 from api.clocks import ClockWatch
-from api.jobs.control import CommandKind, ControlPort, FaultKind, NodeGroupRecord, StatusRecord
+from api.jobs.control import ControlPort, NodeGroupRecord, StatusRecord
 from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.looks import PATIENCE_S, Look, Looks, refuse_outdated
-from api.jobs.outbox import Outbox
+from api.jobs.outbox import Outbox, row_of
 from api.jobs.places import places_outside
 from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
-from api.schemas import ALIVE, FINAL, Command, Island, Job, JobState, JobSummary, Scale
-from api.storage.store import AlreadyKnown, CommandRow, JobRow, Store
+from api.schemas import ALIVE, FINAL, Command, Island, Job, JobState, JobSummary
+from api.storage.store import AlreadyKnown, JobRow, Store
 from orchestrator.config import JobSpec, parse_job
-from orchestrator.core.vocabulary import Dose
+from orchestrator.core import commands
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
 from orchestrator.roots import AllowedRoots
 
@@ -208,46 +207,28 @@ class Service:
     def submit_command(
         self,
         job: str,
-        kind: CommandKind | FaultKind,
-        island: str | None,
-        restart: bool,
+        command: commands.Command,
         caller: str,
-        key: str | None,
-        fault: Dose | None = None,
-        scale: Scale | None = None,
-        count: int | None = None,
+        key: str | None = None,
         if_match: str | None = None,
     ) -> Command:
         """Remember a command to a living job and who asked, and hand it over. The outcome is read by ``command``.
 
-        With ``fault`` it is one of chaos, of that dose; ``scale`` goes with the kind of that name, ``count`` (a checkpoint)
-        with rollback. Once stored it is as good as handed over: should the job not answer for it, the outbox goes on trying.
-        With ``if_match`` it is refused if something else was asked of the job since the caller's look.
+        Once stored it is as good as handed over: should the job not answer for it, the outbox goes on trying. With
+        ``if_match`` it is refused if something else was asked of the job since the caller's look.
         """
         row = self._row(job)
-        more = [part for part in (fault and asdict(fault), scale and scale.model_dump(), count) if part is not None]
-        digest = digest_of([row.job, kind, island, restart, *more])
-        command = CommandRow(
-            command=f"{kind}-{secrets.token_hex(6)}",
-            job=row.job,
-            kind=kind,
-            island=island,
-            restart=restart,
-            caller=caller,
-            requested_at=time.time(),
-            idempotency_key=key,
-            request_digest=digest,
-            dose=fault and asdict(fault),
-            node_group=scale and scale.node_group,
-            count=scale.count if scale else count,
-        )
+        stored = row_of(row.job, caller, command)
+        digest = digest_of([row.job, stored.request])
+        stored.idempotency_key, stored.request_digest = key, digest
+        kind, island = commands.kind_of(command), commands.island_of(command)
         # What was asked before is answered before anything else: the job may have ended since.
         earlier = self._store.command_by_key(key) if key else None
         if earlier is None:
             answer = self._answer(row)
             if answer.state.final:
                 raise Conflict(detail=f"Job {row.job} is already {answer.state}; there is nothing to {kind}.")
-            if answer.state is JobState.QUEUED and kind != "cancel":
+            if answer.state is JobState.QUEUED and not isinstance(command, commands.Cancel):
                 detail = f"Job {row.job} is still queued; there is nothing to {kind}."
                 raise Conflict(detail=detail, remedy="Wait for its turn, or cancel it.")
             if island is not None:
@@ -255,18 +236,18 @@ class Service:
             try:
                 with self._adding:
                     refuse_outdated(if_match, str(self._store.generation(row.job)), f"job {row.job}")
-                    self._store.add_command(command)
+                    self._store.add_command(stored)
             except AlreadyKnown as known:
                 earlier = known.row
         if earlier is not None:
             refuse_other_request(earlier, digest, key)
-            command = earlier
+            stored = earlier
         needs_look = row.state != JobState.QUEUED or not self.queue.is_behind(row)
         self.outbox.push(row.job)
         self.queue.count_anew()
         if needs_look:
             self.queue.wake()  # it may have made room
-        return self.command(row.job, command.command)
+        return self.command(row.job, stored.command)
 
     def command(self, job: str, command: str) -> Command:
         """A command with its outcome, as far as it is known."""
@@ -345,7 +326,8 @@ class Service:
             elif look.answer.state.final and not row.summary:
                 values = {"reason": look.answer.reason, "summary": look.answer.model_dump(mode="json")}
                 self._store.update_job(row.job, state=look.answer.state.value, **values)
-                self.queue.wake()  # there is room
+                if row.state != JobState.CANCELLED:  # who was cancelled in the queue leaves no room
+                    self.queue.wake()
         return look
 
     def _made(self, row: JobRow, record: StatusRecord | None) -> Job:

@@ -14,8 +14,10 @@ from api.jobs.control import StatusRecord
 from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, LossPoint
 from api.storage.store import CommandRow, JobRow
 from orchestrator.config import JobSpec
-from orchestrator.errors import NotFound, first_line
+from orchestrator.core import commands
+from orchestrator.errors import DataError, NotFound, first_line
 from orchestrator.plain import finite
+from orchestrator.tape import command_codec
 
 GONE = "nothing of it runs any more; it is about to be started again, and goes on from its run folder"
 
@@ -216,7 +218,16 @@ def fragment_of(view: Mapping[str, Any]) -> Fragment:
     )
 
 
+def request_in(row: CommandRow) -> commands.Command | None:
+    """What the row asks for; None where this build cannot read that."""
+    try:
+        return command_codec.decode(row.request)
+    except DataError:
+        return None
+
+
 def command_of(row: CommandRow) -> Command:
+    request = request_in(row)
     if row.accepted is not None:
         state = CommandState.ACCEPTED if row.accepted else CommandState.REFUSED
     else:
@@ -224,15 +235,29 @@ def command_of(row: CommandRow) -> Command:
     return Command(
         command=row.command,
         job=row.job,
-        kind=row.kind,
-        island=row.island,
+        kind=commands.kind_of(request) if request else _kind_in(row.request),
+        island=commands.island_of(request) if request else None,
         caller=row.caller,
         requested_at=row.requested_at,
         state=state,
         detail=row.detail or (WAITS if state is CommandState.UNDELIVERED else ""),
-        node_group=row.node_group,
-        count=row.count,
+        node_group=request.node_group if isinstance(request, commands.NodeGroupCommand) else None,
+        count=_count_in(request),
     )
+
+
+def _kind_in(document: object) -> str:
+    """The kind of a command that this build cannot read, as far as it says one."""
+    return str(document.get("kind", "")) if isinstance(document, dict) else ""
+
+
+def _count_in(request: commands.Command | None) -> int | None:
+    match request:
+        case commands.Scale(_, count):
+            return count
+        case commands.Rollback(checkpoint):
+            return checkpoint
+    return None
 
 
 def plans_of(row: JobRow) -> tuple[list[Island], int]:

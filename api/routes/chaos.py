@@ -16,7 +16,8 @@ from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHe
 from api.schemas import Command
 from orchestrator.bounds import PRINTABLE, BytesPerSecond
 from orchestrator.chaos.plan import PAYLOADS_MAX
-from orchestrator.core.vocabulary import Dose
+from orchestrator.core.commands import Inject
+from orchestrator.core.vocabulary import IslandId
 
 router = APIRouter(prefix="/v1/jobs/{job}/chaos", tags=["chaos"], route_class=runs_in(JOBS))
 
@@ -120,12 +121,12 @@ def inject_fault(
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
     """Strike one island, or the synchroniser; the tape says so (``FaultInjected``). What lasts ends by itself in time."""
-    island = None if isinstance(fault, KillSynchroniser) else fault.island
-    command = service.submit_command(job, fault.kind, island, True, caller, idempotency_key, dose_of(fault))
-    return accepted(command, response)
+    return accepted(service.submit_command(job, command_of(fault), caller, idempotency_key), response)
 
 
-def dose_of(fault: BaseModel) -> Dose:
-    """How much of it: what the kind has no field for is zero."""
+def command_of(fault: Fault) -> Inject:
+    """What the kind has no field for is zero."""
+    island = None if isinstance(fault, KillSynchroniser) else IslandId(fault.island)
     said = fault.model_dump()
-    return Dose(said.get("duration_s", 0.0), said.get("bytes_per_second", 0.0), said.get("payloads", 0))
+    dose = (said.get("duration_s", 0.0), said.get("bytes_per_second", 0.0), said.get("payloads", 0))
+    return Inject(fault.kind, island, *dose)

@@ -12,6 +12,7 @@ from api.http.routing import runs_in
 from api.http.streams import Stream
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command
+from orchestrator.core import commands
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["checkpoints"], route_class=runs_in(JOBS))
 TAR = "application/x-tar"
@@ -51,7 +52,7 @@ def take_checkpoint(
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
     """Have the job save itself now, while it trains on. Refused while one is being taken, or while nobody trains."""
-    return accepted(service.submit_command(job, "checkpoint", None, True, caller, idempotency_key), response)
+    return accepted(service.submit_command(job, commands.Checkpoint(), caller, idempotency_key), response)
 
 
 @router.post("/rollback", status_code=202)
@@ -67,6 +68,5 @@ def roll_back(
 
     Versions go on rising; every island adopts what the checkpoint has, and keeps its inner optimizer state.
     """
-    number = (options or RollbackOptions()).checkpoint or 0
-    command = service.submit_command(job, "rollback", None, True, caller, idempotency_key, count=number)
-    return accepted(command, response)
+    rollback = commands.Rollback((options or RollbackOptions()).checkpoint or 0)
+    return accepted(service.submit_command(job, rollback, caller, idempotency_key), response)

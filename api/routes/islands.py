@@ -9,6 +9,8 @@ from api.http.pools import JOBS
 from api.http.routing import runs_in
 from api.routes.dependencies import ANONYMOUS, Caller, IdempotencyKey, ServiceHere, accepted
 from api.schemas import Command, Island, Islands
+from orchestrator.core import commands
+from orchestrator.core.vocabulary import IslandId
 
 router = APIRouter(prefix="/v1/jobs/{job}/islands", tags=["islands"], route_class=runs_in(JOBS))
 
@@ -44,8 +46,8 @@ def kill_island(
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
     """SIGKILL the island's process, no warning. It is placed again by itself unless ``restart`` is false."""
-    restart = (options or KillOptions()).restart
-    return accepted(service.submit_command(job, "kill", island, restart, caller, idempotency_key), response)
+    kill = commands.Kill(IslandId(island), (options or KillOptions()).restart)
+    return accepted(service.submit_command(job, kill, caller, idempotency_key), response)
 
 
 @router.post("/{island}/drain", status_code=202)
@@ -61,7 +63,7 @@ def drain_island(
 
     Refused where that could not be kept: the island does not train, or no quorum would go on merging without it.
     """
-    return accepted(service.submit_command(job, "drain", island, True, caller, idempotency_key), response)
+    return accepted(service.submit_command(job, commands.Drain(IslandId(island)), caller, idempotency_key), response)
 
 
 @router.post("/{island}/readd", status_code=202)
@@ -74,4 +76,4 @@ def readd_island(
     idempotency_key: IdempotencyKey = None,
 ) -> Command:
     """Place an island that is away, now. It catches up before it contributes. One that is draining trains on."""
-    return accepted(service.submit_command(job, "readd", island, True, caller, idempotency_key), response)
+    return accepted(service.submit_command(job, commands.Readd(IslandId(island)), caller, idempotency_key), response)

@@ -28,6 +28,8 @@ from api.routes.dependencies import (
 from api.schemas import Command, Job, Jobs, JobState, Scale
 from orchestrator import documents
 from orchestrator.config import JobSpec
+from orchestrator.core import commands
+from orchestrator.core.vocabulary import NodeGroupId
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(JOBS))
 
@@ -123,8 +125,7 @@ def cancel_job(
     if_match: IfMatch = None,
 ) -> Command:
     """Stop a job without waiting for the work in flight. It still writes its report. A queued one is cancelled at once."""
-    command = service.submit_command(job, "cancel", None, False, caller, idempotency_key, if_match=if_match)
-    return accepted(command, response)
+    return accepted(service.submit_command(job, commands.Cancel(), caller, idempotency_key, if_match), response)
 
 
 @router.post("/{job}/scale", status_code=202)
@@ -141,8 +142,8 @@ def scale_job(
 
     Refused beyond the ``count_max`` of the job's specification, or where too few for a merge would go on training.
     """
-    command = service.submit_command(job, "scale", None, True, caller, idempotency_key, scale=scale, if_match=if_match)
-    return accepted(command, response)
+    command = commands.Scale(NodeGroupId(scale.node_group), scale.count)
+    return accepted(service.submit_command(job, command, caller, idempotency_key, if_match), response)
 
 
 @router.get("/{job}/report", response_class=File, responses=REPORT_JSON)

@@ -44,7 +44,8 @@ def _parameters(spec: JobSpec) -> int:
     """How many the job's model has; 0 where only its own code knows."""
     if spec.trainer.startswith("learners.synthetic"):
         return spec.synthetic.parameters
-    return 0 if spec.model.factory else PARAMETERS[spec.model.preset]
+    own = spec.model.factory or not spec.trainer.startswith("learners.jax_trainer:")
+    return 0 if own else PARAMETERS[spec.model.preset]
 
 
 def _regions() -> dict[str, str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Set
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar, cast
@@ -19,8 +20,12 @@ from typing import Any, ClassVar, TypeVar, cast
 from sqlalchemy import (
     JSON,
     CursorResult,
+    Dialect,
     Double,
     ForeignKey,
+    Integer,
+    String,
+    TypeDecorator,
     Update,
     create_engine,
     delete,
@@ -39,10 +44,41 @@ from api.storage.upgrade import VERSION_TABLE, upgrade, url_of
 logger = logging.getLogger(__name__)
 
 
-class Base(DeclarativeBase):
-    """All tables. A change to one of them needs a migration too (``api/storage/migrations``)."""
+class _Words(TypeDecorator[str]):
+    """Text, whatever the column holds."""
 
-    type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double}
+    impl, cache_ok = String, True
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        return value if value is None or isinstance(value, str) else words(value)
+
+
+class _Real(TypeDecorator[float]):
+    """A finite number. What is none is 0, an instant long ago: so a token whose end is damaged has ended."""
+
+    impl, cache_ok = Double, True
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
+        return value if value is None or (type(value) in (float, int) and math.isfinite(value)) else 0.0
+
+
+class _Whole(TypeDecorator[int]):
+    """A whole number; 0 for what is none."""
+
+    impl, cache_ok = Integer, True
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
+        return value if value is None or type(value) is int else 0
+
+
+class Base(DeclarativeBase):
+    """All tables. A change to one of them needs a migration too (``api/storage/migrations``).
+
+    SQLite keeps anything in any column. What is read is of the column's kind all the same, so that a row that is damaged
+    is told of as what is left of it, and no list fails for it.
+    """
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {str: _Words, float: _Real, int: _Whole}
 
 
 class JobRow(Base):
@@ -72,7 +108,7 @@ class JobRow(Base):
 class CommandRow(Base):
     """``accepted`` is None until the job has decided; ``delivered`` is set once the control port took the command.
 
-    With ``dose`` it is a fault of chaos (``core.vocabulary.Dose``); ``node_group``, ``count`` are a scale's or cordon's.
+    ``request`` is the command in its plain form (``tape.command_codec``).
     """
 
     __tablename__ = "commands"
@@ -80,9 +116,7 @@ class CommandRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     command: Mapped[str] = mapped_column(unique=True)
     job: Mapped[str] = mapped_column(ForeignKey("jobs.job"), index=True)
-    kind: Mapped[str]
-    island: Mapped[str | None]
-    restart: Mapped[bool]
+    request: Mapped[dict[str, Any]] = mapped_column(JSON)
     caller: Mapped[str]
     requested_at: Mapped[float]
     delivered: Mapped[bool] = mapped_column(default=False)
@@ -90,9 +124,6 @@ class CommandRow(Base):
     detail: Mapped[str] = mapped_column(default="")
     idempotency_key: Mapped[str | None] = mapped_column(unique=True, default=None)
     request_digest: Mapped[str] = mapped_column(default="")
-    dose: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True), default=None)
-    node_group: Mapped[str | None] = mapped_column(default=None)
-    count: Mapped[int | None] = mapped_column(default=None)
 
 
 class CordonRow(Base):
@@ -290,6 +321,11 @@ class Store:
             if row is not None:
                 for name, value in values.items():
                     setattr(row, name, value)
+
+
+def words(value: object) -> str:
+    """What can be read of a column that should hold text."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _document(text: str | bytes) -> Any:

@@ -91,6 +91,7 @@ def _make_tables_transactional(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def _leave_it_to_us(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
+        connection.text_factory = lambda raw: raw.decode(errors="replace")  # damaged text is no reason not to begin
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

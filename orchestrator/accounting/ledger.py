@@ -10,7 +10,7 @@
 ``discarded``  never will be, by cause
 
 A token counts once in every fragment; figures for people are means over fragments. Refuses to know: time.
-Source: DESIGN's conservation law; "report goodput in merged tokens" is the lesson of others' headline figures.
+Source: ours (docs/concepts.md); "report goodput in merged tokens" is the lesson of others' headline figures.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, IslandState
@@ -73,9 +74,8 @@ class Lifecycle:
             return changes
         if isinstance(event, _SPOKEN):
             self._spoke(event, effects, changes)
-        elif isinstance(event, _WANTING) and event.island in self.lives and _accepted(event.command, effects):
-            readded = isinstance(event, e.ReaddRequested)
-            self.lives[event.island].wanted = event.restart if isinstance(event, e.KillRequested) else readded
+        elif isinstance(event, e.CommandRequested) and _accepted(event.command, effects):
+            self._commanded(event.request)
         for effect in effects:
             if isinstance(effect, f.FinishJob):
                 self.finished_at = event.at
@@ -88,6 +88,11 @@ class Lifecycle:
             else:
                 self._asked(event.at, effect, effects, changes)
         return changes
+
+    def _commanded(self, request: commands.OperatorCommand) -> None:
+        if isinstance(request, commands.IslandCommand) and request.island in self.lives:
+            readded = isinstance(request, commands.Readd)
+            self.lives[request.island].wanted = request.restart if isinstance(request, commands.Kill) else readded
 
     def _want(self, at: Instant, effect: f.WantIsland, changes: list[Change]) -> None:
         life = self.lives[effect.island]
@@ -148,7 +153,7 @@ Spoken = (
     e.IslandPlaced | e.PlacementFailed | e.ConnectionLost | e.ConnectionRestored | e.IslandFlushed | e.IslandDrained
 )
 Asked = f.PlaceIsland | f.BeginCatchUp | f.StandBy | f.StartTraining | f.DrainIsland | f.StopIsland
-_SPOKEN, _WANTING = get_args(Spoken), get_args(e.IslandCommand)
+_SPOKEN = get_args(Spoken)
 _OF_ISLANDS = (f.HoldIsland, f.WantIsland, *get_args(Asked))
 
 

@@ -35,6 +35,8 @@ class Kind(StrEnum):
     """SIGKILL of the service, which is started again as it was. Only in a plan: it strikes no job."""
 
 
+CONTINUE = "continue"
+"""No fault, but asked for like one: what goes on by itself ends now."""
 LINK = frozenset(Kind(kind.value) for kind in LinkFault)
 """What strikes a link; the process at its end is left alone."""
 AWAY = frozenset({Kind.STOP, Kind.CUT})

@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.core.effects import Effect, ResolveCommand, SetTimer
+from orchestrator.core.events import CommandRequested
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.island_record import Island
 from orchestrator.core.saving import (
     BeginCheckpoint,
     CheckpointFailed,
-    CheckpointRequested,
     CheckpointTaken,
     DropCheckpoint,
     IslandNotSaved,
@@ -37,7 +37,7 @@ SAVES = (IslandState.TRAINING, IslandState.DRAINING)
 MAY_ANSWER = (*SAVES, IslandState.SUSPECT)
 
 
-def requested(state: JobState, event: CheckpointRequested) -> list[Effect]:
+def requested(state: JobState, event: CommandRequested) -> list[Effect]:
     why = _cannot(state)
     if why:
         return [ResolveCommand(event.command, False, f"no checkpoint is taken: {why}")]

@@ -1,87 +1,108 @@
-"""What operators ask of a job: events like all others, each under an id, so that it is done once however often it is said.
+"""Commands: what operators, and chaos, ask of a running job. Frozen data, the same from the command line to the tape.
 
-``caller`` is who asked. Every command is answered by one ``ResolveCommand``.
+    CLI, client ─▶ route ─▶ row of the store ─▶ control port ─▶ synchroniser ─▶ CommandRequested ─▶ core
+
+Nobody on this way knows more of a command than its class; ``tape.command_codec`` gives it the one plain form that the store,
+calls between processes and the tape have of it. A new one is a class here, a member of a union below, and a handler in
+``core.synchroniser``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.saving import SavingCommand
-from orchestrator.core.vocabulary import CommandId, Instant, IslandId, NodeGroupId
+from orchestrator.core.vocabulary import IslandId, NodeGroupId
 
 
 @dataclass(frozen=True, slots=True)
-class KillRequested:
+class Kill:
     """SIGKILL the island's process, no warning. With ``restart`` false it stays away until it is re-added."""
 
-    at: Instant
-    command: CommandId
-    caller: str
     island: IslandId
-    restart: bool
+    restart: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRequested:
+class Drain:
     """Have the island step no more, see all its work merged, then end its process. It stays away until it is re-added."""
 
-    at: Instant
-    command: CommandId
-    caller: str
     island: IslandId
 
 
 @dataclass(frozen=True, slots=True)
-class ReaddRequested:
+class Readd:
     """Place an island that is away, now: forget its back-off and its failures. One that is draining trains on."""
 
-    at: Instant
-    command: CommandId
-    caller: str
     island: IslandId
 
 
 @dataclass(frozen=True, slots=True)
-class CordonRequested:
-    """Place nothing new on the node group. What trains there, or is being placed, goes on."""
-
-    at: Instant
-    command: CommandId
-    caller: str
-    node_group: NodeGroupId
-
-
-@dataclass(frozen=True, slots=True)
-class UncordonRequested:
-    """The node group takes islands again, and first those that wait for it."""
-
-    at: Instant
-    command: CommandId
-    caller: str
-    node_group: NodeGroupId
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleRequested:
+class Scale:
     """Have ``count`` islands on the node group: place more, or drain the last of them."""
 
-    at: Instant
-    command: CommandId
-    caller: str
     node_group: NodeGroupId
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class CancelRequested:
+class Cordon:
+    """Place nothing new on the node group. What trains there, or is being placed, goes on."""
+
+    node_group: NodeGroupId
+
+
+@dataclass(frozen=True, slots=True)
+class Uncordon:
+    """The node group takes islands again, and first those that wait for it."""
+
+    node_group: NodeGroupId
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Take a checkpoint now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Bring the job back to where ``checkpoint`` has it; 0 is the newest."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
     """Stop the job without waiting for the work in flight."""
 
-    at: Instant
-    command: CommandId
-    caller: str
+
+@dataclass(frozen=True, slots=True)
+class Inject:
+    """Inject a fault of chaos into the island, or into the synchroniser where ``island`` is None.
+
+    ``fault`` is a kind of ``chaos.kinds.Kind``, or continue, which ends what goes on by itself. The shell carries it out and
+    records it as ``FaultInjected``; the core decides on a kill only, as on an operator's.
+    """
+
+    fault: str
+    island: IslandId | None
+    duration: float = 0.0
+    bytes_per_second: float = 0.0
+    payloads: int = 0
 
 
-IslandCommand = KillRequested | DrainRequested | ReaddRequested
-NodeGroupCommand = ScaleRequested | CordonRequested | UncordonRequested
-Command = IslandCommand | NodeGroupCommand | SavingCommand | CancelRequested
+IslandCommand = Kill | Drain | Readd
+NodeGroupCommand = Scale | Cordon | Uncordon
+JobCommand = Checkpoint | Rollback | Cancel
+OperatorCommand = IslandCommand | NodeGroupCommand | JobCommand
+"""Those that the core decides on. Each is answered by one ``ResolveCommand``."""
+Command = OperatorCommand | Inject
+
+
+def kind_of(command: Command) -> str:
+    """The word that people have for it: kill, drain …; of a fault its kind."""
+    return command.fault if isinstance(command, Inject) else type(command).__name__.lower()
+
+
+def island_of(command: Command) -> IslandId | None:
+    """The island that it is for, if it is for one."""
+    return command.island if isinstance(command, IslandCommand | Inject) else None

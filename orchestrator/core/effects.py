@@ -2,14 +2,16 @@
 
 Ordering contract: the effects of one event are carried out in the order they are returned. A shell may run them
 concurrently only where they concern different fragments or different islands. Nothing here waits: whatever comes of an
-effect returns as an event.
+effect returns as an event. Every shell, live, simulated or a test's, is a ``Shell``: an effect that one of them does not
+handle fails the type checker.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, assert_never
 
-from orchestrator.core.saving import SavingEffect
+from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, RestoreFragments, SavingEffect, SealCheckpoint
 from orchestrator.core.vocabulary import (
     NO_FIX,
     CloseReason,
@@ -22,6 +24,7 @@ from orchestrator.core.vocabulary import (
     Instant,
     IslandId,
     JobOutcome,
+    Life,
     NodeGroupId,
     PayloadId,
     RefusalReason,
@@ -45,7 +48,7 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class AdmitContribution:
-    """The contribution is part of the open round towards ``version``; keep its payload. For records, nothing to do."""
+    """The contribution is part of the open round towards ``version``; keep its payload."""
 
     contribution: Contribution
     version: Version
@@ -131,7 +134,7 @@ class PlaceIsland:
 
 @dataclass(frozen=True, slots=True)
 class WantIsland:
-    """From now on the island is wanted, or is not, because the job was scaled. For records, nothing to do."""
+    """From now on the island is wanted, or is not, because the job was scaled."""
 
     island: IslandId
     wanted: bool
@@ -140,7 +143,7 @@ class WantIsland:
 
 @dataclass(frozen=True, slots=True)
 class HoldIsland:
-    """The island is not placed while its node group is cordoned. For records, nothing to do."""
+    """The island is not placed while its node group is cordoned."""
 
     island: IslandId
     node_group: NodeGroupId
@@ -148,28 +151,76 @@ class HoldIsland:
 
 
 @dataclass(frozen=True, slots=True)
+class FromStandby:
+    """The state that the island's process has from its time as a standby."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromCheckpoint:
+    """The island's own state in the checkpoint that the job goes on from."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeers:
+    """The donor's state. ``helpers`` give pieces of it, too; what an earlier request brought already is kept."""
+
+    donor: Life
+    helpers: tuple[Life, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FromSynchroniser:
+    """Θ, and an inner optimizer that begins."""
+
+
+StateSource = FromStandby | FromCheckpoint | FromPeers | FromSynchroniser
+_IN_CHECKPOINT = Incarnation(0)
+
+
+@dataclass(frozen=True, slots=True)
 class BeginCatchUp:
-    """Give the island a state, from ``donor`` (island, incarnation), or from the synchroniser when ``None``.
+    """Give the island a state: ``source`` says which, and ``state_from`` makes the effect of it.
 
-    Incarnation 0 is the island as the checkpoint has it that the job goes on from. ``helpers`` give pieces of it, too; what
-    an earlier request brought already is kept.
-
-    ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn. With ``held`` it goes
-    on from the state that its process has from its time as a standby, and ``donor`` is ``None``.
+    ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn. ``donor``, ``held``
+    and ``helpers`` are the tape's words for the source: an incarnation 0 of the island itself is its checkpoint.
     """
 
     island: IslandId
     incarnation: Incarnation
-    donor: tuple[IslandId, Incarnation] | None
+    donor: Life | None
     cursor: int
     reason: str
     held: bool = False
-    helpers: tuple[tuple[IslandId, Incarnation], ...] = ()
+    helpers: tuple[Life, ...] = ()
+
+    @property
+    def source(self) -> StateSource:
+        if self.held:
+            return FromStandby()
+        if self.donor is None:
+            return FromSynchroniser()
+        return FromCheckpoint() if self.donor[1] == _IN_CHECKPOINT else FromPeers(self.donor, self.helpers)
+
+
+def state_from(
+    source: StateSource, island: IslandId, incarnation: Incarnation, cursor: int, reason: str
+) -> BeginCatchUp:
+    match source:
+        case FromStandby():
+            return BeginCatchUp(island, incarnation, None, cursor, reason, held=True)
+        case FromCheckpoint():
+            return BeginCatchUp(island, incarnation, (island, _IN_CHECKPOINT), cursor, reason)
+        case FromPeers(donor, helpers):
+            return BeginCatchUp(island, incarnation, donor, cursor, reason, helpers=helpers)
+        case FromSynchroniser():
+            return BeginCatchUp(island, incarnation, None, cursor, reason)
+        case _:
+            assert_never(source)
 
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """The standby holds a state, keeps what is published, and steps not. For records, nothing to do."""
+    """The standby holds a state, keeps what is published, and steps not."""
 
     island: IslandId
     incarnation: Incarnation
@@ -211,7 +262,7 @@ class KillIsland:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineIsland:
-    """What this incarnation computes cannot be used. For records: ``StopIsland`` follows, and what else becomes of it."""
+    """What this incarnation computes cannot be used. ``StopIsland`` follows, and what else becomes of it."""
 
     island: IslandId
     incarnation: Incarnation
@@ -255,26 +306,94 @@ class FinishJob:
     reason: str
 
 
+Note = AdmitContribution | RefuseContribution | WantIsland | HoldIsland | StandBy | QuarantineIsland
+"""What was decided, for whoever reads the tape. There is nothing to carry out."""
 Effect = (
     SetTimer
-    | AdmitContribution
-    | RefuseContribution
     | MergeFragment
     | PublishFragment
     | ReleasePayload
     | PlaceIsland
-    | WantIsland
-    | HoldIsland
     | BeginCatchUp
-    | StandBy
     | StartTraining
     | FlushIsland
     | DrainIsland
     | KillIsland
-    | QuarantineIsland
     | StopIsland
     | Evaluate
     | ResolveCommand
     | SavingEffect
     | FinishJob
+    | Note
 )
+
+
+# ── carrying them out ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Shell(Protocol):
+    """Whoever carries effects out: one method for each but notes. One that has nothing to do for an effect says why."""
+
+    def set_timer(self, effect: SetTimer) -> None: ...
+    def merge_fragment(self, effect: MergeFragment) -> None: ...
+    def publish_fragment(self, effect: PublishFragment) -> None: ...
+    def release_payload(self, effect: ReleasePayload) -> None: ...
+    def place_island(self, effect: PlaceIsland) -> None: ...
+    def begin_catch_up(self, effect: BeginCatchUp) -> None: ...
+    def start_training(self, effect: StartTraining) -> None: ...
+    def flush_island(self, effect: FlushIsland) -> None: ...
+    def drain_island(self, effect: DrainIsland) -> None: ...
+    def kill_island(self, effect: KillIsland) -> None: ...
+    def stop_island(self, effect: StopIsland) -> None: ...
+    def evaluate(self, effect: Evaluate) -> None: ...
+    def resolve_command(self, effect: ResolveCommand) -> None: ...
+    def begin_checkpoint(self, effect: BeginCheckpoint) -> None: ...
+    def seal_checkpoint(self, effect: SealCheckpoint) -> None: ...
+    def drop_checkpoint(self, effect: DropCheckpoint) -> None: ...
+    def restore_fragments(self, effect: RestoreFragments) -> None: ...
+    def finish_job(self, effect: FinishJob) -> None: ...
+
+
+def carry_out(effect: Effect, shell: Shell) -> None:
+    """Hand the effect to the shell's method for it. The most frequent come first."""
+    match effect:
+        case ReleasePayload():
+            shell.release_payload(effect)
+        case AdmitContribution() | RefuseContribution() | WantIsland() | HoldIsland() | StandBy() | QuarantineIsland():
+            pass  # a note
+        case PublishFragment():
+            shell.publish_fragment(effect)
+        case MergeFragment():
+            shell.merge_fragment(effect)
+        case SetTimer():
+            shell.set_timer(effect)
+        case PlaceIsland():
+            shell.place_island(effect)
+        case BeginCatchUp():
+            shell.begin_catch_up(effect)
+        case StartTraining():
+            shell.start_training(effect)
+        case FlushIsland():
+            shell.flush_island(effect)
+        case DrainIsland():
+            shell.drain_island(effect)
+        case KillIsland():
+            shell.kill_island(effect)
+        case StopIsland():
+            shell.stop_island(effect)
+        case Evaluate():
+            shell.evaluate(effect)
+        case ResolveCommand():
+            shell.resolve_command(effect)
+        case BeginCheckpoint():
+            shell.begin_checkpoint(effect)
+        case SealCheckpoint():
+            shell.seal_checkpoint(effect)
+        case DropCheckpoint():
+            shell.drop_checkpoint(effect)
+        case RestoreFragments():
+            shell.restore_fragments(effect)
+        case FinishJob():
+            shell.finish_job(effect)
+        case _:
+            assert_never(effect)

@@ -3,24 +3,15 @@
 Every event carries ``at``, the instant it was stamped on entry. The core has no other clock. Events from an island carry
 its incarnation, so that a process which was replaced cannot speak for its successor.
 
-Three groups: the life of the job, the life of an island, the life of a fragment. What operators ask for is in ``commands``,
-what may happen around checkpoints in ``saving``.
+Three groups: the life of the job, the life of an island, the life of a fragment. What operators may ask for is in
+``commands``, what may happen around checkpoints in ``saving``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.commands import CancelRequested as CancelRequested
-from orchestrator.core.commands import Command as Command
-from orchestrator.core.commands import CordonRequested as CordonRequested
-from orchestrator.core.commands import DrainRequested as DrainRequested
-from orchestrator.core.commands import IslandCommand as IslandCommand
-from orchestrator.core.commands import KillRequested as KillRequested
-from orchestrator.core.commands import NodeGroupCommand as NodeGroupCommand
-from orchestrator.core.commands import ReaddRequested as ReaddRequested
-from orchestrator.core.commands import ScaleRequested as ScaleRequested
-from orchestrator.core.commands import UncordonRequested as UncordonRequested
+from orchestrator.core.commands import OperatorCommand
 from orchestrator.core.saving import SavingEvent
 from orchestrator.core.vocabulary import (
     NO_FIX,
@@ -83,6 +74,19 @@ class EvaluationFailed:
     at: Instant
     global_version: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRequested:
+    """An operator asked for ``request``. It is done once, however often it is said: ``command`` is its id.
+
+    Answered by one ``ResolveCommand``. On a tape it is called after its request: ``KillRequested``.
+    """
+
+    at: Instant
+    command: CommandId
+    caller: str
+    request: OperatorCommand
 
 
 # ── the life of an island ─────────────────────────────────────────────────────────────────────────────────────────
@@ -299,7 +303,7 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class FaultInjected:
-    """Chaos struck. For records, nothing to decide: a kill is decided on as the ``KillRequested`` beside it.
+    """Chaos struck. For records, nothing to decide: a kill is decided on as the ``CommandRequested`` beside it.
 
     ``kind`` is a kind of ``chaos.plan.Kind``, or continue, which ends what chaos did to the island; ``duration``,
     ``bytes_per_second`` and ``payloads`` are its ``Dose``. What strikes no island (kill_synchroniser) has an empty one, and
@@ -344,5 +348,5 @@ Event = (
     | FaultInjected
     | SynchroniserRestarted
     | SavingEvent
-    | Command
+    | CommandRequested
 )

@@ -10,16 +10,20 @@ from dataclasses import replace
 
 from orchestrator.core import island_record
 from orchestrator.core.effects import (
-    BeginCatchUp,
     DrainIsland,
     Effect,
     FlushIsland,
+    FromCheckpoint,
+    FromPeers,
+    FromStandby,
+    FromSynchroniser,
     HoldIsland,
     KillIsland,
     SetTimer,
     StandBy,
     StartTraining,
     StopIsland,
+    state_from,
 )
 from orchestrator.core.events import (
     CatchUpFailed,
@@ -38,11 +42,9 @@ from orchestrator.core.fragment_life import advance_all, publish_newer
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.saving import IslandNotSaved, IslandSaved
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, IslandState, JobPhase, Version
+from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPhase, Version
 
 FLUSH_TIMER = "flush:job"
-IN_CHECKPOINT = Incarnation(0)
-"""The life of an island that a checkpoint holds: before all others of this job."""
 Said = IslandEvent | IslandSaved | IslandNotSaved
 
 
@@ -222,19 +224,19 @@ def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
     if island.process is not None:
         why = f"going on from what the standby {island.process[0]} holds"
         state.islands[island_id] = island_record.catching_up(island, (), why)
-        return [BeginCatchUp(island.id, island.incarnation, None, island.steps_before, why, held=True)]
+        return [state_from(FromStandby(), island.id, island.incarnation, island.steps_before, why)]
     if island.saved and island.id not in island.failed_donors:
         why = "taking its state from the checkpoint"
         state.islands[island_id] = island_record.catching_up(island, (island.id,), why)
-        return [BeginCatchUp(island.id, island.incarnation, (island.id, IN_CHECKPOINT), island.steps_before, why)]
+        return [state_from(FromCheckpoint(), island.id, island.incarnation, island.steps_before, why)]
     steps = {other: state.step_of(other) for other in state.islands.values()}
     donors = island_record.choose_donors(steps, island, state.policy.donors_max) if state.global_version else []
-    source = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
-    why = f"taking a state from {source}"
+    whom = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
+    why = f"taking a state from {whom}"
     state.islands[island_id] = island_record.catching_up(island, tuple(donor.id for donor in donors), why)
     lives = tuple((donor.id, donor.incarnation) for donor in donors)
-    first, helpers = (lives[0] if lives else None), lives[1:]
-    return [BeginCatchUp(island.id, island.incarnation, first, island.steps_before, why, helpers=helpers)]
+    source = FromPeers(lives[0], lives[1:]) if lives else FromSynchroniser()
+    return [state_from(source, island.id, island.incarnation, island.steps_before, why)]
 
 
 def _leave_donor(state: JobState, donor: IslandId) -> list[Effect]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.core import checkpoints, island_life, island_record, standby
+from orchestrator.core.commands import Cordon, Drain, Kill, Readd, Uncordon
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -23,23 +24,18 @@ from orchestrator.core.effects import (
     StopIsland,
 )
 from orchestrator.core.events import (
-    CancelRequested,
     CatchUpFailed,
+    CommandRequested,
     ConnectionLost,
     ContributionArrived,
     ContributionUnusable,
-    CordonRequested,
-    DrainRequested,
     EvaluationCompleted,
     EvaluationFailed,
     Event,
     JobStarted,
-    KillRequested,
     PlacementFailed,
     ProgressReported,
-    ReaddRequested,
     TimerFired,
-    UncordonRequested,
 )
 from orchestrator.core.fragment_life import abandon_open_rounds, advance_all, begin_evaluation
 from orchestrator.core.island_record import WITH_PROCESS, Island
@@ -103,25 +99,25 @@ def finish(state: JobState, outcome: JobOutcome, reason: str) -> list[Effect]:
 # ── operators ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def kill_requested(state: JobState, event: KillRequested) -> list[Effect]:
-    island = _addressed(state, event.island)
+def kill(state: JobState, event: CommandRequested, request: Kill) -> list[Effect]:
+    island = _addressed(state, request.island)
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
     if island.state not in WITH_PROCESS:
         detail = f"{island.id} has no process to kill: it is {island.state} ({island.reason})"
         return [ResolveCommand(event.command, False, detail)]
     why = f"killed by {event.caller}"
-    state.islands[island.id] = replace(island, wanted=event.restart, doomed=why)
-    then = "it will be placed again" if event.restart else "it stays away until it is re-added"
+    state.islands[island.id] = replace(island, wanted=request.restart, doomed=why)
+    then = "it will be placed again" if request.restart else "it stays away until it is re-added"
     return [
         ResolveCommand(event.command, True, f"{island.id} is being killed; {then}"),
         KillIsland(island.id, island.incarnation, why),
     ]
 
 
-def drain_requested(state: JobState, event: DrainRequested) -> list[Effect]:
+def drain(state: JobState, event: CommandRequested, request: Drain) -> list[Effect]:
     """Only where the drain can keep its promise: the island trains, and a quorum goes on merging without it."""
-    island = _addressed(state, event.island)
+    island = _addressed(state, request.island)
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
     others = len(state.live - {island.id})
@@ -142,8 +138,8 @@ def drain_requested(state: JobState, event: DrainRequested) -> list[Effect]:
     ]
 
 
-def readd_requested(state: JobState, event: ReaddRequested) -> list[Effect]:
-    island = _addressed(state, event.island)
+def readd(state: JobState, event: CommandRequested, request: Readd) -> list[Effect]:
+    island = _addressed(state, request.island)
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
     if island.state in WITH_PROCESS and island.wanted:
@@ -160,24 +156,24 @@ def readd_requested(state: JobState, event: ReaddRequested) -> list[Effect]:
     return [ResolveCommand(event.command, True, f"{island.id} {then}"), *placing]
 
 
-def cordon_requested(state: JobState, event: CordonRequested) -> list[Effect]:
-    state.cordoned.add(event.node_group)
-    return [ResolveCommand(event.command, True, f"nothing new is placed on node group {event.node_group}")]
+def cordon(state: JobState, event: CommandRequested, request: Cordon) -> list[Effect]:
+    state.cordoned.add(request.node_group)
+    return [ResolveCommand(event.command, True, f"nothing new is placed on node group {request.node_group}")]
 
 
-def uncordon_requested(state: JobState, event: UncordonRequested) -> list[Effect]:
+def uncordon(state: JobState, event: CommandRequested, request: Uncordon) -> list[Effect]:
     """Those that waited are placed at once; when the job ends, nobody is."""
-    state.cordoned.discard(event.node_group)
-    answer = ResolveCommand(event.command, True, f"node group {event.node_group} takes islands again")
+    state.cordoned.discard(request.node_group)
+    answer = ResolveCommand(event.command, True, f"node group {request.node_group} takes islands again")
     if state.phase is not JobPhase.RUNNING:
         return [answer]
     held = (i for i in list(state.islands.values()) if i.state is IslandState.CORDONED)
-    waiting = [island for island in held if island.plan.node_group == event.node_group]
-    why = f"node group {event.node_group} was uncordoned by {event.caller}"
+    waiting = [island for island in held if island.plan.node_group == request.node_group]
+    why = f"node group {request.node_group} was uncordoned by {event.caller}"
     return [answer, *(effect for island in waiting for effect in island_life.place(state, island, why))]
 
 
-def cancel_requested(state: JobState, event: CancelRequested) -> list[Effect]:
+def cancel(state: JobState, event: CommandRequested) -> list[Effect]:
     if state.phase is JobPhase.FINISHED:
         return [ResolveCommand(event.command, False, f"the job has ended already: {state.outcome}")]
     cancelled = finish(state, JobOutcome.CANCELLED, f"cancelled by {event.caller}")

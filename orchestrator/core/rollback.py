@@ -13,19 +13,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import checkpoints, fragment_round
+from orchestrator.core import checkpoints, commands, fragment_round
 from orchestrator.core.effects import Effect, ReleasePayload, ResolveCommand
+from orchestrator.core.events import CommandRequested
 from orchestrator.core.fragment_life import advance_all, publish
 from orchestrator.core.health import Usual
 from orchestrator.core.messages import ALL_OFFERS
-from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, RestoreFragments, RollbackFailed, RollbackRequested
+from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, RestoreFragments, RollbackFailed
 from orchestrator.core.state import JobState, Rollback
 from orchestrator.core.vocabulary import FragmentId, Instant, JobPhase, ReleaseReason, RoundPhase, Version
 
 
-def requested(state: JobState, event: RollbackRequested) -> list[Effect]:
+def requested(state: JobState, event: CommandRequested, request: commands.Rollback) -> list[Effect]:
     kept = [known.number for known in state.checkpoints.kept]
-    number = event.checkpoint or max(kept, default=0)
+    number = request.checkpoint or max(kept, default=0)
     why = ""
     if state.phase is not JobPhase.RUNNING:
         why = f"the job is {state.phase}"

@@ -1,4 +1,4 @@
-"""What may happen around checkpoints, and what the core asks for: events, commands and effects. Nothing here decides.
+"""What may happen around checkpoints, and what the core asks for: events and effects. Nothing here decides.
 
 A checkpoint is a *cut* through the job: Θ and momentum as they stand when every merge that was closed before
 ``BeginCheckpoint`` is done, and of each island the state at its first boundary after the marker reached it, before it
@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.vocabulary import (
-    CommandId,
     Duration,
     Epoch,
     FragmentId,
@@ -22,15 +21,6 @@ from orchestrator.core.vocabulary import (
     Life,
     Version,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRequested:
-    """An operator wants a checkpoint now."""
-
-    at: Instant
-    command: CommandId
-    caller: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +65,6 @@ class CheckpointFailed:
     at: Instant
     checkpoint: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RollbackRequested:
-    """An operator wants the job back where ``checkpoint`` has it; 0 is the newest."""
-
-    at: Instant
-    command: CommandId
-    caller: str
-    checkpoint: int
 
 
 FROM_JOURNAL = 0
@@ -192,7 +172,6 @@ class RestoreFragments:
     fragments: tuple[tuple[FragmentId, Version, int], ...]
 
 
-SavingCommand = CheckpointRequested | RollbackRequested
 SavingEvent = (
     IslandSaved | IslandNotSaved | CheckpointTaken | CheckpointFailed | JobResumed | FragmentRestored | RollbackFailed
 )

@@ -12,22 +12,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from orchestrator.core import island_life, island_record
+from orchestrator.core.commands import Scale
 from orchestrator.core.effects import DrainIsland, Effect, ResolveCommand, StartTraining, StopIsland, WantIsland
-from orchestrator.core.events import ScaleRequested
+from orchestrator.core.events import CommandRequested
 from orchestrator.core.fragment_life import advance_all
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import IslandState, JobPhase
 
 
-def scale_requested(state: JobState, event: ScaleRequested) -> list[Effect]:
-    there = [state.islands[p.island] for p in state.policy.islands if p.node_group == event.node_group]
+def scale(state: JobState, event: CommandRequested, request: Scale) -> list[Effect]:
+    there = [state.islands[p.island] for p in state.policy.islands if p.node_group == request.node_group]
     wanted = [i for i in there if i.wanted]
-    leaving = wanted[event.count :]
-    if refusal := _refusal(state, event, there, leaving):
+    leaving = wanted[request.count :]
+    if refusal := _refusal(state, request, there, leaving):
         return [ResolveCommand(event.command, False, refusal)]
-    coming = [i for i in there if not i.wanted][: max(0, event.count - len(wanted))]
-    why = f"{event.caller} wants {event.count} islands of node group {event.node_group}"
+    coming = [i for i in there if not i.wanted][: max(0, request.count - len(wanted))]
+    why = f"{event.caller} wants {request.count} islands of node group {request.node_group}"
     effects: list[Effect] = [ResolveCommand(event.command, True, _told(coming, leaving) or f"{why}, and has them")]
     for island in coming:
         effects += [WantIsland(island.id, True, why), *_want(state, island, why)]
@@ -36,12 +37,12 @@ def scale_requested(state: JobState, event: ScaleRequested) -> list[Effect]:
     return [*effects, *advance_all(state, event.at)]
 
 
-def _refusal(state: JobState, event: ScaleRequested, there: list[Island], leaving: list[Island]) -> str | None:
+def _refusal(state: JobState, request: Scale, there: list[Island], leaving: list[Island]) -> str | None:
     if state.phase is not JobPhase.RUNNING:
         return f"the job is {state.phase}: islands are not changed any more"
-    if not 0 <= event.count <= len(there):
-        asked = f"{event.count} were asked for"
-        return f"of this job there may be 0 to {len(there)} islands on node group {event.node_group!r}; {asked}"
+    if not 0 <= request.count <= len(there):
+        asked = f"{request.count} were asked for"
+        return f"of this job there may be 0 to {len(there)} islands on node group {request.node_group!r}; {asked}"
     going = state.live & {island.id for island in leaving}
     left = len(state.live - going)
     if going and left < state.policy.quorum:

@@ -14,10 +14,11 @@ as events. The same events in the same order always give the same effects: there
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, assert_never
 
 from orchestrator.core import (
     checkpoints,
+    commands,
     events,
     fragment_life,
     island_life,
@@ -47,17 +48,6 @@ _ISLAND_HANDLERS: dict[type, Callable[[JobState, Island, Any], list[Effect]]] = 
     saving.IslandSaved: checkpoints.island_answered,
     saving.IslandNotSaved: checkpoints.island_answered,
 }
-_COMMAND_HANDLERS: dict[type, Callable[[JobState, Any], list[Effect]]] = {
-    events.KillRequested: job_life.kill_requested,
-    events.DrainRequested: job_life.drain_requested,
-    events.ReaddRequested: job_life.readd_requested,
-    events.ScaleRequested: scaling.scale_requested,
-    events.CordonRequested: job_life.cordon_requested,
-    events.UncordonRequested: job_life.uncordon_requested,
-    saving.CheckpointRequested: checkpoints.requested,
-    saving.RollbackRequested: rollback.requested,
-    events.CancelRequested: job_life.cancel_requested,
-}
 
 
 class Synchroniser:
@@ -84,11 +74,11 @@ class Synchroniser:
 
     def _dispatch(self, event: events.Event) -> list[Effect]:
         state = self.state
-        if isinstance(event, events.Command):
+        if isinstance(event, events.CommandRequested):
             if event.command in state.commands:
                 return []  # repeated under its own id
             state.commands.add(event.command)
-            return _COMMAND_HANDLERS[type(event)](state, event)
+            return self._requested(event)
         if isinstance(event, events.ContributionArrived):
             return fragment_life.contribution_arrived(state, event)
         if state.phase is JobPhase.FINISHED:
@@ -129,6 +119,30 @@ class Synchroniser:
                 if island is None:
                     return island_life.fence(state, event)
                 return _ISLAND_HANDLERS[type(event)](state, island, event)
+
+    def _requested(self, event: events.CommandRequested) -> list[Effect]:
+        state = self.state
+        match event.request:
+            case commands.Kill() as kill:
+                return job_life.kill(state, event, kill)
+            case commands.Drain() as drain:
+                return job_life.drain(state, event, drain)
+            case commands.Readd() as readd:
+                return job_life.readd(state, event, readd)
+            case commands.Scale() as scale:
+                return scaling.scale(state, event, scale)
+            case commands.Cordon() as cordon:
+                return job_life.cordon(state, event, cordon)
+            case commands.Uncordon() as uncordon:
+                return job_life.uncordon(state, event, uncordon)
+            case commands.Checkpoint():
+                return checkpoints.requested(state, event)
+            case commands.Rollback() as back:
+                return rollback.requested(state, event, back)
+            case commands.Cancel():
+                return job_life.cancel(state, event)
+            case unknown:
+                assert_never(unknown)
 
     def _timer_fired(self, event: events.TimerFired) -> list[Effect]:
         """Timers are named ``kind:whom``."""

@@ -21,6 +21,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from learners.contract import Arrays
@@ -29,7 +30,7 @@ from learners.outbox import Outbox
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import JobSpec
-from orchestrator.core import effects, events
+from orchestrator.core import effects, events, saving
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import Letter, Offer, Progress
 from orchestrator.core.synchroniser import Synchroniser
@@ -135,7 +136,7 @@ class MultiplexedJob:
 
     def _happen(self, event: events.Event) -> None:
         for effect in self._driver.step(event):
-            self._act(effect)
+            effects.carry_out(effect, self)
 
     def _soon(self, event_at: Callable[[Instant], events.Event], delay: float = 0.0) -> None:
         self._later(delay, Turn.EVENT, lambda: self._happen(event_at(self._now)))
@@ -181,41 +182,17 @@ class MultiplexedJob:
             )
         return event_of(letter, self._now, island.id, FIRST)
 
-    # ── effects ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _act(self, effect: effects.Effect) -> None:
-        match effect:
-            case effects.SetTimer(timer, serial, due_at):
-                self._soon(lambda at: events.TimerFired(at, timer, serial), due_at - self._now)
-            case effects.PlaceIsland(island, incarnation):
-                self._soon(lambda at: events.IslandPlaced(at, island, incarnation, "here", 0))
-                self._soon(lambda at: events.IslandReady(at, island, incarnation, 1, 0.0))
-            case effects.BeginCatchUp(island_id, _, _, cursor):
-                island = self._islands[island_id]
-                island.loop.load(self._apparatus.whole_state(), self._outer.versions, 0, cursor)
-                self._soon(lambda at: events.IslandCaughtUp(at, island_id, FIRST, None, self._outer.versions, 0, 0.0))
-            case effects.StartTraining(island_id):
-                island = self._islands[island_id]
-                island.running = True
-                self._later(0.0, Turn.BOUNDARY, lambda: self._boundary(island))
-            case effects.MergeFragment():
-                self._merge(effect)
-            case effects.PublishFragment():
-                self._publish(effect)
-            case effects.ReleasePayload(payload):
-                self._apparatus.shard.release(payload)
-            case effects.FlushIsland(island_id):
-                self._later(0.0, Turn.BOUNDARY, lambda: self._flush(self._islands[island_id]))
-            case effects.Evaluate(version):
-                self._evaluate(version)
-            case effects.FinishJob():
-                self._finish()
+    def set_timer(self, effect: effects.SetTimer) -> None:
+        fired = (effect.timer, effect.serial)
+        self._soon(lambda at: events.TimerFired(at, *fired), effect.due_at - self._now)
 
-    def _merge(self, effect: effects.MergeFragment) -> None:
+    def merge_fragment(self, effect: effects.MergeFragment) -> None:
         digest = self._apparatus.merge(effect)
         self._soon(lambda at: events.MergeCompleted(at, effect.fragment, effect.version, digest, 0.0))
 
-    def _publish(self, effect: effects.PublishFragment) -> None:
+    def publish_fragment(self, effect: effects.PublishFragment) -> None:
         arrays = self._apparatus.published(effect.fragment)
 
         def deliver(recipient: effects.Recipient) -> None:
@@ -224,21 +201,59 @@ class MultiplexedJob:
             loop.deliver(effect.fragment, effect.version, effect.step, arrays, *terms)
 
         for recipient in effect.recipients:
-            self._later(self._transfer, Turn.DELIVERY, lambda recipient=recipient: deliver(recipient))  # type: ignore[misc]
+            self._later(self._transfer, Turn.DELIVERY, partial(deliver, recipient))
 
-    def _flush(self, island: _Island) -> None:
-        """Stop stepping and give what is left, at the boundary."""
-        if island.running:
-            island.running = False
-            island.loop.give_all()
-            self._read(island)
+    def release_payload(self, effect: effects.ReleasePayload) -> None:
+        self._apparatus.shard.release(effect.payload)
 
-    def _evaluate(self, version: int) -> None:
+    def place_island(self, effect: effects.PlaceIsland) -> None:
+        life = (effect.island, effect.incarnation)
+        self._soon(lambda at: events.IslandPlaced(at, *life, "here", 0))
+        self._soon(lambda at: events.IslandReady(at, *life, 1, 0.0))
+
+    def begin_catch_up(self, effect: effects.BeginCatchUp) -> None:
+        island = self._islands[effect.island]
+        island.loop.load(self._apparatus.whole_state(), self._outer.versions, 0, effect.cursor)
+        self._soon(lambda at: events.IslandCaughtUp(at, island.id, FIRST, None, self._outer.versions, 0, 0.0))
+
+    def start_training(self, effect: effects.StartTraining) -> None:
+        island = self._islands[effect.island]
+        island.running = True
+        self._later(0.0, Turn.BOUNDARY, lambda: self._boundary(island))
+
+    def flush_island(self, effect: effects.FlushIsland) -> None:
+        self._later(0.0, Turn.BOUNDARY, lambda: self._flush(self._islands[effect.island]))
+
+    def drain_island(self, effect: effects.DrainIsland) -> None:
+        """Nobody asks for it: there are no operators here, nor for the two that follow."""
+
+    def kill_island(self, effect: effects.KillIsland) -> None:
+        """See ``drain_island``."""
+
+    def resolve_command(self, effect: effects.ResolveCommand) -> None:
+        """See ``drain_island``."""
+
+    def stop_island(self, effect: effects.StopIsland) -> None:
+        """An island is its loop, which ends with the job; one that is replaced goes on as its next incarnation."""
+
+    def evaluate(self, effect: effects.Evaluate) -> None:
         loss = self._apparatus.evaluate()
         self._curve.append((sum(i.tokens for i in self._islands.values()), loss))
-        self._soon(lambda at: events.EvaluationCompleted(at, version, loss))
+        self._soon(lambda at: events.EvaluationCompleted(at, effect.global_version, loss))
 
-    def _finish(self) -> None:
+    def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
+        """A run is repeated from its seed, and not resumed: nothing is saved, and nobody answers."""
+
+    def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
+        """See ``begin_checkpoint``."""
+
+    def drop_checkpoint(self, effect: saving.DropCheckpoint) -> None:
+        """See ``begin_checkpoint``."""
+
+    def restore_fragments(self, effect: saving.RestoreFragments) -> None:
+        """See ``begin_checkpoint``."""
+
+    def finish_job(self, effect: effects.FinishJob) -> None:
         self._goodput.check()
         self._outcome = Outcome(
             parameters=self._outer.parameters(),
@@ -248,6 +263,13 @@ class MultiplexedJob:
             goodput=self._goodput.summary(self._now),
             statistics=self._statistics.summary(self._now),
         )
+
+    def _flush(self, island: _Island) -> None:
+        """Stop stepping and give what is left, at the boundary."""
+        if island.running:
+            island.running = False
+            island.loop.give_all()
+            self._read(island)
 
 
 @dataclass(frozen=True, slots=True)

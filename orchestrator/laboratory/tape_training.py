@@ -17,15 +17,15 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
-from learners.adoption import combine
+from learners.adoption import mixed, rebased
 from learners.contract import Arrays
-from learners.reckoning import schedule_step
 from orchestrator.config import JobSpec
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import CloseReason, Fix, FragmentId, PayloadId, Version
 from orchestrator.errors import DataError
 from orchestrator.laboratory.apparatus import FIRST_EPOCH, Apparatus, MakeTrainer
 from orchestrator.laboratory.course import Adopted, Course, Evaluated, Exported, Life, LifeId, Merged, Offered
+from orchestrator.replica.schedule_position import schedule_step
 
 Published = tuple[FragmentId, Version]
 
@@ -179,8 +179,11 @@ class TapeTraining:
         published = self._take(fragment, moment.version)
         if moment.keeps:
             own = self._apparatus.snapshot(replica.life.shard, fragment)
-            since = replica.base[fragment] if moment.since is None else replica.sent[fragment][moment.since]
-            combined = combine(published, own, since, sync.adoption, sync.mix_alpha)
+            if sync.adoption == "mix":
+                combined = mixed(published, own, sync.mix_alpha)
+            else:
+                since = replica.base[fragment] if moment.since is None else replica.sent[fragment][moment.since]
+                combined = rebased(published, own, since)
             self._apparatus.trainers[replica.life.shard].load(combined)
             replica.base[fragment] = published if self._keeps_bases else {}
         else:

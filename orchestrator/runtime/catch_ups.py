@@ -6,15 +6,15 @@ The island's letter says how it went. Refuses to choose the donor (``core.island
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, assert_never
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.core import effects as f
 from orchestrator.core import events
-from orchestrator.core.island_life import IN_CHECKPOINT
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import first_line
 from orchestrator.host.checkpoint_writer import CheckpointWriter
@@ -45,16 +45,19 @@ class CatchUps:
         connection = self._connection(effect.island, effect.incarnation)
         if connection is None:
             return None
-        if effect.held:
-            call = connection.actor.resume.remote(self._epoch, effect.cursor)
-        elif effect.donor is None:
-            versions, step, payloads = self._shard.whole_state()
-            call = connection.actor.load.remote(self._epoch, versions, step, effect.cursor, *payloads)
-        elif effect.donor[1] == IN_CHECKPOINT:
-            call = connection.actor.load_saved.remote(self._epoch, self._checkpoints.resumed_from, effect.cursor)
-        else:
-            donors = {self._name(*life): life[0] for life in (effect.donor, *effect.helpers)}
-            call = connection.actor.load_from.remote(self._epoch, next(self._count), donors, effect.cursor)
+        match effect.source:
+            case f.FromStandby():
+                call = connection.actor.resume.remote(self._epoch, effect.cursor)
+            case f.FromSynchroniser():
+                versions, step, payloads = self._shard.whole_state()
+                call = connection.actor.load.remote(self._epoch, versions, step, effect.cursor, *payloads)
+            case f.FromCheckpoint():
+                call = connection.actor.load_saved.remote(self._epoch, self._checkpoints.resumed_from, effect.cursor)
+            case f.FromPeers(donor, helpers):
+                donors = {self._name(*life): life[0] for life in (donor, *helpers)}
+                call = connection.actor.load_from.remote(self._epoch, next(self._count), donors, effect.cursor)
+            case unknown:
+                assert_never(unknown)
         return connection, call
 
     def wait(self, effect: f.BeginCatchUp, connection: Connection, call: Any) -> None:
@@ -71,5 +74,7 @@ class CatchUps:
                 return  # the report link says so, too
             except RayError as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
-                self._post(lambda at, reason=reason: events.CatchUpFailed(at, island, incarnation, donor, reason))
+                self._post(
+                    partial(events.CatchUpFailed, island=island, incarnation=incarnation, donor=donor, reason=reason)
+                )
                 return

@@ -15,13 +15,14 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from orchestrator.config import JobSpec
-from orchestrator.core.vocabulary import Dose
-from orchestrator.errors import InfrastructureError, NotFound, last_line
+from orchestrator.core.commands import Command
+from orchestrator.errors import Conflict, InfrastructureError, NotFound, last_line
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import cluster
+from orchestrator.runtime import cluster, room
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.names import synchroniser_name
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, TOKEN_VARIABLE
+from orchestrator.tape import command_codec
 from orchestrator.threads import BoundedThreads
 
 START_TIMEOUT_S = 60.0
@@ -109,8 +110,8 @@ class RayControlPort:
                 self._ask_head(lambda: cluster.end_actors_of(job_id))  # what it had already made included
             raise InfrastructureError(
                 detail=f"The synchroniser of job {job_id} did not start: {last_line(error)}",
-                remedy="Look at the cluster's logs (temp_dir in HOME/cluster.json). Is there room on that disk, and under "
-                "the run's folder? Without it no process begins.",
+                remedy=self._without_room()
+                or "Look at the cluster's logs (temp_dir in HOME/cluster.json), and whether the run's folder has room.",
             ) from error
 
     def status(self, job_id: str) -> dict[str, Any]:
@@ -118,29 +119,9 @@ class RayControlPort:
         answer: dict[str, Any] = self._ask(job_id, "status")
         return answer
 
-    def submit_command(
-        self, job_id: str, kind: str, command_id: str, caller: str, island: str | None, restart: bool
-    ) -> None:
+    def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
         """Hand a command to the job. Raises NotFound or Conflict when it cannot be taken."""
-        self._ask(job_id, "command", kind, command_id, caller, island, restart)
-
-    def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
-        """Have so many islands of the job on the node group. Raises as ``submit_command``."""
-        self._ask(job_id, "scale", command_id, caller, node_group, count)
-
-    def roll_back(self, job_id: str, command_id: str, caller: str, checkpoint: int) -> None:
-        """Take the job back to a checkpoint of its own, 0 for the newest. Raises as ``submit_command``."""
-        self._ask(job_id, "roll_back", command_id, caller, checkpoint)
-
-    def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
-        """Tell the job that a node group takes nothing new, or takes islands again. Raises as ``submit_command``."""
-        self._ask(job_id, "set_cordon", command_id, caller, node_group, cordoned)
-
-    def inject_fault(
-        self, job_id: str, kind: str, command_id: str, caller: str, island: str | None, dose: Dose
-    ) -> None:
-        """Let chaos strike an island, or the synchroniser. Raises as ``submit_command``."""
-        self._ask(job_id, "command", kind, command_id, caller, island, True, dose)
+        self._ask(job_id, "submit", command_id, caller, command_codec.encode(command))
 
     def save_parameters(self, job_id: str) -> str:
         """Θ as it stands is in a new file of the job's run folder, of this name. Raises Conflict before there is Θ."""
@@ -160,8 +141,11 @@ class RayControlPort:
         actor = self._ask_head(lambda: cluster.actor_named(synchroniser_name(job_id)))
         if actor is None:
             raise _not_here(job_id)
+        if (method := getattr(actor, what, None)) is None:
+            detail = f"The synchroniser of job {job_id} was started by another build, which has no {what!r}."
+            raise Conflict(detail=detail, remedy="Training goes on; it understands this build once it was restarted.")
         try:
-            return ray.get(getattr(actor, what).remote(*arguments), timeout=timeout_s)
+            return ray.get(method.remote(*arguments), timeout=timeout_s)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error  # our own errors, as they were raised over there
         except ray.exceptions.ActorDiedError as error:
@@ -169,8 +153,15 @@ class RayControlPort:
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise InfrastructureError(
                 detail=f"The synchroniser of job {job_id} does not answer: {last_line(error)}",
-                remedy="Try again; training goes on meanwhile.",
+                remedy=f"{no_room} Training goes on meanwhile."
+                if (no_room := self._without_room())
+                else "Try again; training goes on meanwhile.",
             ) from error
+
+    def _without_room(self) -> str:
+        """What a lack of room under Ray's folder asks for, as a sentence; empty if there is room."""
+        said = room.lacking(Path(self._head.temp_dir)) if self._head is not None else ""
+        return f"{said[:1].upper()}{said[1:]}." if said else ""
 
     def _ask_head(self, call: Callable[[], Answer], within_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """What the call returns. Raises InfrastructureError at once where nobody listens, later where nobody answers."""

@@ -14,6 +14,7 @@ machine failed us, 2 the settings are wrong.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import secrets
@@ -97,7 +98,12 @@ def down(home: Path) -> int:
     path = ClusterFile.path(home)
     if path.is_dir() and not path.is_symlink():
         set_aside(path)
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        _say(f"{path} cannot be removed: its disk is read-only. It names a cluster that is gone")
     return count
 
 

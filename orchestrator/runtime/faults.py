@@ -23,7 +23,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.chaos.kinds import Kind
+from orchestrator.chaos.kinds import CONTINUE, Kind
+from orchestrator.core.commands import Inject, Kill
 from orchestrator.core.effects import ResolveCommand
 from orchestrator.core.events import Event, FaultInjected
 from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, IslandId
@@ -33,7 +34,8 @@ from orchestrator.impairment import LinkFault
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.warden import ANSWERED_S
 
-CONTINUE = "continue"
+KNOWN = frozenset({*(kind.value for kind in Kind if kind is not Kind.KILL_API), CONTINUE})
+"""What ``Inject.fault`` may say to a job."""
 ANSWER_TIMEOUT_S = 5.0
 
 
@@ -51,21 +53,20 @@ class Chaos:
         self._controller, self._interpreter = controller, interpreter
         self._post, self._resolve, self._incarnation_of = post, resolve, incarnation_of
 
-    def inject(self, kind: str, command: CommandId, caller: str, island: IslandId, dose: Dose) -> bool:
-        """Strike, and post the record; ``island`` is empty where the kind strikes none.
-
-        True for what is a command of an operator's as well, which is still to be posted, and then decided on.
-        """
+    def inject(self, command: CommandId, caller: str, request: Inject) -> Kill | None:
+        """Inject the fault, and post the record. A kill is returned: the core is still to decide on it."""
+        kind, island = request.fault, request.island or IslandId("")
+        dose = Dose(request.duration, request.bytes_per_second, request.payloads)
         incarnation = self._incarnation_of(island) if island else Incarnation(0)
         parts = (kind, island, incarnation, dose.duration, dose.bytes_per_second, dose.payloads)
         why = "" if kind in (Kind.KILL, Kind.KILL_SYNCHRONISER) else self._strike(kind, island, incarnation, dose)
         if not why:
             self._post(lambda at: FaultInjected(at, command, caller, *parts))
         if kind == Kind.KILL:
-            return True
+            return Kill(island)
         done = f"{island} is told to {kind}" if kind in (Kind.STOP, CONTINUE) else f"{kind} strikes {island}".strip()
         self._resolve(ResolveCommand(command, not why, why or done))
-        return False
+        return None
 
     def _strike(self, kind: str, island: IslandId, incarnation: Incarnation, dose: Dose) -> str:
         """Empty once the fault has struck, else why it could not."""

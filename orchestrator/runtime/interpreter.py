@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life, ReleaseReason
-from orchestrator.errors import InternalError, first_line
+from orchestrator.errors import first_line
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.timers import Timers
@@ -69,55 +69,82 @@ class Interpreter:
         self._asking = ThreadPoolExecutor(max(8, 4 * island_count), "ask")
 
     def act(self, effect: f.Effect) -> None:
-        match effect:
-            case f.SetTimer(timer, serial, due_at):
-                self._timers.set(timer, serial, due_at)
-            case f.MergeFragment():
-                self._shard.merge(effect)
-            case f.PublishFragment():
-                self._publish(effect)
-            case f.ReleasePayload(_, ReleaseReason.LOST):
-                pass  # it died with the process before; what lies under its name was offered to this one meanwhile
-            case f.ReleasePayload(payload, _):
-                self._shard.release(payload)
-            case f.PlaceIsland(island, incarnation):
-                if effect.standby is not None:
-                    self._take(effect.standby, (island, incarnation))
-                self._placing.submit(self._guarded, self._place, island, incarnation, effect.standby)
-            case f.BeginCatchUp():
-                if (begun := self._catch_ups.begin(effect)) is not None:
-                    self._asking.submit(self._guarded, self._catch_ups.wait, effect, *begun)
-            case f.StartTraining(island, incarnation, fix):
-                self._tell(island, incarnation, "start", fix)
-            case f.FlushIsland(island, incarnation):
-                self._tell(island, incarnation, "flush")
-            case f.DrainIsland(island, incarnation):
-                self._tell(island, incarnation, "drain")
-            case f.KillIsland(island, incarnation):
-                self._ask("kill", island, incarnation)
-            case f.StopIsland(island, incarnation):
-                self.end(island, incarnation)
-            case f.Evaluate(global_version):
-                self._evaluation.evaluate(global_version)
-            case saving.RestoreFragments():
-                self._shard.restore(effect, self._checkpoints.folder)
-            case saving.BeginCheckpoint() | saving.SealCheckpoint() | saving.DropCheckpoint():
-                self._save(effect)
-            case f.ResolveCommand():
-                self._resolve(effect)
-            case f.FinishJob():
-                self._finish(effect)
-            case (
-                f.AdmitContribution()
-                | f.RefuseContribution()
-                | f.HoldIsland()
-                | f.WantIsland()
-                | f.QuarantineIsland()
-                | f.StandBy()
-            ):
-                pass  # for the record
-            case _:
-                raise InternalError(detail=f"No way is known to carry out {effect}.")
+        f.carry_out(effect, self)
+
+    # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────
+
+    def set_timer(self, effect: f.SetTimer) -> None:
+        self._timers.set(effect.timer, effect.serial, effect.due_at)
+
+    def merge_fragment(self, effect: f.MergeFragment) -> None:
+        self._shard.merge(effect)
+
+    def publish_fragment(self, effect: f.PublishFragment) -> None:
+        published = self._shard.published(effect.fragment)
+        if published.version != effect.version:
+            return  # a newer one is there, and so is, or soon will be, its own publication
+        for to in effect.recipients:
+            if (connection := self._connection(to.island, to.incarnation)) is not None:
+                delivery = Delivery(published, effect.step, to.merged_offer, effect.fix)
+                connection.parameters.publish(effect.fragment, delivery)
+
+    def release_payload(self, effect: f.ReleasePayload) -> None:
+        """A lost one died with the process before; what lies under its name was offered to this one meanwhile."""
+        if effect.reason is not ReleaseReason.LOST:
+            self._shard.release(effect.payload)
+
+    def place_island(self, effect: f.PlaceIsland) -> None:
+        if effect.standby is not None:
+            self._take(effect.standby, (effect.island, effect.incarnation))
+        self._placing.submit(self._guarded, self._place, effect.island, effect.incarnation, effect.standby)
+
+    def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
+        if (begun := self._catch_ups.begin(effect)) is not None:
+            self._asking.submit(self._guarded, self._catch_ups.wait, effect, *begun)
+
+    def start_training(self, effect: f.StartTraining) -> None:
+        self._tell(effect.island, effect.incarnation, "start", effect.fix)
+
+    def flush_island(self, effect: f.FlushIsland) -> None:
+        self._tell(effect.island, effect.incarnation, "flush")
+
+    def drain_island(self, effect: f.DrainIsland) -> None:
+        self._tell(effect.island, effect.incarnation, "drain")
+
+    def kill_island(self, effect: f.KillIsland) -> None:
+        self._ask("kill", effect.island, effect.incarnation)
+
+    def stop_island(self, effect: f.StopIsland) -> None:
+        self.end(effect.island, effect.incarnation)
+
+    def evaluate(self, effect: f.Evaluate) -> None:
+        self._evaluation.evaluate(effect.global_version)
+
+    def resolve_command(self, effect: f.ResolveCommand) -> None:
+        self._resolve(effect)
+
+    def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
+        """What is saved here is cut before any island hears of it."""
+        self._checkpoints.act(effect, self._context.now())
+        if self._checkpoints.is_open(effect.checkpoint):
+            folder = self._checkpoints.folder(effect.checkpoint).url
+            for life in effect.islands:
+                if (connection := self._connection(*life)) is not None:
+                    connection.parameters.mark(effect.checkpoint, folder)
+
+    def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
+        self._checkpoints.act(effect, self._context.now())
+
+    def drop_checkpoint(self, effect: saving.DropCheckpoint) -> None:
+        self._checkpoints.act(effect, self._context.now())
+
+    def restore_fragments(self, effect: saving.RestoreFragments) -> None:
+        self._shard.restore(effect, self._checkpoints.folder)
+
+    def finish_job(self, effect: f.FinishJob) -> None:
+        self._finish(effect)
+
+    # ── processes, and the connections to them ──────────────────────────────────────────────────────────────────────────
 
     def reconnect(self, island: IslandId, incarnation: Incarnation, process: Life | None, *, lost: bool) -> None:
         """Listen to a process that an earlier synchroniser placed, and did not hear any more if ``lost``.
@@ -215,24 +242,6 @@ class Interpreter:
         """Its connection, if it has one. Under the lock: one is heard (``IslandReady``) while it is still being opened."""
         with self._lives:
             return self._connections.get((island, incarnation))
-
-    def _publish(self, effect: f.PublishFragment) -> None:
-        published = self._shard.published(effect.fragment)
-        if published.version != effect.version:
-            return  # a newer one is there, and so is, or soon will be, its own publication
-        for to in effect.recipients:
-            if (connection := self._connection(to.island, to.incarnation)) is not None:
-                delivery = Delivery(published, effect.step, to.merged_offer, effect.fix)
-                connection.parameters.publish(effect.fragment, delivery)
-
-    def _save(self, effect: saving.SavingEffect) -> None:
-        """What is saved here is cut before any island hears of it."""
-        self._checkpoints.act(effect, self._context.now())
-        if isinstance(effect, saving.BeginCheckpoint) and self._checkpoints.is_open(effect.checkpoint):
-            folder = self._checkpoints.folder(effect.checkpoint).url
-            for life in effect.islands:
-                if (connection := self._connection(*life)) is not None:
-                    connection.parameters.mark(effect.checkpoint, folder)
 
     def _tell(self, island: IslandId, incarnation: Incarnation, what: str, *facts: Any) -> None:
         """Calls that may be made twice are made again when they get lost."""

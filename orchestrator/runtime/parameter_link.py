@@ -7,7 +7,7 @@ Knows nothing of letters and events: the report link, which reads letters in the
 in the bytes only the shard knows. A checkpoint's marker comes this way because it must keep its place among publications.
 Everything passes the ``ImpairedLink``, which is chaos' business.
 
-Source: Ray 2.60 as measured (DESIGN section 9): calls to a stopped or cut-off actor hang, so every get has a timeout and
+Source: Ray 2.60 as measured: calls to a stopped or cut-off actor hang, so every get has a timeout and
 keeps waiting on the *same* call, whose answer still comes.
 """
 

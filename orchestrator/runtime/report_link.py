@@ -8,7 +8,7 @@
 Each is a thread of its own, so an island that hangs holds up nobody else. Refuses to decide what silence means: it says
 "lost" with what it knows (``dead``, ``cut_off``), and "restored" when an answer comes; and to see a payload.
 
-Source: Ray 2.60 as measured (DESIGN section 9): pending calls to a killed actor fail in 10 ms with ActorDiedError; calls
+Source: Ray 2.60 as measured: pending calls to a killed actor fail in 10 ms with ActorDiedError; calls
 to a stopped or cut-off one hang, so every get has a timeout and keeps waiting on the *same* call, whose answer still comes.
 """
 

@@ -22,9 +22,9 @@ from ray.exceptions import RayError
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
-from orchestrator.core import saving
+from orchestrator.core.commands import island_of, kind_of
 from orchestrator.core.island_record import WITH_PROCESS, Island
-from orchestrator.core.vocabulary import IslandId, IslandState, JobPolicy
+from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPolicy
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.host import job_clock
@@ -32,7 +32,7 @@ from orchestrator.host.job_files import TAPE, JobFiles, beginning, open_files
 from orchestrator.host.last_known import last_known
 from orchestrator.host.timers import Timers
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import ending, orders
+from orchestrator.runtime import ending
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.recovery import Remembered
@@ -42,18 +42,6 @@ log = logging.getLogger(__name__)
 
 UNLOCK_TIMEOUT_S = 10.0
 LIVES_TIMEOUT_S = 60.0
-KINDS: dict[type, str] = {
-    e.KillRequested: "kill",
-    e.DrainRequested: "drain",
-    e.ReaddRequested: "readd",
-    e.CancelRequested: "cancel",
-    saving.CheckpointRequested: "checkpoint",
-    saving.RollbackRequested: "rollback",
-    e.CordonRequested: "cordon",
-    e.UncordonRequested: "uncordon",
-    e.ScaleRequested: "scale",
-}
-"""What the commands are called that the tape has by their events."""
 
 
 def resumption_of(spec: JobSpec, run_dir: Path, roots: AllowedRoots) -> Resumption | None:
@@ -108,15 +96,23 @@ def clock(files: JobFiles, run_dir: Path) -> tuple[float, float]:
 
 def commands(past: Remembered) -> dict[str, dict[str, Any]]:
     """The commands that reached the tape, as ``status`` tells them."""
-    told: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     for name, (event, answer) in past.promises.commands.items():
-        kind = event.kind if isinstance(event, e.FaultInjected) else KINDS[type(event)]
-        told[name] = orders.noted(kind, getattr(event, "island", None), event.caller, event.at)
+        if isinstance(event, e.FaultInjected):
+            record = command_record(event.kind, event.island, event.caller, event.at)
+        else:
+            record = command_record(kind_of(event.request), island_of(event.request), event.caller, event.at)
         if answer is not None:
-            told[name] |= {"accepted": answer.accepted, "detail": answer.detail}
+            record |= {"accepted": answer.accepted, "detail": answer.detail}
         elif isinstance(event, e.FaultInjected):
-            told[name]["accepted"] = True
-    return told
+            record["accepted"] = True
+        records[name] = record
+    return records
+
+
+def command_record(kind: str, island: str | None, caller: str, at: Instant) -> dict[str, Any]:
+    """A command that was not answered yet, as ``api.jobs.control.CommandRecord`` has it."""
+    return {"kind": kind, "island": island, "caller": caller, "at": at, "accepted": None, "detail": ""}
 
 
 def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, controller: Any) -> None:

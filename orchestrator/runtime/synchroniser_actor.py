@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,14 @@ from orchestrator import logbook
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.chaos.kinds import Kind
+from orchestrator.chaos.kinds import ISLANDLESS
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events, invariants
-from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
-from orchestrator.errors import Conflict, Fenced, NotFound, first_line
+from orchestrator.core.commands import Command, Cordon, Inject, IslandCommand, Scale, island_of, kind_of
+from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
+from orchestrator.errors import Conflict, DataError, Fenced, NotFound, first_line
 from orchestrator.host import records, tape_sync
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
@@ -43,11 +44,12 @@ from orchestrator.host.snapshot_writer import SnapshotWriter
 from orchestrator.host.timers import Timers
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import ending, faults, orders, returning
+from orchestrator.runtime import ending, faults, returning
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.shard_worker import ShardWorker
+from orchestrator.tape import command_codec
 from orchestrator.tape.driver import Driver
 
 log = logging.getLogger(__name__)
@@ -141,9 +143,10 @@ class SynchroniserActor:
             names = frozenset(plan.island for plan in self._policy.islands)
             self._post(lambda at: resumption.event(at, names))
         for group, caller in sorted(cordoned.items()):
-            self.set_cordon(f"cordon-{group}-before-the-start", caller, group, cordoned=True)
+            self._submit(CommandId(f"cordon-{group}-before-the-start"), caller, Cordon(NodeGroupId(group)))
         for node_group, count in self._spec.wanted_counts().items():
-            self.scale(f"scale-{node_group}-at-the-start", "the specification", node_group, count)
+            command = CommandId(f"scale-{node_group}-at-the-start")
+            self._submit(command, "the specification", Scale(NodeGroupId(node_group), count))
         self._post(events.JobStarted)
 
     # ── asked by the control port ─────────────────────────────────────────────────────────────────────────────────
@@ -161,23 +164,20 @@ class SynchroniserActor:
         view, trouble = self._told["view"], self._retrier.trouble
         return self._told | {"disk_trouble": trouble, "view": view | {"pause_reason": trouble or view["pause_reason"]}}
 
-    def command(
-        self, kind: str, command: str, caller: str, island: str | None, restart: bool, fault: Dose | None = None
-    ) -> None:
-        """Put an operator's command into the queue; its outcome appears among the status's commands.
+    def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
+        """Queue the command that ``document`` is the plain form of; its outcome appears among the status's commands.
 
-        With ``fault`` it is one of chaos, and put on the tape as that.
+        Raises Conflict, and does nothing, for one that this build does not know, and when the job has ended; NotFound for an
+        island that the job has not.
         """
-        names = self._core.state.islands
-        if kind not in (*orders.OF_THE_JOB, Kind.KILL_SYNCHRONISER) and island not in names:
-            known = ", ".join(names)
-            raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=f"Its islands are {known}.")
-        if not self._noted(command, kind, island, caller):
-            return
-        name, whom = CommandId(command), IslandId(island or "")
-        if fault is not None and not self._chaos.inject(kind, name, caller, whom, fault):
-            return
-        self._post(orders.order(kind, name, caller, whom, restart))
+        try:
+            request = command_codec.decode(document)
+        except DataError as error:
+            detail = f"The synchroniser of job {self._job} cannot carry it out: {error}"
+            raise Conflict(
+                detail=detail, remedy="It is of another build than the service; its job trains on."
+            ) from error
+        self._submit(CommandId(command), caller, request)
 
     def save_parameters(self) -> str:
         """Write Θ as it stands into the run folder, for the caller to read and remove; returns the file's name."""
@@ -189,32 +189,28 @@ class SynchroniserActor:
         records.write_parameters(self._run_dir, parameters, facts, name)
         return name
 
-    def set_cordon(self, command: str, caller: str, node_group: str, cordoned: bool) -> None:
-        """Put the cordoning of a node group, or its end, into the queue; its outcome appears as a command's."""
-        make = events.CordonRequested if cordoned else events.UncordonRequested
-        if self._noted(command, "cordon" if cordoned else "uncordon", None, caller):
-            self._post(lambda at: make(at, CommandId(command), caller, NodeGroupId(node_group)))
+    def _submit(self, command: CommandId, caller: str, request: Command) -> None:
+        names, island = self._core.state.islands, island_of(request)
+        islandless = isinstance(request, Inject) and request.fault in ISLANDLESS
+        if isinstance(request, IslandCommand | Inject) and not islandless and island not in names:
+            known = ", ".join(names)
+            raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=f"Its islands are {known}.")
+        if isinstance(request, Inject) and request.fault not in faults.KNOWN:
+            detail = f"The synchroniser of job {self._job} knows no fault {request.fault!r}."
+            raise Conflict(detail=detail, remedy=f"It knows {', '.join(sorted(faults.KNOWN))}.")
+        if not self._noted(command, caller, request):
+            return
+        for_the_core = self._chaos.inject(command, caller, request) if isinstance(request, Inject) else request
+        if for_the_core is not None:
+            self._post(lambda at: events.CommandRequested(at, command, caller, for_the_core))
 
-    def scale(self, command: str, caller: str, node_group: str, count: int) -> None:
-        """Put the number of islands that a node group shall have into the queue; its outcome appears as a command's."""
-        if self._noted(command, "scale", None, caller):
-            name, group = CommandId(command), NodeGroupId(node_group)
-            self._post(lambda at: events.ScaleRequested(at, name, caller, group, count))
-
-    def roll_back(self, command: str, caller: str, checkpoint: int) -> None:
-        """Put the way back to a checkpoint (0: the newest) into the queue; its outcome appears as a command's."""
-        if self._noted(command, "rollback", None, caller):
-            self._post(orders.rollback(CommandId(command), caller, checkpoint))
-
-    def _noted(self, command: str, kind: str, island: str | None, caller: str) -> bool:
+    def _noted(self, command: str, caller: str, request: Command) -> bool:
         """Whether the command is new. Raises Conflict when the job has ended."""
         if self._core.state.phase is JobPhase.FINISHED:
             raise Conflict(detail=f"Job {self._job} has ended.", remedy="Submit it again to run it once more.")
+        record = returning.command_record(kind_of(request), island_of(request), caller, self._now())
         with self._state:
-            if command in self._commands:
-                return False
-            self._commands[command] = orders.noted(kind, island, caller, self._now())
-            return True
+            return self._commands.setdefault(command, record) is record
 
     # ── the pump ──────────────────────────────────────────────────────────────────────────────────────────────────
 

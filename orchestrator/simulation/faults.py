@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from orchestrator.core import commands
 from orchestrator.core import events as e
 from orchestrator.core.effects import FinishJob
 from orchestrator.core.vocabulary import CommandId, Dose, JobPolicy, NodeGroupId
@@ -35,22 +36,22 @@ def strike(world: Surroundings, fault: Fault) -> None:
     host = world.latest(fault.island)
     match fault.kind:
         case FaultKind.KILL:
-            world.tell(e.KillRequested(world.now, command, _OPERATOR, fault.island, True))
+            world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Kill(fault.island, True)))
         case FaultKind.KILL_AND_KEEP_AWAY:
-            world.tell(e.KillRequested(world.now, command, _OPERATOR, fault.island, False))
+            world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Kill(fault.island, False)))
         case FaultKind.DRAIN:
-            world.tell(e.DrainRequested(world.now, command, _OPERATOR, fault.island))
+            world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Drain(fault.island)))
         case FaultKind.CORDON:
-            world.tell(e.CordonRequested(world.now, command, _OPERATOR, _node_group(world, fault)))
+            world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Cordon(_node_group(world, fault))))
         case FaultKind.UNCORDON:
-            world.tell(e.UncordonRequested(world.now, command, _OPERATOR, _node_group(world, fault)))
+            world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Uncordon(_node_group(world, fault))))
         case FaultKind.SCALE:
             group = _node_group(world, fault)
-            world.tell(e.ScaleRequested(world.now, command, _OPERATOR, group, fault.count))
+            world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Scale(group, fault.count)))
         case FaultKind.READD:
-            world.tell(e.ReaddRequested(world.now, command, _OPERATOR, fault.island))
+            world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Readd(fault.island)))
         case FaultKind.CANCEL:
-            world.tell(e.CancelRequested(world.now, command, _OPERATOR))
+            world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Cancel()))
         case FaultKind.CRASH:
             if host is not None and host.placed:
                 world.die(host, "the process crashed", said=True)

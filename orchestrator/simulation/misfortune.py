@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from orchestrator.accounting.series import median
+from orchestrator.core import commands
 from orchestrator.core import events as e
-from orchestrator.core import saving
-from orchestrator.core.vocabulary import Duration, Instant, IslandId, JobPolicy
+from orchestrator.core.vocabulary import Duration, Instant, IslandId, JobPolicy, NodeGroupId
 from orchestrator.simulation.observed import Observed, Silence
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.simulation.speeds import Stop
@@ -64,30 +64,29 @@ class Misfortune:
             faults.append(Fault(at, kind, silence.island, until - at))
         return tuple(sorted(faults, key=lambda fault: (fault.at, fault.island, fault.kind)))
 
-    def _commanded(self, command: e.Command) -> Fault | None:
+    def _commanded(self, command: e.CommandRequested) -> Fault | None:
         """None for a command about a node group that the job has no island in, and for one that strikes nobody."""
-        match command:
-            case e.KillRequested():
-                kind = FaultKind.KILL if command.restart else FaultKind.KILL_AND_KEEP_AWAY
-                return Fault(command.at, kind, command.island)
-            case e.DrainRequested():
-                return Fault(command.at, FaultKind.DRAIN, command.island)
-            case e.ReaddRequested():
-                return Fault(command.at, FaultKind.READD, command.island)
-            case e.CordonRequested():
-                return self._about_group(command, FaultKind.CORDON)
-            case e.UncordonRequested():
-                return self._about_group(command, FaultKind.UNCORDON)
-            case e.ScaleRequested():
-                return self._about_group(command, FaultKind.SCALE, command.count)
-            case saving.CheckpointRequested() | saving.RollbackRequested():
-                return None
-            case e.CancelRequested():
+        match command.request:
+            case commands.Kill(island, restart):
+                return Fault(command.at, FaultKind.KILL if restart else FaultKind.KILL_AND_KEEP_AWAY, island)
+            case commands.Drain(island):
+                return Fault(command.at, FaultKind.DRAIN, island)
+            case commands.Readd(island):
+                return Fault(command.at, FaultKind.READD, island)
+            case commands.Cordon(node_group):
+                return self._about_group(command.at, node_group, FaultKind.CORDON)
+            case commands.Uncordon(node_group):
+                return self._about_group(command.at, node_group, FaultKind.UNCORDON)
+            case commands.Scale(node_group, count):
+                return self._about_group(command.at, node_group, FaultKind.SCALE, count)
+            case commands.Cancel():
                 return Fault(command.at, FaultKind.CANCEL, self._policy.islands[0].island)
+            case _:
+                return None
 
-    def _about_group(self, command: e.NodeGroupCommand, kind: FaultKind, count: int = 0) -> Fault | None:
-        there = [plan.island for plan in self._policy.islands if plan.node_group == command.node_group]
-        return Fault(command.at, kind, there[0], count=count) if there else None
+    def _about_group(self, at: Instant, node_group: NodeGroupId, kind: FaultKind, count: int = 0) -> Fault | None:
+        there = [plan.island for plan in self._policy.islands if plan.node_group == node_group]
+        return Fault(at, kind, there[0], count=count) if there else None
 
     def publication_loss(self) -> float:
         """Of the versions that an island had time to adopt before the next came, those it did not."""

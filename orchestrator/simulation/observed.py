@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
+from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, Instant, IslandId, PayloadId, Version
@@ -66,7 +67,7 @@ class Observed:
         self.finished = False
         self.lives: dict[LifeId, ObservedLife] = {}
         self.silences: list[Silence] = []
-        self.commands: list[e.Command] = []
+        self.commands: list[e.CommandRequested] = []
         self.crashes: list[tuple[IslandId, Instant, bool]] = []
         """Island, when, and whether that is when it was asked for (and not when its end was heard of)."""
         self.letters: list[Duration] = []
@@ -139,7 +140,8 @@ class Observed:
                 life.told_at = at if life.told_at is None else life.told_at
             case f.KillIsland():
                 key = (effect.island, effect.incarnation)
-                if key not in self._killed and not isinstance(event, e.KillRequested | e.IslandPlaced):
+                asked_for = isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Kill)
+                if key not in self._killed and not asked_for and not isinstance(event, e.IslandPlaced):
                     self.crashes.append((effect.island, at, True))
                 self._killed.setdefault(key, at)
             case f.StopIsland():
@@ -157,7 +159,7 @@ class Observed:
             case f.FlushIsland():
                 self._ending_at = at if self._ending_at is None else self._ending_at
             case f.ResolveCommand(accepted=True):
-                if isinstance(event, e.Command):
+                if isinstance(event, e.CommandRequested):
                     self.commands.append(event)
             case f.FinishJob():
                 self.finished = True

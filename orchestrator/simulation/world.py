@@ -18,7 +18,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core import invariants
+from orchestrator.core import invariants, saving
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, JobPolicy, PayloadId, ReleaseReason
 from orchestrator.errors import InternalError
@@ -156,49 +156,77 @@ class World:
             self.held.add(event.contribution.payload)
         effects = self._driver.step(event)
         for effect in effects:
-            self._act(effect)
+            f.carry_out(effect, self)
         if self._checked:
             invariants.check(self.core.state)
             self.goodput.check()
 
-    # ── acting ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _act(self, effect: f.Effect) -> None:
-        match effect:
-            case f.SetTimer():
-                due_in = max(0.0, effect.due_at - self.now)
-                self.while_alive(due_in, lambda: self._tell_timer(effect))
-            case f.MergeFragment():
-                self.workshop.merge(effect)
-            case f.PublishFragment():
-                for recipient in effect.recipients:
-                    host = self.hosts.get((recipient.island, recipient.incarnation))
-                    if host is not None and not self.chance(self.plan.publication_loss):
-                        self.links.publish(host, effect, recipient.merged_offer)
-            case f.ReleasePayload():
-                if effect.payload not in self.held and effect.reason is not ReleaseReason.REFUSED:
-                    raise InternalError(detail=f"Payload {effect.payload} was released, but is not held.")
-                self.held.discard(effect.payload)
-            case f.PlaceIsland():
-                place(self, effect)
-            case f.BeginCatchUp():
-                self.links.catch_up(effect, self.workshop.outer)
-            case f.StartTraining():
-                host = self.hosts[effect.island, effect.incarnation]
-                self.reach(host, self.addressed(host, partial(self._start, host)))
-            case f.FlushIsland():
-                host = self.hosts[effect.island, effect.incarnation]
-                self.workshop.hurry()
-                self.reach(host, self.addressed(host, partial(self._flush, host)))
-            case f.DrainIsland():
-                host = self.hosts[effect.island, effect.incarnation]
-                self.reach(host, self.addressed(host, partial(self.drain, host)))
-            case f.KillIsland() | f.StopIsland():
-                end(self, effect)
-            case f.Evaluate():
-                self.workshop.evaluate(effect.global_version)
-            case f.FinishJob():
-                self.finished = effect
+    def set_timer(self, effect: f.SetTimer) -> None:
+        self.while_alive(max(0.0, effect.due_at - self.now), partial(self._tell_timer, effect))
+
+    def merge_fragment(self, effect: f.MergeFragment) -> None:
+        self.workshop.merge(effect)
+
+    def publish_fragment(self, effect: f.PublishFragment) -> None:
+        for recipient in effect.recipients:
+            host = self.hosts.get((recipient.island, recipient.incarnation))
+            if host is not None and not self.chance(self.plan.publication_loss):
+                self.links.publish(host, effect, recipient.merged_offer)
+
+    def release_payload(self, effect: f.ReleasePayload) -> None:
+        if effect.payload not in self.held and effect.reason is not ReleaseReason.REFUSED:
+            raise InternalError(detail=f"Payload {effect.payload} was released, but is not held.")
+        self.held.discard(effect.payload)
+
+    def place_island(self, effect: f.PlaceIsland) -> None:
+        place(self, effect)
+
+    def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
+        self.links.catch_up(effect, self.workshop.outer)
+
+    def start_training(self, effect: f.StartTraining) -> None:
+        host = self.hosts[effect.island, effect.incarnation]
+        self.reach(host, self.addressed(host, partial(self._start, host)))
+
+    def flush_island(self, effect: f.FlushIsland) -> None:
+        host = self.hosts[effect.island, effect.incarnation]
+        self.workshop.hurry()
+        self.reach(host, self.addressed(host, partial(self._flush, host)))
+
+    def drain_island(self, effect: f.DrainIsland) -> None:
+        host = self.hosts[effect.island, effect.incarnation]
+        self.reach(host, self.addressed(host, partial(self.drain, host)))
+
+    def kill_island(self, effect: f.KillIsland) -> None:
+        end(self, effect)
+
+    def stop_island(self, effect: f.StopIsland) -> None:
+        end(self, effect)
+
+    def evaluate(self, effect: f.Evaluate) -> None:
+        self.workshop.evaluate(effect.global_version)
+
+    def resolve_command(self, effect: f.ResolveCommand) -> None:
+        """Operators of this world do not listen to what becomes of a command; it is on the tape."""
+
+    def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
+        """Nothing is saved here, and nobody answers: ``swarm.saving_world`` has files."""
+
+    def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
+        """As ``begin_checkpoint``."""
+
+    def drop_checkpoint(self, effect: saving.DropCheckpoint) -> None:
+        """As ``begin_checkpoint``."""
+
+    def restore_fragments(self, effect: saving.RestoreFragments) -> None:
+        """A job without checkpoints does not go back to one."""
+
+    def finish_job(self, effect: f.FinishJob) -> None:
+        self.finished = effect
+
+    # ── reaching processes ────────────────────────────────────────────────────────────────────────────────────────
 
     def _tell_timer(self, effect: f.SetTimer) -> None:
         self.unless_over(e.TimerFired(self.now, effect.timer, effect.serial))
@@ -227,8 +255,8 @@ class World:
     # ── stepping ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, host: Host) -> None:
-        host.process.draining = False
-        if host.process.stepping or host.process.drained:
+        host.process.replica.start()
+        if host.process.stepping or host.process.replica.drained:
             return  # asked twice, or too late
         host.process.stepping = True
         life = self.life(host)
@@ -279,19 +307,19 @@ class World:
 
     def _flush(self, host: Host) -> None:
         """A step in progress is finished first, unless the island stands still."""
-        host.process.flushing = True
+        host.process.replica.flush()
         if not host.process.stepping or self.stepping.still(host.process.island):
             host.post(host.process.flush())
             self.links.carry(host)
 
     def delivered(self, host: Host, effect: f.PublishFragment) -> None:
         """A published version has arrived in the island's mailbox."""
-        if host.process.draining and not host.process.stepping:
+        if host.process.replica.draining and not host.process.stepping:
             self.drain(host)  # no step is coming at whose end it would adopt
 
     def drain(self, host: Host) -> None:
         """A step in progress is finished first, also when the island stands still: it may be told to train on."""
-        host.process.draining = True
+        host.process.replica.drain()
         if not host.process.stepping:
             host.post(host.process.hand_over())
             self.links.carry(host)

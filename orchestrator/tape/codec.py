@@ -4,7 +4,8 @@ Responsible for: every event, effect and policy having one plain form, so that a
 Refuses to know: what any message means, files, and digests.
 
 Numbers keep the kind they have (an integer in a float's place stays an integer) and floats are written by ``repr``, so
-that decode(encode(x)) == x. Event and effect carry their class name under ``type``; nested values do not need it.
+that decode(encode(x)) == x. Event and effect carry their class name under ``type``; nested values do not need it. A command
+that was asked for is one flat message, called after its request: ``{"type": "KillRequested", …, "island": "asia", …}``.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from orchestrator.core.commands import OperatorCommand
 from orchestrator.core.effects import Effect
-from orchestrator.core.events import Event
+from orchestrator.core.events import CommandRequested, Event
 from orchestrator.elastic.messages import FleetEffect, FleetEvent
 from orchestrator.errors import DataError
 
 TAGGED: dict[str, type[Any]] = {
-    kind.__name__: kind for union in (Event, Effect, FleetEvent, FleetEffect) for kind in get_args(union)
+    kind.__name__: kind
+    for union in (Event, Effect, FleetEvent, FleetEffect)
+    for kind in get_args(union)
+    if kind is not CommandRequested
 }
 """Every message by name, of jobs and of fleets. The unions share no name."""
+REQUESTS: dict[str, type[Any]] = {f"{kind.__name__}Requested": kind for kind in get_args(OperatorCommand)}
+"""Every command by the name of the message that it was asked for."""
 
 _Decode = Callable[[Any], Any]
 _WRITERS: dict[type[Any], tuple[dict[str, str], tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {}
@@ -41,6 +48,8 @@ def to_json(value: Any) -> str:
 def decode_tagged(data: Mapping[str, Any]) -> Any:
     """The event or effect that ``data`` is the plain form of. Raises DataError if this build knows no such message."""
     name = data.get("type")
+    if isinstance(name, str) and name in REQUESTS:
+        return decode(CommandRequested, {**data, "request": {**data, "type": REQUESTS[name].__name__}})
     kind = TAGGED.get(name) if isinstance(name, str) else None
     if kind is None:
         raise DataError(detail=f"{name!r} is no event or effect of this build; the tape was written by another one.")
@@ -70,11 +79,14 @@ def decode(kind: type[Any], data: Mapping[str, Any]) -> Any:
 def _plain(value: Any) -> dict[str, Any]:
     """Called by json for what it cannot write itself: our dataclasses."""
     kind = type(value)
+    if kind is CommandRequested:
+        about = {"at": value.at, "command": value.command, "caller": value.caller}
+        return {"type": f"{type(value.request).__name__}Requested", **about, **_plain(value.request)}
     writer = _WRITERS.get(kind)
     if writer is None:
         names = tuple(name for name, _ in _fields_of(kind))
         tag = {"type": kind.__name__} if kind.__name__ in TAGGED else {}
-        writer = _WRITERS[kind] = (tag, names, attrgetter(*names, names[0]))
+        writer = _WRITERS[kind] = (tag, names, attrgetter(*names, names[0]) if names else lambda _: ())
     tag, names, values = writer
     return {**tag, **dict(zip(names, values(value), strict=False))}
 
@@ -101,8 +113,8 @@ def _decoder(hint: Any) -> _Decode | None:
     hint = getattr(hint, "__supertype__", hint)  # NewType
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        (inner,) = (choice for choice in get_args(hint) if choice is not type(None))
-        convert = _decoder(inner)
+        choices = tuple(choice for choice in get_args(hint) if choice is not type(None))
+        convert = _decoder(choices[0]) if len(choices) == 1 else _decoder_of_one_in(choices)
         return None if convert is None else lambda value: None if value is None else convert(value)
     if origin is tuple:
         return _tuple_decoder(get_args(hint))
@@ -112,6 +124,18 @@ def _decoder(hint: Any) -> _Decode | None:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint
     return None
+
+
+def _decoder_of_one_in(kinds: tuple[type[Any], ...]) -> _Decode:
+    """For a union of dataclasses: which of them it is stands under ``type``."""
+    by_name = {kind.__name__: kind for kind in kinds}
+
+    def convert(value: Any) -> Any:
+        if (name := value.get("type")) not in by_name:
+            raise ValueError(f"{name!r} is none of {', '.join(by_name)}")
+        return decode(by_name[name], value)
+
+    return convert
 
 
 def _tuple_decoder(arguments: tuple[Any, ...]) -> _Decode:

@@ -251,11 +251,11 @@ def _object(kind: type[Any], variables: _Variables) -> Coder:
     else:
         names = tuple(hints)
         make = _maker(kind, names)
-    if not names:
+    if not names and not dataclasses.is_dataclass(kind):
         raise InternalError(detail=f"{kind.__name__} does not declare what it holds.")
     parts = [coder(hints[name], variables) for name in names]
     row = _row(make, [_named(kind, name, part) for name, part in zip(names, parts, strict=True)])
-    fields = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
+    fields = _getter(names)
     write_row = row.write or _same
     if dataclasses.is_dataclass(kind):
         return Coder(fields if row.write is None else lambda value: write_row(fields(value)), row.read)
@@ -267,6 +267,10 @@ def _object(kind: type[Any], variables: _Variables) -> Coder:
         return write_row(fields(value))
 
     return Coder(write, row.read)
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
 
 
 def _maker(kind: type[Any], names: tuple[str, ...]) -> Callable[[list[Any]], Any]:

@@ -6,7 +6,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId
 
-Answered = tuple[e.Command | e.FaultInjected, f.ResolveCommand | None]
+Answered = tuple[e.CommandRequested | e.FaultInjected, f.ResolveCommand | None]
 
 
 class Promises:
@@ -26,7 +26,7 @@ class Promises:
             waiting = self._timers.get(event.timer)
             if waiting is not None and waiting.serial == event.serial:
                 del self._timers[event.timer]
-        elif isinstance(event, (e.Command, e.FaultInjected)):
+        elif isinstance(event, (e.CommandRequested, e.FaultInjected)):
             self.commands.setdefault(event.command, (event, None))
         elif isinstance(event, e.JobStarted):
             self.started = True

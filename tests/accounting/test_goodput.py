@@ -7,6 +7,7 @@ from math import fsum, isclose
 
 import pytest
 
+from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 
@@ -73,18 +74,18 @@ def test_a_process_that_was_stopped_in_the_middle_of_a_step_did_not_step():
 
 def test_time_kept_away_by_an_operator_is_not_counted():
     story = Story().train_from(0.0)
-    asked = e.KillRequested(1.0, "c1", "me", "east", False)
+    asked = e.CommandRequested(1.0, "c1", "me", commands.Kill("east", False))
     story.tell(asked, f.ResolveCommand("c1", True, "yes"), f.KillIsland("east", 1, "killed"))
     story.tell(e.ConnectionLost(1.0, "east", 1, True, "killed"))
     _only(story.seconds(at=50.0), discarded=1.0)
-    readd = e.ReaddRequested(60.0, "c2", "me", "east")
+    readd = e.CommandRequested(60.0, "c2", "me", commands.Readd("east"))
     story.place(60.0, incarnation=2, event=readd)
     _only(story.seconds(at=61.0), discarded=1.0, recovering=1.0)
 
 
 def test_a_command_that_was_not_accepted_changes_nothing():
     story = Story().train_from(0.0)
-    story.tell(e.KillRequested(1.0, "c1", "me", "east", False), f.ResolveCommand("c1", False, "no"))
+    story.tell(e.CommandRequested(1.0, "c1", "me", commands.Kill("east", False)), f.ResolveCommand("c1", False, "no"))
     story.tell(e.ConnectionLost(2.0, "east", 1, True, "crash"), f.SetTimer("backoff:east", 1, 3.0))
     _only(story.seconds(at=5.0), down=3.0, discarded=2.0)
 

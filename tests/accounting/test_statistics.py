@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.accounting.report import build
 from orchestrator.accounting.series import Series
+from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason
@@ -16,7 +17,7 @@ from .story import POLICY, Story
 
 
 def _kill_and_return(story, killed_at=10.0):
-    command = e.KillRequested(killed_at, "c", "me", "east", True)
+    command = e.CommandRequested(killed_at, "c", "me", commands.Kill("east", True))
     story.tell(command, f.ResolveCommand("c", True, "yes"), f.KillIsland("east", 1, "killed"))
     story.died(10.5).place(12.0, incarnation=2).placed(13.0, incarnation=2).ready(16.0, incarnation=2)
     story.caught_up(18.0, incarnation=2, versions=(3, 3), transfer=0.5)

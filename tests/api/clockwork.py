@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,17 +20,18 @@ from typing import Any
 import numpy as np
 
 from api.clocks import uptime
-from api.jobs.control import CommandKind, FaultKind, NodeGroupRecord, StatusRecord
+from api.jobs.control import NodeGroupRecord, StatusRecord
 from api.jobs.service import NOTHING_MORE
 from orchestrator.accounting import report
 from orchestrator.config import JobSpec
-from orchestrator.core.vocabulary import Dose
+from orchestrator.core.commands import Command, Cordon
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.host.records import write_parameters
 from orchestrator.logbook import island_logbook, service_logbook
 from orchestrator.roots import AllowedRoots
+from orchestrator.tape import command_codec
 from orchestrator.tape.schema import Digest, Footer, Header, decode_header, encode_footer, encode_header, encode_record
-from tests.api.world import GROUPS, World
+from tests.api.world import GROUPS, Taken, World
 
 
 def connect(home: Path) -> Clockwork:
@@ -67,9 +67,13 @@ class Clockwork:
                 record |= {"spec": dump, "run_dir": str(run_dir), "started_at": started_at}
                 record["created_uptime_s"] = uptime() - (time.time() - started_at)
                 leave_logs(run_dir, spec)
-                about = {"at": 0.0, "kind": "cordon", "island": None}
                 record["commands"] = [
-                    about | {"id": f"cordon {group}", "caller": caller, "node_group": group}
+                    {
+                        "at": 0.0,
+                        "id": f"cordon {group}",
+                        "caller": caller,
+                        "request": command_codec.encode(Cordon(group)),
+                    }
                     for group, caller in cordoned.items()
                     if not goes_on
                 ]
@@ -78,34 +82,15 @@ class Clockwork:
         """Nothing of the job runs any more; only its run folder is left."""
         (self._folder / f"{job_id}.json").unlink()
 
-    def submit_command(
-        self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
-    ) -> None:
-        self._take(job_id, kind, command_id, caller, island, restart=restart)
-
-    def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
-        self._take(job_id, "cordon" if cordoned else "uncordon", command_id, caller, None, node_group=node_group)
-
-    def roll_back(self, job_id: str, command_id: str, caller: str, checkpoint: int) -> None:
-        self._take(job_id, "rollback", command_id, caller, None, count=checkpoint)
-
-    def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
-        self._take(job_id, "scale", command_id, caller, None, node_group=node_group, count=count)
-
-    def inject_fault(
-        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str | None, dose: Dose
-    ) -> None:
-        self._take(job_id, kind, command_id, caller, island, restart=True, dose=asdict(dose))
-
-    def _take(self, job_id: str, kind: str, command_id: str, caller: str, island: str | None, **more: Any) -> None:
+    def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
         self._fail_if("jobs-are-deaf")
         with self._changing(job_id) as record:
             if not record:
                 raise NotFound(detail=f"No job {job_id} runs here.")
             at = uptime() - record["created_uptime_s"]
-            if command_id not in [command["id"] for command in record["commands"]]:
-                command = {"at": at, "kind": kind, "id": command_id, "caller": caller, "island": island}
-                record["commands"].append(command | more)
+            if command_id not in [taken["id"] for taken in record["commands"]]:
+                request = command_codec.encode(command)
+                record["commands"].append({"at": at, "id": command_id, "caller": caller, "request": request})
         self._fail_if("answers-are-lost")
 
     def status(self, job_id: str) -> StatusRecord:
@@ -114,7 +99,8 @@ class Clockwork:
             if not record:
                 raise NotFound(detail=f"No job {job_id} runs here.")
             now = uptime() - record["created_uptime_s"]
-            world = World(JobSpec.model_validate(record["spec"]), record["commands"], now)
+            commands = [Taken.of(command) for command in record["commands"]]
+            world = World(JobSpec.model_validate(record["spec"]), commands, now)
             status = world.status(job_id, record["started_at"], now)
             run_dir, ended = Path(record["run_dir"]), status["view"]["phase"] == "finished"
             header = Header(job_id, world.policy, record["started_at"])

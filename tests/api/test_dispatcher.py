@@ -20,6 +20,7 @@ from api.jobs.service import Service
 from api.metrics.exposition import Metrics
 from api.schemas import Job
 from api.storage.store import Store
+from orchestrator.core import commands
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError
 from tests.api.clockwork import Clockwork, connect
 from tests.api.installation import ROOT, Installation
@@ -296,7 +297,7 @@ def test_a_job_whose_nodes_went_away_while_it_waited_says_so_and_starts_when_the
     assert "the cluster does not answer" in service.job(job).reason
     (tmp_path / "clockwork" / "cluster-is-gone").unlink()
     control.groups = GROUPS
-    service.submit_command(running.job, "cancel", None, False, "me", None)
+    service.submit_command(running.job, commands.Cancel(), "me")
     wait_until(lambda: service.job(running.job).state.final)
     service.queue.dispatch()
     assert service.job(job).state == "running"
@@ -326,7 +327,7 @@ def test_a_silent_job_keeps_its_room_and_one_that_cannot_be_started_frees_the_li
     wait_until(lambda: answers(service, running))  # its silence is kept for a while
 
     full.touch()
-    service.submit_command(running, "cancel", None, False, "me", None)
+    service.submit_command(running, commands.Cancel(), "me")
     wait_until(lambda: service.job(running).state.final)
     service.queue.dispatch()
     first = service.job(waiting[0])

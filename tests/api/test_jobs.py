@@ -12,6 +12,7 @@ import pytest
 from api.client import Client
 from api.jobs.service import Service
 from api.storage.store import Store
+from orchestrator.core import commands
 from orchestrator.errors import Conflict, NotFound
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
@@ -104,8 +105,8 @@ def test_removing_asks_first(service: Installation, client: Client) -> None:
 class GoneBeforeItAnswers(Clockwork):
     """Its jobs take a cancel, and are over before they can say so."""
 
-    def submit_command(self, job_id: str, *command: Any) -> None:
-        super().submit_command(job_id, *command)
+    def submit(self, job_id: str, *about: Any) -> None:
+        super().submit(job_id, *about)
         wait_until(lambda: self.status(job_id)["view"]["phase"] == "finished")
         raise NotFound(detail=f"Nothing of job {job_id} runs here.")
 
@@ -115,6 +116,6 @@ def test_a_cancel_taken_by_a_job_that_is_gone_before_it_answers_is_accepted(tmp_
     jobs = Service(GoneBeforeItAnswers(tmp_path / "clockwork"), store, tmp_path / "runs")
     job = jobs.submit(Installation(tmp_path).spec(), "tester", None).job
     wait_until(lambda: jobs.job(job).islands_training)
-    assert jobs.submit_command(job, "cancel", None, False, "tester", None).state == "accepted"
+    assert jobs.submit_command(job, commands.Cancel(), "tester").state == "accepted"
     assert jobs.job(job).state == "cancelled"
     store.close()

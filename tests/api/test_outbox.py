@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,11 @@ import pytest
 
 from api.jobs import tending
 from api.jobs.control import ControlPort
-from api.jobs.outbox import NEVER_REACHED, STRIKE_WITHIN_S, TOO_LATE, UNDECIDED
+from api.jobs.outbox import NEVER_REACHED, STRIKE_WITHIN_S, TOO_LATE, UNDECIDED, row_of
 from api.jobs.service import Service
-from api.schemas import JobState, Scale
-from api.storage.store import CommandRow, Store
-from orchestrator.core.vocabulary import Dose
+from api.schemas import JobState
+from api.storage.store import Store
+from orchestrator.core import commands
 from orchestrator.tape.storage import read_tape
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
@@ -42,12 +40,12 @@ class Desk:
         service.resume()
         return service
 
-    def store_only(self, kind: str, **values: Any) -> str:
+    def store_only(self, command: commands.Command, **values: Any) -> str:
         """A command as a service leaves it that is killed before it has handed it over."""
-        name = f"{kind}-{secrets.token_hex(4)}"
-        values = {"island": None, "restart": True, "caller": "me", "requested_at": time.time()} | values
-        self.store.add_command(CommandRow(command=name, job=self.job, kind=kind, **values))
-        return name
+        row = row_of(self.job, "me", command)
+        for name, value in values.items():
+            setattr(row, name, value)
+        return self.store.add_command(row).command
 
     def taken(self) -> dict[str, Any]:
         """What the job knows of commands, besides its own at the start."""
@@ -78,11 +76,11 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_what_a_killed_service_had_only_stored_reaches_the_job_in_order_and_once(desk: Desk) -> None:
     wait_until(lambda: desk.training("asia") and desk.training("europe"))
     stored = [
-        desk.store_only("kill", island="asia", restart=False),
-        desk.store_only("readd", island="asia"),
-        desk.store_only("stop", island="europe", dose=asdict(Dose(0.1))),
-        desk.store_only("scale", node_group="us-east", count=1),
-        desk.store_only("cordon", node_group="asia"),
+        desk.store_only(commands.Kill("asia", restart=False)),
+        desk.store_only(commands.Readd("asia")),
+        desk.store_only(commands.Inject("stop", "europe", 0.1)),
+        desk.store_only(commands.Scale("us-east", 1)),
+        desk.store_only(commands.Cordon("asia")),
     ]
     service = desk.next_service()
     service.tend()
@@ -99,15 +97,15 @@ def test_what_a_killed_service_had_only_stored_reaches_the_job_in_order_and_once
 def test_a_command_that_its_job_does_not_answer_for_waits_and_keeps_its_place(desk: Desk) -> None:
     wait_until(lambda: desk.training("asia"))
     desk.switch("jobs-are-deaf").touch()
-    first = desk.service.submit_command(desk.job, "kill", "asia", False, "me", "key")
-    second = desk.service.submit_command(desk.job, "readd", "asia", True, "me", None)
+    first = desk.service.submit_command(desk.job, commands.Kill("asia", restart=False), "me", "key")
+    second = desk.service.submit_command(desk.job, commands.Readd("asia"), "me")
     assert (first.state, second.state) == ("undelivered", "undelivered"), "202: they will be handed over"
     desk.service.tend()
     assert desk.taken() == {}
     desk.switch("jobs-are-deaf").unlink()
-    third = desk.service.submit_command(desk.job, "kill", "europe", True, "me", None)
+    third = desk.service.submit_command(desk.job, commands.Kill("europe"), "me")
     assert list(desk.taken()) == [first.command, second.command, third.command]
-    again = desk.service.submit_command(desk.job, "kill", "asia", False, "me", "key")
+    again = desk.service.submit_command(desk.job, commands.Kill("asia", restart=False), "me", "key")
     assert again.command == first.command
     assert desk.on_tape() == [first.command, second.command, third.command]
 
@@ -115,7 +113,7 @@ def test_a_command_that_its_job_does_not_answer_for_waits_and_keeps_its_place(de
 def test_a_job_that_took_a_command_and_could_not_say_so_does_not_do_it_twice(desk: Desk) -> None:
     wait_until(lambda: desk.training("asia"))
     desk.switch("answers-are-lost").touch()
-    kill = desk.service.submit_command(desk.job, "kill", "asia", True, "me", None)
+    kill = desk.service.submit_command(desk.job, commands.Kill("asia"), "me")
     assert kill.state == "undelivered"
     desk.switch("answers-are-lost").unlink()
     wait_until(lambda: desk.training("asia", incarnation=2))
@@ -129,10 +127,10 @@ def test_a_job_that_took_a_command_and_could_not_say_so_does_not_do_it_twice(des
 
 def test_what_can_never_be_handed_over_is_refused_with_the_reason(desk: Desk) -> None:
     wait_until(lambda: desk.training("asia"))
-    taken = desk.service.submit_command(desk.job, "kill", "asia", True, "me", None)
-    late = desk.store_only("kill", island="europe")
-    undecided = desk.store_only("kill", island="europe", delivered=True)
-    desk.control.submit_command(desk.job, "cancel", "by-hand", "me", None, False)
+    taken = desk.service.submit_command(desk.job, commands.Kill("asia"), "me")
+    late = desk.store_only(commands.Kill("europe"))
+    undecided = desk.store_only(commands.Kill("europe"), delivered=True)
+    desk.control.submit(desk.job, "by-hand", "me", commands.Cancel())
     wait_until(lambda: desk.service.job(desk.job).state == JobState.CANCELLED)
     service = desk.next_service()
     service.tend()
@@ -143,14 +141,26 @@ def test_what_can_never_be_handed_over_is_refused_with_the_reason(desk: Desk) ->
     assert desk.store.jobs_with_open_commands() == []
 
 
+def test_a_command_of_another_build_is_refused_with_the_reason_and_those_behind_it_are_done(desk: Desk) -> None:
+    wait_until(lambda: desk.training("asia"))
+    of_another = desk.store_only(commands.Cancel(), request={"kind": "pause", "island": "asia"})
+    kill = desk.store_only(commands.Kill("asia"))
+    desk.next_service().tend()
+    wait_until(lambda: desk.training("asia", incarnation=2))
+    command = desk.service.command(desk.job, of_another)
+    assert (command.kind, command.state) == ("pause", "refused")
+    assert "no command of the kind 'pause'" in command.detail
+    assert list(desk.taken()) == [kill]
+
+
 def test_a_fault_that_could_not_be_handed_over_in_time_strikes_nobody_later(desk: Desk) -> None:
     wait_until(lambda: desk.training("asia"))
-    old = {"requested_at": time.time() - STRIKE_WITHIN_S - 1, "dose": asdict(Dose())}
-    late = desk.store_only("kill", island="asia", **old)
-    soon = desk.store_only("kill", island="europe", dose=asdict(Dose()))
-    goes_on = desk.store_only("continue", island="asia", **old)
-    struck = desk.store_only("kill", island="us-west", **old)
-    desk.control.inject_fault(desk.job, "kill", struck, "me", "us-west", Dose())
+    old = {"requested_at": time.time() - STRIKE_WITHIN_S - 1}
+    late = desk.store_only(commands.Inject("kill", "asia"), **old)
+    soon = desk.store_only(commands.Inject("kill", "europe"))
+    goes_on = desk.store_only(commands.Inject("continue", "asia"), **old)
+    struck = desk.store_only(commands.Inject("kill", "us-west"), **old)
+    desk.control.submit(desk.job, struck, "me", commands.Inject("kill", "us-west"))
     desk.service.tend()
     assert set(desk.taken()) == {soon, goes_on, struck}
     found = {command.command: (command.state, command.detail) for command in desk.service.commands(desk.job)}
@@ -160,7 +170,7 @@ def test_a_fault_that_could_not_be_handed_over_in_time_strikes_nobody_later(desk
 
 def test_a_command_that_died_with_the_process_that_took_it_is_handed_over_again(desk: Desk) -> None:
     wait_until(lambda: desk.training("asia"))
-    forgotten = desk.store_only("kill", island="asia", delivered=True)
+    forgotten = desk.store_only(commands.Kill("asia"), delivered=True)
     desk.service.tend()
     desk.service.tend()
     assert list(desk.taken()) == [forgotten]
@@ -191,8 +201,7 @@ def test_a_job_that_was_silent_when_a_node_group_was_cordoned_is_told_when_it_an
 
 
 def test_a_scale_is_stored_with_its_node_group_and_count(desk: Desk) -> None:
-    scale = Scale(node_group="us-east", count=1)
-    command = desk.service.submit_command(desk.job, "scale", None, True, "me", None, scale=scale)
+    command = desk.service.submit_command(desk.job, commands.Scale("us-east", 1), "me")
     assert (command.node_group, command.count) == ("us-east", 1)
 
 

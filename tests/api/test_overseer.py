@@ -16,6 +16,7 @@ from api.jobs.service import Service
 from api.schemas import JobState
 from api.storage.store import Store
 from orchestrator.config import JobSpec
+from orchestrator.core import commands
 from orchestrator.core.vocabulary import JobOutcome, JobPhase
 from orchestrator.errors import InfrastructureError
 from tests.api.clockwork import Clockwork
@@ -87,7 +88,7 @@ def test_a_lost_job_goes_on_and_is_given_what_was_asked_of_it_meanwhile(desk: De
     desk.lose()
     told = desk.service.job(desk.job)
     assert (told.state, "started again" in told.reason) == ("running", True), "nobody calls it over because he looked"
-    asked = desk.service.submit_command(desk.job, "kill", "asia", False, "me", None)
+    asked = desk.service.submit_command(desk.job, commands.Kill("asia", restart=False), "me")
     desk.service.cordons.change("asia", "me", cordoned=True)
     desk.service.tend()
     assert desk.service.command(desk.job, asked.command).state == "undelivered"
@@ -104,7 +105,7 @@ def test_a_lost_job_goes_on_and_is_given_what_was_asked_of_it_meanwhile(desk: De
 
 
 def test_a_command_that_was_handed_over_and_lost_with_the_job_is_handed_over_again(desk: Desk) -> None:
-    asked = desk.service.submit_command(desk.job, "kill", "asia", False, "me", None)
+    asked = desk.service.submit_command(desk.job, commands.Kill("asia", restart=False), "me")
     desk.store.update_command(asked.command, accepted=None)
     desk.lose()
     desk.service.tend()
@@ -142,7 +143,7 @@ def test_a_job_that_cannot_be_started_again_has_failed_after_some_tries_with_the
     for number in range(checkpoints):
         make(desk.installation.runs / desk.job / "checkpoints", number + 1, job=desk.job)
     desk.lose()
-    asked = desk.service.submit_command(desk.job, "kill", "asia", False, "me", None)
+    asked = desk.service.submit_command(desk.job, commands.Kill("asia", restart=False), "me")
     for tried in range(1, TRIES_MAX):
         desk.overseer.look()
         assert (len(desk.control.asked), desk.state()[0]) == (tried, "running")

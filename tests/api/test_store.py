@@ -9,16 +9,21 @@ from pathlib import Path
 
 import psutil
 import pytest
+from alembic import command as alembic
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, text
 
 from api.auth.roles import Role
 from api.auth.store import AccessStore, AuditRow
 from api.auth.tokens import Tokens
+from api.jobs.idempotency import digest_of
 from api.storage.store import AlreadyKnown, Base, CommandRow, JobRow, Store
-from api.storage.upgrade import url_of
+from api.storage.upgrade import MIGRATIONS, url_of
+from orchestrator.core import commands
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
+from orchestrator.tape import command_codec
 from tests.api.installation import CONTROL, Installation
 from tests.postgresql import PostgreSQL, a_server
 from tests.waiting import wait_until
@@ -80,8 +85,8 @@ def test_rows_come_back_as_they_went_in_also_after_a_restart(url: str) -> None:
     with pytest.raises(AlreadyKnown) as known:
         store.add_job(job_row("c-3", "once"))
     assert known.value.row.job == "b-2"
-    restart = {"kind": "kill", "island": "i", "restart": True, "caller": "c", "requested_at": 2.25}
-    store.add_command(CommandRow(command="k", job="a-1", **restart))
+    kill = {"kind": "kill", "island": "ü", "restart": True}
+    store.add_command(CommandRow(command="k", job="a-1", request=kill, caller="c", requested_at=2.25))
     store.update_job("a-1", state="completed", summary={"loss": 1.5})
     store.update_command("k", delivered=True, accepted=False, detail="no")
     book = Tokens(AccessStore(store.engine))
@@ -94,7 +99,9 @@ def test_rows_come_back_as_they_went_in_also_after_a_restart(url: str) -> None:
     assert [(row.job, row.spec) for row in again.jobs()] == [(j, {"a": [1, None, "ü"]}) for j in ("b-2", "a-1")]
     assert again.job("latest").job == "b-2"
     assert (again.job("a-1").summary, again.job("a-1").submitted_at) == ({"loss": 1.5}, 1.5)
-    assert [(c.command, c.accepted, c.delivered, c.detail) for c in again.commands("a-1")] == [("k", False, True, "no")]
+    assert [(c.request, c.accepted, c.delivered, c.detail) for c in again.commands("a-1")] == [
+        (kill, False, True, "no")
+    ]
     access = AccessStore(again.engine)
     assert Tokens(access).holder_of(raw).role is Role.OPERATOR
     access.end_audit(access.audit(1, None)[0].number, 201)
@@ -148,10 +155,78 @@ def test_a_database_from_before_migrations_is_upgraded_with_its_rows(url: str) -
                 connection.execute(text(statement.replace(":", r"\:")))
     engine.dispose()
     store = Store(url)
-    assert (store.job("old-1").summary, store.commands("old-1")[0].restart) == ({"loss": 2.5}, True)
+    assert store.job("old-1").summary == {"loss": 2.5}
+    assert store.commands("old-1")[0].request == {"kind": "kill", "island": "asia", "restart": True}
     lost = store.commands("old-1")[1]
     assert (lost.accepted, "earlier release" in lost.detail) == (False, True), "nobody knows what it was to say"
     assert Tokens(AccessStore(store.engine)).list() == []
+    with store.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+    store.close()
+
+
+COMMANDS_BEFORE = [
+    ("kill", "asia", False, None, None, None, "ff54ce5fcb9e051f77e737bf658a24d2"),
+    ("drain", "europe", True, None, None, None, "ae9da37c135601a1ef3cfa48a72f7b6a"),
+    ("readd", "asia", True, None, None, None, "51025528d743e9eebc3ed40b966b468c"),
+    ("scale", None, True, None, "us-east", 1, "690081dc884b764a6fc5bc3e42fa872d"),
+    ("checkpoint", None, True, None, None, None, "2d3fafc6773eaebe6ad31cc167cfcfd1"),
+    ("rollback", None, True, None, None, 0, "803c4b9e64653265cf015c4bdb73e123"),
+    ("rollback", None, True, None, None, 3, "f8ca42b37ccbc1a4c85a0135c2f79d0a"),
+    ("stop", "us-west", True, {"duration": 0.5, "bytes_per_second": 0.0, "payloads": 0}, None, None, "44cb"),
+    ("kill", "us-west", True, {"duration": 0.0, "bytes_per_second": 0.0, "payloads": 0}, None, None, "904e"),
+    ("kill_synchroniser", None, True, {"duration": 0.0, "bytes_per_second": 0.0, "payloads": 0}, None, None, "77b3"),
+    ("cordon", None, True, None, "asia", None, ""),
+    ("uncordon", None, True, None, "asia", None, ""),
+    ("cancel", None, False, None, None, None, "0382442d656187af65f2b3b635e968b3"),
+]
+"""Kind, island, restart, dose, node group, count and digest, as the build before revision 0008 stored them for a job."""
+COMMANDS_NOW = [
+    commands.Kill("asia", restart=False),
+    commands.Drain("europe"),
+    commands.Readd("asia"),
+    commands.Scale("us-east", 1),
+    commands.Checkpoint(),
+    commands.Rollback(0),
+    commands.Rollback(3),
+    commands.Inject("stop", "us-west", 0.5),
+    commands.Inject("kill", "us-west"),
+    commands.Inject("kill_synchroniser", None),
+    commands.Cordon("asia"),
+    commands.Uncordon("asia"),
+    commands.Cancel(),
+]
+
+
+def test_commands_that_an_earlier_build_stored_are_the_same_ones_and_known_again_by_their_keys(url: str) -> None:
+    engine = create_engine(url_of(url))
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        alembic.upgrade(config, "0007")
+        jobs = (
+            "INSERT INTO jobs (job, name, spec, run_dir, caller, submitted_at, state, priority, reason, request_digest)"
+        )
+        connection.execute(text(f"{jobs} VALUES ('j', 'n', '{{}}', '/r', 'me', 1.0, 'running', 0, '', '')"))
+        columns = "command, kind, island, restart, dose, node_group, count, request_digest, idempotency_key"
+        values = ", ".join(f":{name}" for name in columns.split(", "))
+        insert = text(
+            f"INSERT INTO commands (job, caller, requested_at, delivered, detail, {columns}) "
+            f"VALUES ('j', 'me', 2.0, :no, '', {values})"
+        )
+        for number, (kind, island, restart, dose, group, count, digest) in enumerate(COMMANDS_BEFORE):
+            about = {"command": f"c{number}", "kind": kind, "island": island, "restart": restart, "no": False}
+            more = {"dose": dose and json.dumps(dose), "node_group": group, "count": count}
+            keys = {"request_digest": digest, "idempotency_key": f"k{number}" if digest else None}
+            connection.execute(insert, about | more | keys)
+    engine.dispose()
+    store = Store(url)
+    rows = store.open_commands("j")
+    assert [command_codec.decode(row.request) for row in rows] == COMMANDS_NOW
+    for row in rows:
+        repeated = digest_of(["j", command_codec.encode(command_codec.decode(row.request))])
+        assert row.request_digest == (repeated if row.idempotency_key else "")
     with store.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
     store.close()

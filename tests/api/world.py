@@ -7,7 +7,7 @@ waits for a clock. Refuses to know files and services (``clockwork``).
 from __future__ import annotations
 
 import heapq
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from api.jobs.control import CommandRecord, NodeGroupRecord, StatusRecord
@@ -17,18 +17,13 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import saving
+from orchestrator.core.commands import Command, Inject, Kill, Scale, island_of, kind_of
+from orchestrator.core.hearing import contribution_of, event_of
+from orchestrator.core.messages import Letter, Offer, Progress
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import (
-    CommandId,
-    Contribution,
-    FragmentId,
-    Incarnation,
-    IslandId,
-    JobPolicy,
-    NodeGroupId,
-    Version,
-    payload_id,
-)
+from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobPolicy, NodeGroupId
+from orchestrator.replica.replica import Publication, Replica, ReplicaPolicy, reports_of
+from orchestrator.tape import command_codec
 from orchestrator.tape.driver import Driver, MemorySink
 
 GROUPS = [
@@ -38,10 +33,24 @@ GROUPS = [
 STEP_S = 0.05
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A command as the job was given it, at that instant."""
+
+    at: float
+    command: CommandId
+    caller: str
+    request: Command
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Taken:
+        return cls(record["at"], record["id"], record["caller"], command_codec.decode(record["request"]))
+
+
 class World:
     """One job from its beginning up to ``until``: a heap of events, and what the effects add to it."""
 
-    def __init__(self, spec: JobSpec, commands: list[dict[str, Any]], until: float) -> None:
+    def __init__(self, spec: JobSpec, commands: list[Taken], until: float) -> None:
         self.policy: JobPolicy = spec.policy(
             {group["name"]: group["region"] for group in GROUPS}, spares=True, standbys=True
         )
@@ -51,28 +60,32 @@ class World:
         self._tokens_per_step = spec.tokens_per_step
         self._driver = Driver(self.core, (self.goodput, self.statistics), self.sink)
         self._heap: list[tuple[float, int, Any]] = []
-        self._count = 0
+        self._count, self._now = 0, 0.0
         self._lives: dict[str, Life] = {}
         for command in commands:
             self.take(command)
         for group, count in spec.wanted_counts().items():
-            about = {"at": 0.0, "kind": "scale", "id": f"scale {group}", "caller": "the specification", "island": None}
-            self.take(about | {"node_group": group, "count": count})
+            self.take(Taken(0.0, CommandId(f"scale {group}"), "the specification", Scale(NodeGroupId(group), count)))
         self._push(e.JobStarted(0.0))
         self._push(e.OuterStateSeeded(0.02, parameter_count=1000, digest="seed"))
         self.advance(until)
 
-    def take(self, command: dict[str, Any]) -> None:
+    def take(self, taken: Taken) -> None:
         """The command will be heard when its time has come."""
-        if "dose" in command:
-            self._push(fault_event(command))
-        if "dose" not in command or command["kind"] == "kill":
-            self._push(command_event(command))
-        self.commands[command["id"]] = CommandRecord(
-            kind=command["kind"],
-            island=command["island"],
-            caller=command["caller"],
-            at=command["at"],
+        about, request = (taken.at, taken.command, taken.caller), taken.request
+        if isinstance(request, Inject):
+            dose = (request.duration, request.bytes_per_second, request.payloads)
+            whom = request.island or IslandId("")
+            self._push(e.FaultInjected(*about, request.fault, whom, Incarnation(0), *dose))
+            if request.fault == "kill":
+                self._push(e.CommandRequested(*about, Kill(whom)))
+        else:
+            self._push(e.CommandRequested(*about, request))
+        self.commands[taken.command] = CommandRecord(
+            kind=kind_of(request),
+            island=island_of(request),
+            caller=taken.caller,
+            at=taken.at,
             accepted=None,
             detail="",
         )
@@ -86,8 +99,7 @@ class World:
             elif isinstance(event, e.FaultInjected):
                 self._strike(event)
             else:
-                for effect in self._driver.step(event):
-                    self._act(at, effect)
+                self._step_all(at, event)
 
     def status(self, job_id: str, started_at: float, now: float) -> StatusRecord:
         view = self.core.view(now)
@@ -110,59 +122,94 @@ class World:
         self._count += 1
         heapq.heappush(self._heap, (event.at, self._count, event))
 
-    def _act(self, at: float, effect: f.Effect) -> None:
-        match effect:
-            case f.SetTimer():
-                self._push(e.TimerFired(max(at, effect.due_at), effect.timer, effect.serial))
-            case f.PlaceIsland():
-                who = (effect.island, effect.incarnation)
-                self._lives[effect.island] = Life(effect.incarnation, self.policy.fragment_count)
-                self._push(e.IslandPlaced(at + 0.05, *who, node="here", pid=1000 + effect.incarnation))
-                self._push(e.IslandReady(at + 0.1, *who, device_count=1, start_seconds=0.05))
-            case f.BeginCatchUp():
-                if (life := self._lives.get(effect.island)) is None or life.incarnation != effect.incarnation:
-                    return  # it was killed an instant ago: nobody is there to be told
-                donor = effect.donor[0] if effect.donor else None
-                versions = tuple(fragment.version for fragment in self.core.view(at).fragments)
-                who = (effect.island, effect.incarnation)
-                self._push(e.IslandCaughtUp(at + 0.02, *who, donor, versions, step=0, transfer_seconds=0.01))
-                life.versions = list(versions)
-            case f.StartTraining():
-                self._push(Tick(at + STEP_S, effect.island, effect.incarnation))
-            case f.MergeFragment():
-                made = (effect.fragment, effect.version, "digest")
-                self._push(e.MergeCompleted(at + 0.005, *made, merge_seconds=0.004, journal_seconds=0.002))
-            case f.PublishFragment():
-                for to in effect.recipients:
-                    self._adopt(at + 0.01, to.island, to.incarnation, effect)
-            case f.KillIsland() | f.StopIsland():
-                if (life := self._lives.get(effect.island)) and life.incarnation == effect.incarnation:
-                    del self._lives[effect.island]
-                    self._push(e.ConnectionLost(at + 0.01, effect.island, effect.incarnation, True, "killed"))
-            case f.DrainIsland():
-                self._drain(at, self._lives[effect.island], effect.island)
-            case f.FlushIsland():
-                self._lives.pop(effect.island, None)
-                self._push(e.IslandFlushed(at + 0.01, effect.island, effect.incarnation))
-            case f.Evaluate():
-                loss = 5.5 / (1 + effect.global_version / 50)
-                self._push(e.EvaluationCompleted(at + 0.02, effect.global_version, loss))
-            case f.ResolveCommand():
-                outcome = self.commands[effect.command]
-                outcome["accepted"], outcome["detail"] = effect.accepted, effect.detail
+    # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _adopt(self, at: float, island: IslandId, incarnation: int, published: f.PublishFragment) -> None:
-        life = self._lives.get(island)
-        if life is None or life.incarnation != incarnation:
+    def set_timer(self, effect: f.SetTimer) -> None:
+        self._push(e.TimerFired(max(self._now, effect.due_at), effect.timer, effect.serial))
+
+    def merge_fragment(self, effect: f.MergeFragment) -> None:
+        made = (effect.fragment, effect.version, "digest")
+        self._push(e.MergeCompleted(self._now + 0.005, *made, merge_seconds=0.004, journal_seconds=0.002))
+
+    def publish_fragment(self, effect: f.PublishFragment) -> None:
+        for to in effect.recipients:
+            self._adopt(self._now + 0.01, to, effect)
+
+    def release_payload(self, effect: f.ReleasePayload) -> None:
+        """There are no bytes in this world."""
+
+    def place_island(self, effect: f.PlaceIsland) -> None:
+        who = (effect.island, effect.incarnation)
+        self._lives[effect.island] = Life(*who, self.policy.fragment_count)
+        self._push(e.IslandPlaced(self._now + 0.05, *who, node="here", pid=1000 + effect.incarnation))
+        self._push(e.IslandReady(self._now + 0.1, *who, device_count=1, start_seconds=0.05))
+
+    def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
+        if (life := self._lives.get(effect.island)) is None or life.incarnation != effect.incarnation:
+            return  # it was killed an instant ago: nobody is there to be told
+        donor = effect.donor[0] if effect.donor else None
+        versions = tuple(fragment.version for fragment in self.core.view(self._now).fragments)
+        who = (effect.island, effect.incarnation)
+        self._push(e.IslandCaughtUp(self._now + 0.02, *who, donor, versions, step=0, transfer_seconds=0.01))
+        life.replica.hold(versions, 0)
+
+    def start_training(self, effect: f.StartTraining) -> None:
+        if (life := self._lives.get(effect.island)) and life.incarnation == effect.incarnation:
+            life.replica.start(effect.fix)
+        self._push(Tick(self._now + STEP_S, effect.island, effect.incarnation))
+
+    def flush_island(self, effect: f.FlushIsland) -> None:
+        self._lives.pop(effect.island, None)
+        self._push(e.IslandFlushed(self._now + 0.01, effect.island, effect.incarnation))
+
+    def drain_island(self, effect: f.DrainIsland) -> None:
+        self._drain(self._now, self._lives[effect.island], effect.island)
+
+    def kill_island(self, effect: f.KillIsland) -> None:
+        self._end(effect.island, effect.incarnation)
+
+    def stop_island(self, effect: f.StopIsland) -> None:
+        self._end(effect.island, effect.incarnation)
+
+    def evaluate(self, effect: f.Evaluate) -> None:
+        loss = 5.5 / (1 + effect.global_version / 50)
+        self._push(e.EvaluationCompleted(self._now + 0.02, effect.global_version, loss))
+
+    def resolve_command(self, effect: f.ResolveCommand) -> None:
+        outcome = self.commands[effect.command]
+        outcome["accepted"], outcome["detail"] = effect.accepted, effect.detail
+
+    def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
+        """A job of this world has nothing to save, and says nothing: its checkpoints end with their deadline."""
+
+    def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
+        """See ``begin_checkpoint``."""
+
+    def drop_checkpoint(self, effect: saving.DropCheckpoint) -> None:
+        """See ``begin_checkpoint``."""
+
+    def restore_fragments(self, effect: saving.RestoreFragments) -> None:
+        """See ``begin_checkpoint``: there is none to go back to."""
+
+    def finish_job(self, effect: f.FinishJob) -> None:
+        """Whoever looks sees it in the core's view, and leaves the results."""
+
+    # ── what becomes of it ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _end(self, island: IslandId, incarnation: Incarnation) -> None:
+        if (life := self._lives.get(island)) and life.incarnation == incarnation:
+            del self._lives[island]
+            self._push(e.ConnectionLost(self._now + 0.01, island, incarnation, True, "killed"))
+
+    def _adopt(self, at: float, to: f.Recipient, published: f.PublishFragment) -> None:
+        """At once, for whoever runs like clockwork is at a boundary whenever one is wanted."""
+        life = self._lives.get(to.island)
+        if life is None or life.incarnation != to.incarnation:
             return
-        life.versions[published.fragment] = published.version
-        life.since[published.fragment] = life.steps
-        tokens = life.steps * self._tokens_per_step
-        self._push(
-            e.FragmentAdopted(
-                at, island, incarnation, published.fragment, published.version, life.steps, tokens, kept_tokens=0
-            )
-        )
+        terms = (published.fragment, published.version, published.step, to.merged_offer, published.fix)
+        life.replica.publication_arrived(Publication(*terms))
+        for report in reports_of(life.replica.adopt()):
+            self._push(life.event_of(report, at))
 
     def _strike(self, fault: e.FaultInjected) -> None:
         """A stopped island steps on when its time is over; it is never so long that it would be missed."""
@@ -175,7 +222,8 @@ class World:
             self._driver.step(fault)
         if fault.kind != "kill":
             detail = f"{fault.kind} {fault.island}" if life or not fault.island else f"{fault.island} has no process"
-            self.commands[fault.command].update(accepted=life is not None or not fault.island, detail=detail)
+            outcome = self.commands[fault.command]
+            outcome["accepted"], outcome["detail"] = life is not None or not fault.island, detail
 
     def _tick(self, at: float, tick: Tick) -> None:
         """One inner step; then the progress report, and one fragment is offered in turn."""
@@ -185,43 +233,48 @@ class World:
         if at < life.stopped_until:
             self._push(Tick(at + STEP_S, tick.island, tick.incarnation))
             return
-        life.steps += 1
-        who, tokens, step = (tick.island, tick.incarnation), life.steps * self._tokens_per_step, life.steps
-        loss = 5.5 / (1 + step / 100)
-        self._step_all(at, e.ProgressReported(at, *who, step, step, tokens, step * STEP_S, STEP_S, STEP_S, loss))
-        self._offer(at, life, FragmentId(step % self.policy.fragment_count), who)
-        self._push(Tick(at + STEP_S, *who))
-
-    def _offer(self, at: float, life: Life, fragment: FragmentId, who: tuple[IslandId, Any]) -> None:
-        step, steps = life.steps, life.steps - life.since[fragment]
-        if steps:
-            offer = Contribution(
-                payload_id(*who, fragment, step), *who, fragment, step, step, Version(life.versions[fragment]), steps,
-                steps * self._tokens_per_step, step * self._tokens_per_step,
-            )  # fmt: skip
-            self._step_all(at, e.ContributionArrived(at, offer))
+        life.replica.step_taken(self._tokens_per_step)
+        steps, tokens = life.replica.steps_total, life.replica.tokens_total
+        progress = Progress(life.replica.step, steps, tokens, steps * STEP_S, STEP_S, STEP_S, 5.5 / (1 + steps / 100))
+        self._step_all(at, life.event_of(progress, at))
+        for report in life.replica.boundary().reports():
+            self._step_all(at, life.event_of(report, at))
+        self._push(Tick(at + STEP_S, tick.island, tick.incarnation))
 
     def _drain(self, at: float, life: Life, island: IslandId) -> None:
         """It gives what is left, and soon after that is merged."""
         del self._lives[island]
-        for fragment in range(self.policy.fragment_count):
-            self._offer(at, life, FragmentId(fragment), (island, Incarnation(life.incarnation)))
+        life.replica.drain()
+        for report in life.replica.boundary().reports():
+            self._step_all(at, life.event_of(report, at))
         self._push(e.IslandDrained(at + 0.2, island, Incarnation(life.incarnation)))
 
     def _step_all(self, at: float, event: e.Event) -> None:
+        self._now = at
         for effect in self._driver.step(event):
-            self._act(at, effect)
+            f.carry_out(effect, self)
 
 
 class Life:
-    """One incarnation: its steps, and per fragment its version and the step of the last adoption."""
+    """One incarnation: a replica that offers one fragment in turn at every step, and whose offers arrive at once."""
 
-    def __init__(self, incarnation: int, fragment_count: int) -> None:
-        self.incarnation = incarnation
-        self.steps = 0
+    def __init__(self, island: IslandId, incarnation: Incarnation, fragment_count: int) -> None:
+        self.island, self.incarnation = island, incarnation
         self.stopped_until = 0.0
-        self.versions = [0] * fragment_count
-        self.since = [0] * fragment_count
+        self.replica = Replica(
+            ReplicaPolicy(
+                fragment_count=fragment_count,
+                interval_steps=fragment_count,
+                adoption="replace",
+                tokens_per_schedule_step=1,
+                snapshots_max=1,
+            )
+        )
+
+    def event_of(self, report: Letter, at: float) -> e.Event:
+        if isinstance(report, Offer):
+            return e.ContributionArrived(at, contribution_of(report, self.island, self.incarnation))
+        return event_of(report, at, self.island, self.incarnation)
 
 
 class Tick:
@@ -229,31 +282,3 @@ class Tick:
 
     def __init__(self, at: float, island: IslandId, incarnation: Any) -> None:
         self.at, self.island, self.incarnation = at, island, incarnation
-
-
-def command_event(command: dict[str, Any]) -> e.Command:
-    at, name, caller = command["at"], CommandId(command["id"]), command["caller"]
-    match command["kind"]:
-        case "kill":
-            return e.KillRequested(at, name, caller, IslandId(command["island"]), command["restart"])
-        case "scale":
-            return e.ScaleRequested(at, name, caller, NodeGroupId(command["node_group"]), command["count"])
-        case "cordon":
-            return e.CordonRequested(at, name, caller, NodeGroupId(command["node_group"]))
-        case "uncordon":
-            return e.UncordonRequested(at, name, caller, NodeGroupId(command["node_group"]))
-        case "drain":
-            return e.DrainRequested(at, name, caller, IslandId(command["island"]))
-        case "rollback":
-            return saving.RollbackRequested(at, name, caller, command["count"])
-        case "checkpoint":
-            return saving.CheckpointRequested(at, name, caller)
-        case "readd":
-            return e.ReaddRequested(at, name, caller, IslandId(command["island"]))
-    return e.CancelRequested(at, name, caller)
-
-
-def fault_event(command: dict[str, Any]) -> e.FaultInjected:
-    name, whom = CommandId(command["id"]), IslandId(command["island"] or "")
-    head = (command["at"], name, command["caller"], command["kind"], whom, Incarnation(0))
-    return e.FaultInjected(*head, **command["dose"])

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.core.saving import CheckpointFailed, CheckpointRequested, CheckpointTaken
+from orchestrator.core import commands, events
+from orchestrator.core.saving import CheckpointFailed, CheckpointTaken
 from orchestrator.errors import InfrastructureError
 from orchestrator.host import snapshot_writer
 from orchestrator.host.checkpoint_writer import CheckpointWriter
@@ -73,7 +74,7 @@ class Failing(Folder):
 
 def asked(lives: Lives, name: str) -> list[Any]:
     """What became of one checkpoint more."""
-    lives.insist(lambda shell: shell.tell(CheckpointRequested, name, "tester"))
+    lives.insist(lambda shell: shell.tell(events.CommandRequested, name, "tester", commands.Checkpoint()))
     lives.adopt()
     tape = read_tape(lives.shell.files.tape.path, lives.shell.disk)
     return [r.event for r in tape.records if isinstance(r.event, (CheckpointFailed, CheckpointTaken))]

@@ -238,7 +238,7 @@ def test_a_store_on_postgresql_that_was_silent_for_a_while_needs_no_new_connecti
 
     wait_until(answers)
     assert [job.reason for job in store.jobs()] == ["well"]
-    command = CommandRow(command="k", job="nobodys", kind="kill", restart=True, caller="c", requested_at=1.0)
+    command = CommandRow(command="k", job="nobodys", request={}, caller="c", requested_at=1.0)
     with pytest.raises(Exception, match="foreign key"):
         store.add_command(command)
     assert store.jobs(), "what was given to it was at fault, and it answers"

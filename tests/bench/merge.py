@@ -1,6 +1,6 @@
 """The merge's arithmetic at a stated size, the best of five. It has no goal.
 
-The default is DESIGN's own case: eight islands' float32 copies of a fragment of four million parameters.
+The default: eight islands' float32 copies of a fragment of four million parameters.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from api.installation.second_life import no_second_life
 from api.jobs.service import Service
 from api.storage.store import CommandRow, Store
 from orchestrator.chaos.conduct import LATE_MAX_S
+from orchestrator.core.commands import Command, Inject
 from orchestrator.errors import Conflict, InvalidJobSpec, NotFound
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
@@ -211,9 +212,12 @@ class Mortal(Clockwork):
 
     dies = ""
 
-    def inject_fault(self, *asked: Any) -> None:
+    def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
+        if not isinstance(command, Inject):
+            super().submit(job_id, command_id, caller, command)
+            return
         self.die("before the job has it")
-        super().inject_fault(*asked)
+        super().submit(job_id, command_id, caller, command)
         self.die("when the job has it")
 
     def die(self, where: str) -> None:

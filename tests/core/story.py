@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from orchestrator.core import events, invariants
+from orchestrator.core.commands import OperatorCommand
 from orchestrator.core.effects import BeginCatchUp, Effect, MergeFragment, PlaceIsland
 from orchestrator.core.schedule import next_due
 from orchestrator.core.synchroniser import Synchroniser
@@ -52,6 +53,9 @@ class Story:
         effects = self.core.handle(kind(self.now, *facts))
         invariants.check(self.core.state)
         return effects
+
+    def command(self, command: str, request: OperatorCommand) -> tuple[Effect, ...]:
+        return self.happen(events.CommandRequested, command, "operator", request)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds

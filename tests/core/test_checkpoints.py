@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from orchestrator.core import events, saving
+from orchestrator.core import commands, events, saving
 from orchestrator.core.effects import FinishJob, FlushIsland, MergeFragment, ResolveCommand, SetTimer
 from orchestrator.core.vocabulary import CheckpointPolicy, IslandState
 from tests.core.story import Story, all_of, the
 
 
 def asked(story: Story, command: str = "c1"):
-    return story.happen(saving.CheckpointRequested, command, "ada")
+    return story.command(command, commands.Checkpoint())
 
 
 def saves(story: Story, island: str, checkpoint: int = 1):
@@ -169,7 +169,7 @@ def test_a_job_that_ends_waits_for_no_checkpoint() -> None:
     cancelled = Story("a")
     cancelled.starts("a")
     asked(cancelled)
-    over = cancelled.happen(events.CancelRequested, "x", "ada")
+    over = cancelled.command("x", commands.Cancel())
     assert the(saving.DropCheckpoint, over).checkpoint == 1
     assert isinstance(over[-1], FinishJob)
 
@@ -177,6 +177,6 @@ def test_a_job_that_ends_waits_for_no_checkpoint() -> None:
 def test_an_island_that_drains_saves_its_state_too_and_one_that_has_flushed_has_none() -> None:
     story = Story("ab")
     story.starts("a", "b")
-    story.happen(events.DrainRequested, "d", "ada", "b")
+    story.command("d", commands.Drain("b"))
     assert story.island("b").state is IslandState.DRAINING
     assert the(saving.BeginCheckpoint, asked(story)).islands == (("a", 1), ("b", 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.core.effects import HoldIsland, ResolveCommand, SetTimer
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandState
@@ -10,11 +10,11 @@ from tests.core.story import Story, all_of, placements, policy, the
 
 
 def cordon(story: Story, group: str = "group-b"):
-    return story.happen(events.CordonRequested, f"cordon {group}", "operator", group)
+    return story.command(f"cordon {group}", commands.Cordon(group))
 
 
 def uncordon(story: Story, group: str = "group-b"):
-    return story.happen(events.UncordonRequested, f"uncordon {group}", "operator", group)
+    return story.command(f"uncordon {group}", commands.Uncordon(group))
 
 
 def running() -> Story:
@@ -54,19 +54,21 @@ def test_one_uncordoned_before_its_back_off_is_over_is_placed_as_ever() -> None:
 
 def test_a_job_that_starts_while_a_node_group_is_cordoned_places_only_the_others() -> None:
     core = Synchroniser(policy("ab"))
-    core.handle(events.CordonRequested(0.0, "c1", "operator", "group-b"))
+    core.handle(events.CommandRequested(0.0, "c1", "operator", commands.Cordon("group-b")))
     effects = core.handle(events.JobStarted(0.0))
     assert placements(effects) == [("a", 1)]
     assert [held.island for held in all_of(HoldIsland, effects)] == ["b"]
-    assert placements(core.handle(events.UncordonRequested(1.0, "c2", "operator", "group-b"))) == [("b", 1)]
+    assert placements(core.handle(events.CommandRequested(1.0, "c2", "operator", commands.Uncordon("group-b")))) == [
+        ("b", 1)
+    ]
 
 
 def test_re_adding_an_island_there_says_that_it_waits() -> None:
     story = running()
-    story.happen(events.KillRequested, "k1", "operator", "b", False)
+    story.command("k1", commands.Kill("b", False))
     story.dies("b")
     cordon(story)
-    effects = story.happen(events.ReaddRequested, "r1", "operator", "b")
+    effects = story.command("r1", commands.Readd("b"))
     assert the(ResolveCommand, effects).detail == "b waits: node group group-b is cordoned"
     assert placements(effects) == []
     assert placements(uncordon(story)) == [("b", 2)]
@@ -76,7 +78,7 @@ def test_who_waits_there_has_no_process_to_kill() -> None:
     story = running()
     cordon(story)
     story.timer(the(SetTimer, story.dies("b")))
-    answer = the(ResolveCommand, story.happen(events.KillRequested, "k1", "operator", "b", True))
+    answer = the(ResolveCommand, story.command("k1", commands.Kill("b", True)))
     assert not answer.accepted
     assert "is cordoned" in answer.detail
 
@@ -93,6 +95,6 @@ def test_nobody_is_placed_when_the_job_ends_meanwhile() -> None:
 def test_what_is_there_already_is_accepted_again() -> None:
     story = running()
     cordon(story)
-    assert the(ResolveCommand, story.happen(events.CordonRequested, "again", "operator", "group-b")).accepted
+    assert the(ResolveCommand, story.command("again", commands.Cordon("group-b"))).accepted
     uncordon(story)
-    assert the(ResolveCommand, story.happen(events.UncordonRequested, "again too", "operator", "group-b")).accepted
+    assert the(ResolveCommand, story.command("again too", commands.Uncordon("group-b"))).accepted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.core.effects import (
     AdmitContribution,
     DrainIsland,
@@ -30,7 +30,7 @@ def story() -> Story:
 
 
 def drain(story: Story, island: str, command: str = "d1"):
-    return story.happen(events.DrainRequested, command, "operator", island)
+    return story.command(command, commands.Drain(island))
 
 
 def is_drained(story: Story, island: str):
@@ -38,7 +38,7 @@ def is_drained(story: Story, island: str):
 
 
 def readd(story: Story, island: str):
-    return story.happen(events.ReaddRequested, "r1", "operator", island)
+    return story.command("r1", commands.Readd(island))
 
 
 def test_a_drained_island_gives_its_work_and_then_its_process_is_stopped(story: Story) -> None:
@@ -96,7 +96,7 @@ def test_an_island_that_does_not_train_has_nothing_to_drain(story: Story) -> Non
 
 
 def test_an_island_that_is_being_killed_is_not_drained(story: Story) -> None:
-    story.happen(events.KillRequested, "k1", "operator", "a", True)
+    story.command("k1", commands.Kill("a", True))
     answer = the(ResolveCommand, drain(story, "a"))
     assert not answer.accepted
     assert "killed by operator" in answer.detail
@@ -130,7 +130,7 @@ def test_an_island_that_was_drained_before_it_heard_of_its_re_adding_is_placed_a
 @pytest.mark.parametrize(("restart", "state"), [(False, IslandState.STOPPED), (True, IslandState.LOST)])
 def test_a_kill_while_draining_does_what_it_says(story: Story, restart: bool, state: IslandState) -> None:
     drain(story, "a")
-    story.happen(events.KillRequested, "k1", "operator", "a", restart)
+    story.command("k1", commands.Kill("a", restart))
     story.dies("a")
     assert story.island("a").state is state
 
@@ -196,7 +196,7 @@ def test_a_job_that_ends_does_not_wait_for_a_draining_island_for_ever() -> None:
 
 def test_a_cancelled_job_stops_a_draining_island(story: Story) -> None:
     drain(story, "a")
-    effects = story.happen(events.CancelRequested, "c1", "operator")
+    effects = story.command("c1", commands.Cancel())
     assert "a" in {stop.island for stop in all_of(StopIsland, effects)}
     assert the(FinishJob, effects)
     assert story.island("a").state is IslandState.STOPPED

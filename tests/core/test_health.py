@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core import health
+from orchestrator.core import commands, health
 from orchestrator.core.effects import (
     AdmitContribution,
     BeginCatchUp,
@@ -21,10 +21,8 @@ from orchestrator.core.effects import (
 from orchestrator.core.events import (
     ContributionArrived,
     ContributionUnusable,
-    DrainRequested,
     IslandCaughtUp,
     MergeFailed,
-    ReaddRequested,
 )
 from orchestrator.core.vocabulary import HealthPolicy, RefusalReason, ReleaseReason
 from tests.core.story import Story, all_of, inputs, the
@@ -188,7 +186,7 @@ def test_an_island_that_goes_on_sending_rubbish_is_given_up_until_it_is_re_added
             story.happen(IslandCaughtUp, "b", life + 1, "a", versions, 20, 0.1)
     assert story.island("b").state == "failed"
     assert "given up after 3 quarantines" in story.island("b").reason
-    assert the(PlaceIsland, story.happen(ReaddRequested, "again", "operator", "b")).incarnation == 4
+    assert the(PlaceIsland, story.command("again", commands.Readd("b"))).incarnation == 4
     assert story.island("b").quarantines == 0
 
 
@@ -200,7 +198,7 @@ def test_a_job_whose_every_island_is_given_up_has_failed() -> None:
 
 def test_a_sick_island_that_is_being_drained_stays_away() -> None:
     story = settled("abc")
-    story.happen(DrainRequested, "drain", "operator", "c")
+    story.command("drain", commands.Drain("c"))
     effects = sends_rubbish(story, "c", reason=RefusalReason.NON_FINITE)
     assert all_of(QuarantineIsland, effects)
     assert not all_of(SetTimer, effects)

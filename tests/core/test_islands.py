@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.core.effects import (
     BeginCatchUp,
     Evaluate,
@@ -129,7 +129,7 @@ def test_an_island_that_keeps_failing_is_given_up_with_the_reason() -> None:
     view = story.island("b")
     assert view.state is IslandState.FAILED
     assert "no free cpu" in view.reason
-    assert placements(story.happen(events.ReaddRequested, "c1", "operator", "b")) == [("b", 3)]
+    assert placements(story.command("c1", commands.Readd("b"))) == [("b", 3)]
 
 
 def test_when_every_island_is_given_up_the_job_fails() -> None:
@@ -165,17 +165,17 @@ def test_a_replaced_process_that_shows_up_is_ended() -> None:
 def test_kill_answers_and_the_island_comes_back_by_itself() -> None:
     story = Story("ab")
     story.starts("a", "b")
-    effects = story.happen(events.KillRequested, "k1", "operator", "b", True)
+    effects = story.command("k1", commands.Kill("b", True))
     assert the(ResolveCommand, effects).accepted
     assert the(KillIsland, effects).incarnation == 1
     assert placements(story.timer(the(SetTimer, story.dies("b")))) == [("b", 2)]
-    assert story.happen(events.KillRequested, "k1", "operator", "b", True) == ()  # repeated under its id
+    assert story.command("k1", commands.Kill("b", True)) == ()  # repeated under its id
 
 
 def test_killed_before_there_is_a_process_an_island_is_killed_when_there_is_one() -> None:
     story = Story("ab")
     assert story.island("b").state is IslandState.PLACING
-    story.happen(events.KillRequested, "k1", "operator", "b", True)
+    story.command("k1", commands.Kill("b", True))
     kill = the(KillIsland, story.happen(events.IslandPlaced, "b", 1, "node", 1000))
     assert (kill.island, kill.incarnation) == ("b", 1)
 
@@ -202,23 +202,20 @@ def test_an_island_that_was_silent_when_the_parameters_came_gets_them_when_it_is
 def test_killed_to_stay_away_an_island_waits_for_its_readd() -> None:
     story = Story("ab")
     story.starts("a", "b")
-    story.happen(events.KillRequested, "k1", "operator", "b", False)
+    story.command("k1", commands.Kill("b", False))
     assert all_of(SetTimer, story.dies("b")) == []
     assert story.island("b").state is IslandState.STOPPED
-    assert placements(story.happen(events.ReaddRequested, "r1", "operator", "b")) == [("b", 2)]
+    assert placements(story.command("r1", commands.Readd("b"))) == [("b", 2)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "facts", "says"),
-    [
-        (events.KillRequested, ("operator", "x", True), "no island is named 'x'"),
-        (events.ReaddRequested, ("operator", "a"), "is there already"),
-    ],
+    ("command", "says"),
+    [(commands.Kill("x"), "no island is named 'x'"), (commands.Readd("a"), "is there already")],
 )
-def test_a_command_that_cannot_be_done_says_why(kind: type, facts: tuple[object, ...], says: str) -> None:
+def test_a_command_that_cannot_be_done_says_why(command: commands.OperatorCommand, says: str) -> None:
     story = Story("ab")
     story.starts("a", "b")
-    answer = the(ResolveCommand, story.happen(kind, "c1", *facts))
+    answer = the(ResolveCommand, story.command("c1", command))
     assert not answer.accepted
     assert says in answer.detail
 
@@ -227,11 +224,11 @@ def test_cancelling_stops_everything_and_ends_the_job() -> None:
     story = Story("ab")
     story.starts("a", "b")
     story.offers_fragment("a")
-    effects = story.happen(events.CancelRequested, "c1", "operator")
+    effects = story.command("c1", commands.Cancel())
     assert {e.island for e in all_of(StopIsland, effects)} == {"a", "b"}
     assert isinstance(effects[-1], FinishJob)
     assert effects[-1].outcome is JobOutcome.CANCELLED
-    assert not the(ResolveCommand, story.happen(events.CancelRequested, "c2", "operator")).accepted
+    assert not the(ResolveCommand, story.command("c2", commands.Cancel())).accepted
 
 
 def test_a_job_ends_after_flush_merge_and_a_last_evaluation() -> None:

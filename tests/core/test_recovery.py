@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.core.effects import (
     AdmitContribution,
     BeginCatchUp,
@@ -79,7 +79,7 @@ def test_everyone_that_trains_is_told_to_and_gets_every_version_again() -> None:
 def test_what_was_asked_of_islands_that_are_coming_is_asked_again() -> None:
     story = Story("abc")
     story.is_ready("b")
-    story.happen(events.KillRequested, "k", "tester", "c", True)
+    story.command("k", commands.Kill("c", True))
     effects = restart(story)
     assert [(p.island, p.incarnation) for p in all_of(PlaceIsland, effects)] == [("a", 1), ("c", 1)]
     assert the(BeginCatchUp, effects).island == "b"
@@ -92,7 +92,7 @@ def test_a_drain_goes_on_and_an_evaluation_is_made_anew() -> None:
     story.offers_fragment("a")
     story.offers_fragment("b")
     assert the(Evaluate, story.merges(0, 1)).global_version == 1
-    story.happen(events.DrainRequested, "d", "tester", "b")
+    story.command("d", commands.Drain("b"))
     effects = restart(story)
     assert the(DrainIsland, effects).island == "b"
     assert the(Evaluate, effects).global_version == 1

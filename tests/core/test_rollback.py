@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.ledger import ROLLED_BACK
-from orchestrator.core import events, invariants, saving
+from orchestrator.core import commands, events, invariants, saving
 from orchestrator.core.effects import (
     AdmitContribution,
     FinishJob,
@@ -39,7 +39,7 @@ class Kept(Resumed):
         self.happen(events.OuterStateSeeded, 1000, "digest")
         self.starts(*islands)
         self.merge_alone("a", 1)
-        self.happen(saving.CheckpointRequested, "c1", "ada")
+        self.command("c1", commands.Checkpoint())
         for name in islands:
             self.happen(saving.IslandSaved, name, 1, 1, "digest", 100, 0.0)
         self.happen(saving.CheckpointTaken, 1, 1000, 0.1)
@@ -53,7 +53,7 @@ class Kept(Resumed):
         self.merges(0, version)
 
     def back(self, checkpoint: int = 0, command: str = "r1"):
-        return self.happen(saving.RollbackRequested, command, "ada", checkpoint)
+        return self.command(command, commands.Rollback(checkpoint))
 
     def restored(self, fragment: int, version: int, checkpoint: int = 1):
         return self.happen(saving.FragmentRestored, fragment, version, checkpoint, "then", "now")
@@ -169,7 +169,7 @@ def test_a_job_that_is_cancelled_on_the_way_back_ends_with_that() -> None:
     story = Kept()
     story.back()
     story.restored(0, 3)
-    over = story.happen(events.CancelRequested, "x", "ada")
+    over = story.command("x", commands.Cancel())
     assert isinstance(over[-1], FinishJob)
     assert not all_of(saving.RestoreFragments, over)
     assert not story.restored(1, 1)
@@ -206,12 +206,10 @@ def test_only_a_kept_checkpoint_is_gone_back_to_once_at_a_time_and_none_is_taken
     assert "there are the checkpoints 1" in refused.detail
     story.back(1)
     assert "already" in the(ResolveCommand, story.back(1, "r2")).detail
-    assert (
-        "goes back to checkpoint 1" in the(ResolveCommand, story.happen(saving.CheckpointRequested, "c2", "ada")).detail
-    )
+    assert "goes back to checkpoint 1" in the(ResolveCommand, story.command("c2", commands.Checkpoint())).detail
     none = Story("a")
     none.starts("a")
-    assert "(none)" in the(ResolveCommand, none.happen(saving.RollbackRequested, "r", "ada", 0)).detail
+    assert "(none)" in the(ResolveCommand, none.command("r", commands.Rollback(0))).detail
 
 
 def test_a_tape_with_a_rollback_is_replayed_to_the_same_decisions() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.core.effects import (
     DrainIsland,
     FinishJob,
@@ -38,7 +38,7 @@ class Scaled(Story):
         self.happen(events.OuterStateSeeded, 1000, "digest")
 
     def scales(self, count: int, command: str, group: str = "here"):
-        return self.happen(events.ScaleRequested, command, "operator", group, count)
+        return self.command(command, commands.Scale(group, count))
 
 
 def wanted(effects):

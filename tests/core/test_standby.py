@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.core.effects import (
     BeginCatchUp,
     Effect,
@@ -177,36 +177,36 @@ def test_a_silent_standby_takes_nobodys_place_until_it_answers() -> None:
 
 def test_a_standby_that_is_being_killed_takes_nobodys_place() -> None:
     tale = ready()
-    assert the(KillIsland, tale.happen(events.KillRequested, "k", "operator", "spare", True)).island == "spare"
+    assert the(KillIsland, tale.command("k", commands.Kill("spare", True))).island == "spare"
     assert not placements(tale.dies("b"))
 
 
 def test_an_island_that_is_kept_away_or_drained_is_not_taken_over() -> None:
     tale = ready()
-    tale.happen(events.KillRequested, "k", "operator", "b", False)
+    tale.command("k", commands.Kill("b", False))
     assert not placements(tale.dies("b"))
     assert tale.island("b").state is IslandState.STOPPED
 
 
 def test_a_standby_cannot_be_drained() -> None:
     tale = ready()
-    answer = the(ResolveCommand, tale.happen(events.DrainRequested, "d", "operator", "spare"))
+    answer = the(ResolveCommand, tale.command("d", commands.Drain("spare")))
     assert not answer.accepted
     assert "not training" in answer.detail
 
 
 def test_nobody_takes_over_on_a_cordoned_node_group_until_it_takes_islands_again() -> None:
     tale = ready()
-    tale.happen(events.CordonRequested, "c", "operator", "group-b")
+    tale.command("c", commands.Cordon("group-b"))
     timer = the(SetTimer, tale.dies("b"))
     tale.timer(timer)
     assert tale.island("b").state is IslandState.CORDONED
-    assert placements(tale.happen(events.UncordonRequested, "u", "operator", "group-b")) == [("b", 2)]
+    assert placements(tale.command("u", commands.Uncordon("group-b"))) == [("b", 2)]
 
 
 def test_standbys_are_not_among_the_islands_that_scaling_counts() -> None:
     tale = ready()
-    answer = the(ResolveCommand, tale.happen(events.ScaleRequested, "s", "operator", "group-b", 2))
+    answer = the(ResolveCommand, tale.command("s", commands.Scale("group-b", 2)))
     assert not answer.accepted
     assert "0 to 1" in answer.detail
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config import parse_job
-from orchestrator.core import events, saving
+from orchestrator.core import commands, events, saving
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import embedded
 from orchestrator.runtime.control_port import RayControlPort, connect
@@ -87,21 +87,21 @@ def _with_everything(job: Job, home: Path) -> None:
     """A checkpoint, one island more, the synchroniser's death, a way back to the checkpoint, and one island less."""
     first, spare = "europe-0", "europe-1"
     job.wait_for_merge(first, 1)
-    job.command("checkpoint")
+    job.command(commands.Checkpoint())
     job.wait_until(lambda: _happened(job, saving.CheckpointTaken), "a checkpoint")
-    job.port.scale_job(job.id, "up", "test", "europe", 2)
+    job.port.submit(job.id, "up", "test", commands.Scale("europe", 2))
     job.wait_for_merge(spare, 1)
     _merges(job)
     os.kill(job.wait_until(lambda: pid_of("SynchroniserActor", home), "a synchroniser's process"), signal.SIGKILL)
     job.wait_until(lambda: len(job.restarts()) == 1, "the next life")
     job.status_once_back()
     _merges(job)
-    job.port.roll_back(job.id, "back", "test", 0)
+    job.port.submit(job.id, "back", "test", commands.Rollback(0))
     job.wait_until(lambda: _happened(job, saving.FragmentRestored), "the way back")
     _merges(job)
-    job.port.scale_job(job.id, "down", "test", "europe", 1)
+    job.port.submit(job.id, "down", "test", commands.Scale("europe", 1))
     job.wait_for_state(spare, "drained")
-    job.command("cancel")
+    job.command(commands.Cancel())
 
 
 def _merges(job: Job) -> None:

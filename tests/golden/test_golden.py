@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import CheckpointTaken, FragmentRestored
@@ -60,7 +61,9 @@ def test_the_live_jobs_hold_what_they_were_recorded_for() -> None:
     assert tuple(path.name.split(".")[0] for path in recorded.tapes()) == LIVE
     calm, everything, killed = (read_tape(path).records for path in recorded.tapes())
     seen = {type(record.event) for record in everything}
-    assert {e.SynchroniserRestarted, e.ScaleRequested, CheckpointTaken, FragmentRestored, e.IslandDrained} <= seen
+    assert {e.SynchroniserRestarted, CheckpointTaken, FragmentRestored, e.IslandDrained} <= seen
+    requests = {type(record.event.request) for record in everything if isinstance(record.event, e.CommandRequested)}
+    assert requests == {commands.Scale, commands.Checkpoint, commands.Rollback, commands.Cancel}
     assert e.ConnectionLost in {type(record.event) for record in killed}
     ends = [
         x.outcome for records in (calm, everything, killed) for x in records[-1].effects if isinstance(x, f.FinishJob)

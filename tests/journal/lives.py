@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.core.saving import CheckpointRequested, RollbackRequested
+from orchestrator.core import commands, events
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.disk import Disk
 from tests.journal.disks import Died
@@ -77,12 +77,14 @@ class Lives:
         """There is one checkpoint more, of the job as it stands, however often it is dropped."""
         before = self._newest_kept()
         while self._newest_kept() == before:
-            self._ask(lambda shell, command: shell.tell(CheckpointRequested, command, "tester"))
+            self._ask(
+                lambda shell, command: shell.tell(events.CommandRequested, command, "tester", commands.Checkpoint())
+            )
             self.adopt()
 
     def roll_back(self) -> None:
         """The job stands where its newest checkpoint has it."""
-        self._ask(lambda shell, command: shell.tell(RollbackRequested, command, "tester", 0))
+        self._ask(lambda shell, command: shell.tell(events.CommandRequested, command, "tester", commands.Rollback(0)))
         self.insist(Shell.work_until_quiet)
 
     def _ask(self, ask: Callable[[Shell, str], None]) -> None:

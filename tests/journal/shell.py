@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from learners import checkpointing, synthetic
-from learners.correspondence import Correspondence
+from learners.contract import tokens_per_schedule_step
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.reckoning import tokens_per_schedule_step
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
@@ -27,7 +26,7 @@ from orchestrator.core import events as e
 from orchestrator.core import invariants, saving
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
-from orchestrator.core.vocabulary import NO_FIX, Fix, Incarnation, IslandId, Version
+from orchestrator.core.vocabulary import Incarnation, IslandId, Version
 from orchestrator.disk import Disk
 from orchestrator.host.job_files import SNAPSHOT, open_files
 from orchestrator.host.retry import Retrier, RetryingSink
@@ -42,6 +41,7 @@ from tests.journal.saver import Saver
 
 ISLANDS = ("a", "b", "c")
 FRAGMENTS, INTERVAL = 3, 6
+FIRST = Incarnation(1)
 POINTS = (
     "before pull", "after pull", "before tape", "after tape", "before merge", "after merge", "after keep",
     "before publish", "after publish", "before acknowledge", "after acknowledge",
@@ -68,15 +68,6 @@ def spec(**synchroniser: Any) -> JobSpec:
     )
 
 
-class SteppedLoop(IslandLoop):
-    """Takes no step unless it is told to, in the thread of whoever tells it."""
-
-    def _begin(self, fix: Fix = NO_FIX) -> None:
-        self._fix = fix
-        self._exports.open()
-        self._cuts.open()
-
-
 class ScriptedIsland:
     """An island's real loop, stepped by hand, and its letters."""
 
@@ -87,9 +78,8 @@ class ScriptedIsland:
         sizes = dict.fromkeys(self.trainer.tensor_shapes(), 1)
         fragments, adoption = fragment_map.build(sizes, FRAGMENTS), document["synchroniser"]["adoption"]
         plan = LoopPlan(fragments, INTERVAL, adoption, tokens_per_schedule_step=tokens_per_schedule_step(document))
-        self.outbox = Outbox()
-        self.loop = SteppedLoop(self.trainer, plan, self.outbox)
-        self.correspondence = Correspondence(self.outbox, self.loop.standing_offers)
+        self.outbox = Outbox(lambda: self.loop.standing_offers())
+        self.loop = IslandLoop(self.trainer, plan, self.outbox)
         self.outbox.put(Ready(1, 0.1))
         self.holds = self.trains = False
 
@@ -105,7 +95,7 @@ class ScriptedIsland:
         def write(asked: Future[checkpointing.Cut]) -> None:
             cut = asked.result()
             part = checkpointing.write(cut, Folder.own(Path(folder)), self.name, Incarnation(1), orbax=False)
-            self.outbox.put(Saved(checkpoint, part_digest(part), cut.tokens_total, 0.0))
+            self.outbox.put(Saved(checkpoint, part_digest(part), cut.position.tokens_total, 0.0))
 
         self.loop.request_cut().add_done_callback(write)
 
@@ -124,7 +114,9 @@ class Shell:
         self.job, self.islands, self.reached, self.disk = job, islands, reached, disk
         policy = job.policy()
         self.files = open_files(folder, "job", job, policy, 0.0, (Goodput(policy),), disk)
-        (self.goodput,) = self.files.folds
+        (goodput,) = self.files.folds  # ours, or a snapshot's
+        assert isinstance(goodput, Goodput)
+        self.goodput = goodput
         past = self.files.past
         self.core = self.files.core
         self.sink = RetryingSink(self.files.tape, Retrier(retry_s=0.0), self.files.journal.settle)
@@ -166,28 +158,81 @@ class Shell:
         self.goodput.check()
         self.snapshots.consider(self.driver, self.now)
         for effect in effects:
-            self.act(effect)
+            f.carry_out(effect, self)
 
-    def act(self, effect: f.Effect) -> None:
-        match effect:
-            case f.PlaceIsland(island, incarnation):
-                self.tell(e.IslandPlaced, island, incarnation, "node", 1)
-            case f.BeginCatchUp(island, _, None, cursor):
-                versions = [state.version for state, _ in self.shard.states().values()]
-                self.islands[island].load(self.shard.parameters(), versions, cursor)
-            case f.StartTraining(island):
-                self.islands[island].trains = True
-                self.islands[island].loop.start(effect.fix)
-            case f.MergeFragment():
-                self._merge(effect)
-            case f.PublishFragment():
-                self._publish(effect)
-            case f.ReleasePayload(payload):
-                self.shard.release(payload)
-            case (
-                saving.BeginCheckpoint() | saving.SealCheckpoint() | saving.DropCheckpoint() | saving.RestoreFragments()
-            ):
-                self.saver.act(effect)
+    # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────
+
+    def set_timer(self, effect: f.SetTimer) -> None:
+        """Nothing is late here: every round needs all islands, and no deadline ever passes."""
+
+    def merge_fragment(self, effect: f.MergeFragment) -> None:
+        self.reached("before merge")
+        merged = self.shard.merge(effect)
+        self.reached("after keep")
+        self.published[effect.fragment] = merged.publication.payload
+        facts = merged.facts
+        self.tell(e.MergeCompleted, effect.fragment, effect.version, facts.digest, 0.0, facts.base_digest)
+
+    def publish_fragment(self, effect: f.PublishFragment) -> None:
+        self.reached("before publish")
+        if self.shard.state(effect.fragment).version == effect.version:
+            for to in effect.recipients:
+                island = self.islands[to.island]
+                island.outbox.heed(self.files.epoch)
+                payload = wire_format.decode(self.published[effect.fragment])
+                terms = (effect.version, effect.step, payload, to.merged_offer, effect.fix)
+                island.loop.deliver(effect.fragment, *terms)
+        self.reached("after publish")
+
+    def release_payload(self, effect: f.ReleasePayload) -> None:
+        self.shard.release(effect.payload)
+
+    def place_island(self, effect: f.PlaceIsland) -> None:
+        self.tell(e.IslandPlaced, effect.island, effect.incarnation, "node", 1)
+
+    def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
+        assert effect.source == f.FromSynchroniser(), "all begin at once, and none of them is ever lost"
+        versions = tuple(state.version for state, _ in self.shard.states().values())
+        self.islands[effect.island].load(self.shard.parameters(), versions, effect.cursor)
+
+    def start_training(self, effect: f.StartTraining) -> None:
+        self.islands[effect.island].trains = True
+        self.islands[effect.island].loop.open(effect.fix)
+
+    def flush_island(self, effect: f.FlushIsland) -> None:
+        """The job's budget is never used up."""
+
+    def drain_island(self, effect: f.DrainIsland) -> None:
+        """Operators ask for checkpoints, rollbacks and an end here, and for nothing of islands."""
+
+    def kill_island(self, effect: f.KillIsland) -> None:
+        """See ``drain_island``."""
+
+    def stop_island(self, effect: f.StopIsland) -> None:
+        """Islands outlive the shell, and the job, whose end nobody of them is told."""
+
+    def evaluate(self, effect: f.Evaluate) -> None:
+        """``evaluation.every_merges`` is 0."""
+
+    def resolve_command(self, effect: f.ResolveCommand) -> None:
+        """It is on the tape, where tests look for it."""
+
+    def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
+        self.saver.act(effect)
+
+    def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
+        self.saver.act(effect)
+
+    def drop_checkpoint(self, effect: saving.DropCheckpoint) -> None:
+        self.saver.act(effect)
+
+    def restore_fragments(self, effect: saving.RestoreFragments) -> None:
+        self.saver.act(effect)
+
+    def finish_job(self, effect: f.FinishJob) -> None:
+        """Tests look at the core."""
+
+    # ── letters ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def work_until_quiet(self) -> None:
         """Hear letters until there are none."""
@@ -197,13 +242,13 @@ class Shell:
 
     def _hear(self, name: str) -> bool:
         island = self.islands[name]
-        letters = island.correspondence.letters(self.files.epoch, self.read[name], 0, 0.0)
+        letters = island.outbox.read(self.files.epoch, self.read[name], 0, 0.0)
         for number, letter in letters:
             if isinstance(letter, Offer):
                 self._take(name, letter)
             else:
                 self.now += 0.001
-                event = event_of(letter, self.now, name, 1)
+                event = event_of(letter, self.now, IslandId(name), FIRST)
                 self.tell(lambda _, event=event: event)
             self.read[name] = number
             self.unsynced[name].append((self.files.tape.count, number))
@@ -216,7 +261,7 @@ class Shell:
         synced = [number for count, number in self.unsynced[name] if count <= self.files.tape.synced_count]
         if synced:
             self.reached("before acknowledge")
-            self.islands[name].correspondence.letters(self.files.epoch, self.read[name], max(synced), 0.0)
+            self.islands[name].outbox.read(self.files.epoch, self.read[name], max(synced), 0.0)
             self.unsynced[name] = self.unsynced[name][len(synced) :]
             self.reached("after acknowledge")
 
@@ -225,29 +270,10 @@ class Shell:
         arrays = self.islands[name].loop.take(offer.fragment, offer.offer)
         if arrays is None:
             return
-        contribution = contribution_of(offer, name, 1)
+        contribution = contribution_of(offer, IslandId(name), FIRST)
         self.shard.hold(contribution.payload, arrays)
         self.reached("after pull")
         self.tell(e.ContributionArrived, contribution)
-
-    def _merge(self, order: f.MergeFragment) -> None:
-        self.reached("before merge")
-        merged = self.shard.merge(order)
-        self.reached("after keep")
-        self.published[order.fragment] = merged.publication.payload
-        facts = merged.facts
-        self.tell(e.MergeCompleted, order.fragment, order.version, facts.digest, 0.0, facts.base_digest)
-
-    def _publish(self, effect: f.PublishFragment) -> None:
-        self.reached("before publish")
-        if self.shard.state(effect.fragment).version == effect.version:
-            for to in effect.recipients:
-                island = self.islands[to.island]
-                island.correspondence.heed(self.files.epoch)
-                payload = wire_format.decode(self.published[effect.fragment])
-                terms = (effect.version, effect.step, payload, to.merged_offer, effect.fix)
-                island.loop.deliver(effect.fragment, *terms)
-        self.reached("after publish")
 
     def _seed(self) -> None:
         trainer = next(iter(self.islands.values())).trainer

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from orchestrator.core import commands
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase
 from orchestrator.disk import Disk
@@ -75,7 +76,7 @@ def test_a_job_that_failed_does_not_go_on(tmp_path: Path) -> None:
 
 def test_a_job_that_ended_is_only_ended_again(tmp_path: Path) -> None:
     outcome = run(tmp_path, Fate())
-    outcome.shell.tell(lambda at: e.CancelRequested(at, "c", "tester"))
+    outcome.shell.tell(lambda at: e.CommandRequested(at, "c", "tester", commands.Cancel()))
     outcome.shell.files.tape.close()
     files = opened(tmp_path)
     assert files.core.state.phase is JobPhase.FINISHED

@@ -21,6 +21,7 @@ from api.metrics.exposition import Metrics
 from api.metrics.job import samples
 from api.storage.store import Store
 from orchestrator.accounting.goodput import CLASSES
+from orchestrator.core import commands
 from tests.api.clockwork import connect
 from tests.api.installation import Installation
 from tests.metrics.conftest import Voyaging
@@ -94,7 +95,7 @@ def test_only_islands_that_train_have_a_place_in_the_schedule(desk: Desk) -> Non
         lambda: (t := desk.scrape().all("atoll_island_schedule_step", job=desk.job)) and len(t) == 4 and t
     )
     assert {island for island, _ in told} == {island["island"] for island in view["islands"]}
-    desk.service.submit_command(desk.job, "kill", "asia", restart=False, caller="me", key=None)
+    desk.service.submit_command(desk.job, commands.Kill("asia", restart=False), "me")
     wait_until(lambda: len(desk.scrape().all("atoll_island_schedule_step", job=desk.job)) == 3)
 
 

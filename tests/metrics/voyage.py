@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from api.jobs.control import CommandKind, CommandRecord, NodeGroupRecord, StatusRecord
+from api.jobs.control import CommandRecord, NodeGroupRecord, StatusRecord
 from orchestrator.accounting.histogram import Histogram
 from orchestrator.accounting.merges import JOURNAL_BOUNDS_S
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import CommandId, IslandId
+from orchestrator.core.commands import Command, Kill, island_of
+from orchestrator.core.vocabulary import CommandId
 from orchestrator.errors import NotFound
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.journal.entry import Facts
@@ -63,12 +64,10 @@ class Voyages:
         with self._one_at_a_time:
             return self._job(job_id).status(job_id)
 
-    def submit_command(
-        self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
-    ) -> None:
-        assert kind == "kill", "nothing else is asked of a voyage"
+    def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
+        assert isinstance(command, Kill), "nothing else is asked of a voyage"
         with self._one_at_a_time:
-            self._job(job_id).kill(command_id, caller, IslandId(island or ""), restart)
+            self._job(job_id).kill(command_id, caller, command)
 
     def close(self) -> None:
         pass
@@ -100,9 +99,9 @@ class Voyage:
         self._began = time.time()
         self._world = World(policy, plan, seed=1, checked=False, folds=(self._commands, self._keeping)).run(PAST_S)
 
-    def kill(self, command: str, caller: str, island: IslandId, restart: bool) -> None:
+    def kill(self, command: str, caller: str, kill: Kill) -> None:
         self._catch_up()
-        self._world.tell(e.KillRequested(self._world.now, CommandId(command), caller, island, restart))
+        self._world.tell(e.CommandRequested(self._world.now, CommandId(command), caller, kill))
 
     def status(self, job_id: str) -> StatusRecord:
         self._catch_up()
@@ -149,9 +148,11 @@ class Commands:
         self.noted: dict[str, CommandRecord] = {}
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
-        if isinstance(event, e.KillRequested):
+        if isinstance(event, e.CommandRequested):
             blank: dict[str, Any] = {"accepted": None, "detail": ""}
-            noted = CommandRecord(kind="kill", island=event.island, caller=event.caller, at=event.at, **blank)
+            noted = CommandRecord(
+                kind="kill", island=island_of(event.request), caller=event.caller, at=event.at, **blank
+            )
             self.noted[event.command] = noted
         for effect in effects:
             if isinstance(effect, f.ResolveCommand):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config import parse_job
+from orchestrator.core import commands
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import embedded
 from orchestrator.runtime.control_port import RayControlPort, connect
@@ -49,7 +50,7 @@ def start(port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield start_one
     for job in started:
         if not (job.run_dir / "status.json").exists():
-            job.command("cancel")
+            job.command(commands.Cancel())
         job.wait_until((job.run_dir / "status.json").exists, "the end")
     wait_until(
         lambda: all(group["cpus_free"] == group["cpus"] for group in port.node_groups()), "the end of all islands"

@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import events
+from orchestrator.core.commands import Command
 from orchestrator.core.saving import FragmentRestored, JobResumed
 from orchestrator.errors import AtollError, NotFound
 from orchestrator.runtime import cluster
@@ -122,9 +123,9 @@ class Job:
         pid: int = ray.get(actor.__ray_call__.remote(lambda _actor: os.getpid()), timeout=PATIENCE_S)
         return pid
 
-    def command(self, kind: str, island: str | None = None, restart: bool = True) -> str:
+    def command(self, request: Command) -> str:
         name = uuid.uuid4().hex
-        self.port.submit_command(self.id, kind, name, "test", island, restart)
+        self.port.submit(self.id, name, "test", request)
         return name
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.core import effects, events
+from orchestrator.core import commands, effects, events
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GAP_MAX_S, Job, synthetic
 from tests.ray.slow_donor import HANDING_OVER_S
@@ -49,7 +49,7 @@ def test_a_donor_that_dies_or_stands_still_in_the_act_is_replaced_by_another(sta
     for group in GROUPS:
         job.wait_for_merge(group, 1)
 
-    job.command("kill", "asia")
+    job.command(commands.Kill("asia"))
     dead = donor_of(job, "asia", 2)
     os.kill(job.island(dead)["pid"], signal.SIGKILL)
     assert job.wait_for_merge("asia", 2)["incarnation"] == 2
@@ -57,7 +57,7 @@ def test_a_donor_that_dies_or_stands_still_in_the_act_is_replaced_by_another(sta
     assert job.events(events.IslandCaughtUp, "asia")[-1].donor == other
     job.wait_for_merge(dead, 2)
 
-    job.command("kill", "asia")
+    job.command(commands.Kill("asia"))
     still = donor_of(job, "asia", 3)
     pid = job.island(still)["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -80,7 +80,7 @@ def test_of_several_donors_one_dies_and_what_it_gave_is_not_asked_for_again(star
     )
     for group in GROUPS:
         job.wait_for_merge(group, 1)
-    job.command("kill", "asia")
+    job.command(commands.Kill("asia"))
     told = str(job.wait_for_state("asia", "catching_up", incarnation=2)["reason"])
     assert "us-east (step " in told
     assert " and " in told

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core import events
-from orchestrator.core.vocabulary import Dose, RefusalReason
+from orchestrator.core import commands, events
+from orchestrator.core.vocabulary import RefusalReason
 from orchestrator.errors import AtollError
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GAP_MAX_S, Job, gone, synthetic
@@ -110,7 +110,7 @@ def test_the_synchroniser_is_killed_once_the_tape_says_so_and_comes_back(start: 
     job.wait_for_merge("us-east", 1)
     pid = job.pid_of_synchroniser()
     with suppress(AtollError):  # its answer may not get out in time; the tape says what it did
-        job.port.inject_fault(job.id, "kill_synchroniser", "last", "tester", None, Dose())
+        job.port.submit(job.id, "last", "tester", commands.Inject("kill_synchroniser", None))
     job.wait_until(lambda: gone(pid), "the synchroniser's end")
     told = [r.event for r in read_tape(job.run_dir / "tape.jsonl").records if isinstance(r.event, events.FaultInjected)]
     assert [(one.kind, one.island, one.caller) for one in told] == [("kill_synchroniser", "", "tester")]
@@ -124,10 +124,15 @@ def test_the_synchroniser_is_killed_once_the_tape_says_so_and_comes_back(start: 
 def test_an_island_without_a_process_cannot_be_struck(start: Start) -> None:
     job = start(synthetic(steps=200_000, groups=("us-east", "asia")))
     stays = job.wait_for_merge("asia", 1)
-    job.command("kill", "asia", restart=False)
+    job.command(commands.Kill("asia", restart=False))
     job.wait_for_state("asia", "stopped")
-    for kind, dose in (("cut", Dose(5.0)), ("corrupt", Dose(payloads=1)), ("stop", Dose(5.0)), ("kill_node", Dose())):
-        job.port.inject_fault(job.id, kind, kind, "tester", "asia", dose)
+    for kind, dose in (
+        ("cut", {"duration": 5.0}),
+        ("corrupt", {"payloads": 1}),
+        ("stop", {"duration": 5.0}),
+        ("kill_node", {}),
+    ):
+        strike(job, kind, kind, **dose)
         noted = job.status()["commands"][kind]
         assert (noted["accepted"], noted["detail"][:8]) == (False, "asia has"), noted
     assert job.events(events.FaultInjected, "asia") == []
@@ -138,7 +143,7 @@ def test_an_island_without_a_process_cannot_be_struck(start: Start) -> None:
 
 
 def strike(job: Job, kind: str, name: str, **dose: Any) -> None:
-    job.port.inject_fault(job.id, kind, name, "tester", "asia", Dose(**dose))
+    job.port.submit(job.id, name, "tester", commands.Inject(kind, "asia", **dose))
 
 
 def struck_at(job: Job, kind: str, **dose: Any) -> float:

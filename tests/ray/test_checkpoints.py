@@ -13,7 +13,7 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.reading import listed, verified
 from orchestrator.config import parse_job
-from orchestrator.core import saving
+from orchestrator.core import commands, saving
 from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, MergeCompleted
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import InfrastructureError, NotFound
@@ -44,7 +44,7 @@ def checkpoints_of(job: Job) -> list[Manifest]:
 def test_a_job_that_trains_is_saved_every_few_merges_and_keeps_the_latest(start: Start) -> None:
     job = start(synthetic(steps=150, checkpoints={"every_merges": 6, "keep": 2}))
     taken(job, 4)
-    job.command("checkpoint")
+    job.command(commands.Checkpoint())
     job.wait_for_end()
     kept = checkpoints_of(job)
     assert [manifest.number for manifest in kept] == [
@@ -94,15 +94,15 @@ def test_four_islands_become_six_and_four_again_and_every_token_is_counted_once(
     endless = 10**12
     first = start({**synthetic(endless, checkpoints={"every_merges": 8}), "islands": four})
     taken(first, 1)
-    first.command("cancel")
+    first.command(commands.Cancel())
     first.wait_for_end()
 
     second = start(resumed(first, six, endless))
     for island in six:
         second.wait_for_merge(island["name"], 1)
-    second.command("checkpoint")
+    second.command(commands.Checkpoint())
     taken(second, 1)
-    second.command("cancel")
+    second.command(commands.Cancel())
     second.wait_for_end()
     begun = carried_on(first, second)
     assert {island.island for island in begun.islands} == set(GROUPS)
@@ -165,12 +165,12 @@ def test_a_running_job_goes_back_to_a_checkpoint_and_trains_on_from_there(start:
     job = start(synthetic(steps=10**6))
     for group in GROUPS:
         job.wait_for_merge(group, 1)
-    job.command("checkpoint")
+    job.command(commands.Checkpoint())
     taken(job, 1)
     saved = checkpoints_of(job)[-1]
     passed = sum(fragment.version for fragment in saved.fragments) + 12
     job.wait_until(lambda: job.status()["view"]["global_version"] >= passed, "merges behind the checkpoint")
-    job.port.roll_back(job.id, "back", "test", 0)
+    job.port.submit(job.id, "back", "test", commands.Rollback(0))
     job.wait_until(lambda: len(recorded(job, saving.FragmentRestored)) == 4, "every fragment")
     restored = recorded(job, saving.FragmentRestored)
 
@@ -179,7 +179,7 @@ def test_a_running_job_goes_back_to_a_checkpoint_and_trains_on_from_there(start:
         return all(fragments[event.fragment]["version"] > event.version for event in restored)
 
     job.wait_until(merged_again, "a merge of every fragment")
-    job.command("cancel")
+    job.command(commands.Cancel())
     status = job.wait_for_end()
     assert [event.digest for event in restored] == [fragment.digest for fragment in saved.fragments]
     tape = read_tape(job.run_dir / "tape.jsonl")

@@ -21,7 +21,7 @@ from orchestrator.accounting.ledger import ROLLED_BACK
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import verified
 from orchestrator.checkpoints.resumption import find
-from orchestrator.core import events, saving
+from orchestrator.core import commands, events, saving
 from orchestrator.core.vocabulary import RoundPhase
 from orchestrator.roots import AllowedRoots
 from orchestrator.tape.storage import read_tape
@@ -71,7 +71,7 @@ def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_al
         job.wait_for_merge(group, 1)
     checkpoint = job.run_dir / "checkpoints" / "000001"
     plug(checkpoint / writing / "part.json")
-    job.command("checkpoint")
+    job.command(commands.Checkpoint())
     job.wait_until(lambda: {e.island for e in recorded(job, saving.IslandSaved)} == {written, other}, "two parts")
     for name in (written, writing):
         assert not recorded(job, saving.CheckpointTaken)
@@ -83,14 +83,14 @@ def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_al
     assert not any(file.name.startswith(writing) for file in manifest.files)
     for name in (written, writing):
         job.wait_for_merge(name, 2)
-    job.command("cancel")
+    job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
 
     after = start(resumed(job, [{"node_group": group, "name": group} for group in groups], ENDLESS), trainer=PLUGGED)
     for group in groups:
         after.wait_for_merge(group, 1)
-    after.command("cancel")
+    after.command(commands.Cancel())
     after.wait_for_end()
     assert {saved.island for saved in carried_on(job, after).islands} == {written, other}
     sources = {group: after.events(events.IslandCaughtUp, group)[0].donor for group in groups}
@@ -127,13 +127,13 @@ def test_a_synchroniser_killed_while_it_takes_a_checkpoint_drops_it_and_the_one_
     job = start(synthetic(steps=ENDLESS, groups=groups), trainer=PLUGGED)
     for group in groups:
         job.wait_for_merge(group, 1)
-    job.command("checkpoint")
+    job.command(commands.Checkpoint())
     taken(job, 1)
     (first,) = checkpoints_of(job)
     root = job.run_dir / "checkpoints"
     for number, (file, caught) in enumerate(CAUGHT, start=2):
         plug(root / f"{number:06d}" / file)
-        job.command("checkpoint")
+        job.command(commands.Checkpoint())
         job.wait_until(lambda caught=caught, number=number: caught(job, number), f"checkpoint {number} in the making")
         kill(job, home)
         job.wait_until(lambda number=number: len(job.restarts()) == number - 1, "the next life")
@@ -146,12 +146,12 @@ def test_a_synchroniser_killed_while_it_takes_a_checkpoint_drops_it_and_the_one_
         (3, True),
         (4, True),
     ]
-    job.command("checkpoint")
+    job.command(commands.Checkpoint())
     taken(job, 2)
     found = find(AllowedRoots.only(root), str(root), first.spec)
     assert (found.manifest.number, found.refused) == (5, ())
     assert {part.island for part in found.manifest.parts} == set(groups)
-    job.command("cancel")
+    job.command(commands.Cancel())
     job.wait_for_end()
     assert [job.island(group)["incarnation"] for group in groups] == [1, 1]
     assert_sound(job)
@@ -194,7 +194,7 @@ def test_a_synchroniser_killed_on_the_way_back_to_a_checkpoint_goes_all_the_way(
     job = start(synthetic(steps=ENDLESS, groups=(stays, goes), synchroniser={"quorum": 2}))
     for group in (stays, goes):
         job.wait_for_merge(group, 1)
-    job.command("checkpoint")
+    job.command(commands.Checkpoint())
     taken(job, 1)
     (saved,) = checkpoints_of(job)
 
@@ -209,12 +209,12 @@ def test_a_synchroniser_killed_on_the_way_back_to_a_checkpoint_goes_all_the_way(
     stood = [fragment.version for fragment in saved.fragments]
     for turn, caught_at in enumerate((0, 2), start=1):
         job.wait_until(lambda stood=stood: moved_past(stood), "merges of every fragment")
-        job.command("kill", goes, restart=False)
+        job.command(commands.Kill(goes, restart=False))
         job.wait_for_state(goes, "stopped")
         job.wait_until(nothing_merges, "peace")
         before = len(recorded(job, saving.FragmentRestored))
         with writing_to(job, caught_at) as comes:
-            job.port.roll_back(job.id, f"back-{turn}", "test", 1)
+            job.port.submit(job.id, f"back-{turn}", "test", commands.Rollback(1))
             job.wait_until(comes, f"fragment {caught_at} in the making")
             assert len(effects_of(job, saving.RestoreFragments)) == 2 * turn - 1
             job.wait_until(
@@ -232,9 +232,9 @@ def test_a_synchroniser_killed_on_the_way_back_to_a_checkpoint_goes_all_the_way(
         assert [event.at > job.restarts()[-1].at for event in restored] == [p >= caught_at for p in range(4)]
         stood = [event.version for event in restored]
         job.status_once_back()
-        job.command("readd", goes)
+        job.command(commands.Readd(goes))
     job.wait_until(lambda: moved_past(stood), "merges of every fragment")
-    job.command("cancel")
+    job.command(commands.Cancel())
     status = job.wait_for_end()
     assert status["goodput"]["discarded_tokens"][ROLLED_BACK] > 0
     assert_sound(job)

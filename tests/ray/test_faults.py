@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config import parse_job
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.names import controller_name, synchroniser_name
@@ -31,7 +31,7 @@ def test_a_killed_island_contributes_again_while_the_others_never_stall(start: S
     for group in GROUPS:
         job.wait_for_state(group, "training")
     victim = job.wait_for_merge("asia", 1)
-    command = job.command("kill", "asia")
+    command = job.command(commands.Kill("asia"))
     back = job.wait_for_merge("asia", 2)
     status = job.status()
     assert status["commands"][command]["accepted"] is True
@@ -62,7 +62,7 @@ def test_an_island_that_stops_for_a_while_is_suspected_not_replaced_and_goes_on(
     gaps = {group: job.gap_max_s(group, at) for group in GROUPS if group != "europe"}
     assert max(gaps.values()) <= GAP_MAX_S, gaps
     assert job.gap_max_s("europe", resumed_at) >= 7.0  # it really stood still
-    job.command("cancel")
+    job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
 
@@ -116,7 +116,7 @@ def test_an_island_killed_while_it_catches_up_is_placed_again(start: Start) -> N
     job = start(synthetic(steps=ENDLESS, groups=("us-east", "asia")), trainer="tests.ray.slow_donor:create")
     job.wait_for_merge("asia", 1)
     job.wait_for_merge("us-east", 1)
-    job.command("kill", "asia")
+    job.command(commands.Kill("asia"))
     os.kill(job.wait_for_state("asia", "catching_up", incarnation=2)["pid"], signal.SIGKILL)
     job.wait_for_merge("asia", 3)
 
@@ -124,12 +124,12 @@ def test_an_island_killed_while_it_catches_up_is_placed_again(start: Start) -> N
 def test_a_killed_island_that_shall_stay_away_comes_only_when_it_is_added_again(start: Start) -> None:
     job = start(synthetic(steps=ENDLESS, groups=("us-east", "asia")))
     job.wait_for_merge("asia", 1)
-    job.command("kill", "asia", restart=False)
+    job.command(commands.Kill("asia", restart=False))
     job.wait_for_state("asia", "stopped")
     before = job.status()["view"]["global_version"]
     job.wait_until(lambda: job.status()["view"]["global_version"] > before + 8, "merges without asia")
     assert job.island("asia")["state"] == "stopped"
-    job.command("readd", "asia")
+    job.command(commands.Readd("asia"))
     job.wait_for_merge("asia", 2)
 
 
@@ -147,7 +147,7 @@ def test_a_job_without_its_controller_still_lets_everything_go(start: Start) -> 
     job = start(synthetic(steps=ENDLESS, groups=("us-east", "asia")))
     pids = [job.wait_for_state(group, "training")["pid"] for group in ("us-east", "asia")]
     cluster.end_actor(cluster.actor_named(controller_name(job.id)))
-    job.command("cancel")
+    job.command(commands.Cancel())
     assert job.wait_for_end()["view"]["outcome"] == "cancelled"
     job.wait_until(lambda: all(gone(pid) for pid in pids), "the islands' end")
     job.wait_until(lambda: cluster.actor_named(synchroniser_name(job.id)) is None, "the synchroniser's end")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.host import records
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.tape.replay import replay
@@ -52,7 +52,7 @@ def test_a_page_that_cannot_be_made_says_so_beside_the_figures(tmp_path: Path) -
 def test_a_cancelled_job_ends_at_once_and_its_processes_with_it(start: Start) -> None:
     job = start(synthetic(steps=100_000))
     pid = job.wait_for_state("asia", "training")["pid"]
-    command = job.command("cancel")
+    command = job.command(commands.Cancel())
     status = job.wait_for_end()
     assert status["view"]["outcome"] == "cancelled"
     assert status["commands"][command]["accepted"] is True
@@ -83,7 +83,7 @@ def test_an_island_without_room_waits_with_a_reason_and_comes_when_there_is_room
     failure = second.wait_until(lambda: second.events(events.PlacementFailed, "asia"), "a refusal")[0]
     assert "asked for 3 CPU" in failure.reason
     assert "1 of 4 CPU free" in failure.reason
-    first.command("cancel")
+    first.command(commands.Cancel())
     assert second.wait_for_end()["view"]["outcome"] == "completed"
 
 
@@ -92,7 +92,7 @@ def test_two_jobs_at_once_do_not_disturb_each_other(start: Start) -> None:
     stormy = start(synthetic(steps=120, groups=("us-east", "asia")))
     calm.wait_for_state("asia", "training")
     stormy.wait_for_state("asia", "training")
-    stormy.command("kill", "asia")
+    stormy.command(commands.Kill("asia"))
     assert stormy.wait_for_end()["view"]["outcome"] == "completed"
     status = calm.wait_for_end()
     assert status["view"]["outcome"] == "completed"

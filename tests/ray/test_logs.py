@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core import commands
 from orchestrator.logbook import island_logbook, logbooks, service_logbook
 from orchestrator.runtime.clusterfile import ClusterFile
 from tests.ray.jobs import Job, gone, synthetic
@@ -39,7 +40,7 @@ def test_a_killed_island_leaves_what_it_said_and_its_successor_begins_anew(start
     job = start(synthetic(steps=100_000, groups=("us-east", "asia")))
     job.wait_for_merge("us-east", 1)
     pid = job.wait_for_merge("asia", 1)["pid"]
-    job.command("kill", "asia")
+    job.command(commands.Kill("asia"))
     job.wait_for_state("asia", "training", incarnation=2)
     assert gone(pid)
     first, second = (island_logbook(job.run_dir, "asia", number).path.read_text().splitlines() for number in (1, 2))

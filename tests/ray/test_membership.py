@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.core import effects, events
+from orchestrator.core import commands, effects, events
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GROUPS, Job, gone, synthetic
@@ -20,14 +20,14 @@ def test_a_drained_island_loses_no_token_and_its_data_goes_on_when_it_is_added_a
     job = start(synthetic(steps=ENDLESS, groups=("us-east", "asia")))
     job.wait_for_state("us-east", "training")
     pid = job.wait_for_merge("asia", 1)["pid"]
-    command = job.command("drain", "asia")
+    command = job.command(commands.Drain("asia"))
     drained = job.wait_for_state("asia", "drained")
     status = job.status()
     assert status["commands"][command]["accepted"] is True
     tokens = status["goodput"]["islands"]["asia"]["tokens"]
     assert tokens["trained"] == tokens["merged"] == drained["tokens_total"] > 0
     job.wait_until(lambda: gone(pid), "the end of its process")
-    job.command("readd", "asia")
+    job.command(commands.Readd("asia"))
     job.wait_for_merge("asia", 2)
     tape = read_tape(job.run_dir / "tape.jsonl")
     assert replay(tape).exact
@@ -40,20 +40,21 @@ def test_nothing_new_is_placed_on_a_cordoned_node_group(start: Start) -> None:
     job = start(synthetic(steps=ENDLESS, groups=("us-east", "asia")), asia="somebody")
     job.wait_for_state("us-east", "training")
     assert job.island("asia")["reason"] == "node group asia is cordoned"
-    job.port.set_cordon(job.id, "u1", "test", "asia", cordoned=False)
+    job.port.submit(job.id, "u1", "test", commands.Uncordon("asia"))
     job.wait_for_merge("asia", 1)
-    job.port.set_cordon(job.id, "c1", "test", "asia", cordoned=True)
+    job.port.submit(job.id, "c1", "test", commands.Cordon("asia"))
     before = job.status()["view"]["global_version"]
     job.wait_until(lambda: job.status()["view"]["global_version"] > before + 8, "merges while asia is cordoned")
     assert job.island("asia")["state"] == "training"
-    job.command("kill", "asia")
+    job.command(commands.Kill("asia"))
     job.wait_for_state("asia", "cordoned")
-    job.port.set_cordon(job.id, "u2", "test", "asia", cordoned=False)
+    job.port.submit(job.id, "u2", "test", commands.Uncordon("asia"))
     job.wait_for_merge("asia", 2)
     tape = read_tape(job.run_dir / "tape.jsonl")
     assert replay(tape).exact
     first, *_ = tape.records
-    assert isinstance(first.event, events.CordonRequested)
+    assert isinstance(first.event, events.CommandRequested)
+    assert first.event.request == commands.Cordon("asia")
     held = [x.reason for r in tape.records for x in r.effects if isinstance(x, effects.HoldIsland)]
     assert held == ["node group asia is cordoned"] * 2
 
@@ -68,12 +69,12 @@ def test_a_job_is_scaled_from_four_islands_to_eight_while_it_trains_and_back(sta
         job.wait_for_state(island, "training")
     assert {job.island(island)["state"] for island in spares} == {"stopped"}
     for group in GROUPS:
-        job.port.scale_job(job.id, f"up {group}", "test", group, 2)
+        job.port.submit(job.id, f"up {group}", "test", commands.Scale(group, 2))
     for island in spares:
         job.wait_for_merge(island, 1)
         job.wait_until(lambda island=island: adopted(job, island) == {0, 1, 2, 3}, f"adoptions by {island}")
     for group in GROUPS:
-        job.port.scale_job(job.id, f"down {group}", "test", group, 1)
+        job.port.submit(job.id, f"down {group}", "test", commands.Scale(group, 1))
     for island in spares:
         job.wait_for_state(island, "drained")
     after = tokens(job, spares)

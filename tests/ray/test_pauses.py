@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core import commands
 from orchestrator.core.events import MergeCompleted
 from orchestrator.tape.storage import read_tape
 from tests.programs import missing, required
@@ -67,7 +68,7 @@ def test_a_full_disk_pauses_merging_and_nothing_is_lost_once_there_is_room_again
     for island in BOTH:
         assert job.gap_max_s(island, 0.0) <= GAP_MAX_S
     assert job.status()["view"]["epoch"] == 1, "nobody died of it"
-    job.command("cancel")
+    job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
 
@@ -75,7 +76,7 @@ def test_a_full_disk_pauses_merging_and_nothing_is_lost_once_there_is_room_again
 def test_with_fewer_islands_than_the_quorum_wants_merging_waits_and_goes_on_when_they_are_back(start: Start) -> None:
     job = start(synthetic(steps=ENDLESS, groups=BOTH, synchroniser={"quorum": 2}))
     job.wait_for_merge("asia", 1)
-    job.command("kill", "asia", restart=False)
+    job.command(commands.Kill("asia", restart=False))
     job.wait_for_state("asia", "stopped")
     assert "1 of the 2" in job.wait_until(lambda: paused(job), "a pause for want of islands")
     at, steps = job.status()["at"], job.island("us-east")["steps_total"]
@@ -83,7 +84,7 @@ def test_with_fewer_islands_than_the_quorum_wants_merging_waits_and_goes_on_when
     assert merges(job, since=at + 1.0) == 0
     assert job.island("us-east")["steps_total"] > steps + 20
     assert job.gap_max_s("us-east", at) <= GAP_MAX_S
-    job.command("readd", "asia")
+    job.command(commands.Readd("asia"))
     job.wait_for_merge("asia", 2)
     job.wait_until(lambda: not paused(job), "the end of the pause")
 

@@ -9,6 +9,7 @@ import pytest
 
 from api.jobs.service import Service
 from api.storage.store import Store
+from orchestrator.core import commands
 from orchestrator.runtime.control_port import RayControlPort
 from tests.ray.jobs import synthetic
 from tests.waiting import wait_until
@@ -26,7 +27,7 @@ def test_a_job_waits_for_the_room_that_another_holds_and_then_trains(port: RayCo
         assert second.reason == "it asks for 3 cpus on asia, where running jobs leave 1 of 4"
         assert port.node_groups()[0]["cpus_free"] >= 1.0, "nothing of it is placed"
         until(service, first, "training")
-        service.submit_command(first, "cancel", None, False, "me", None)
+        service.submit_command(first, commands.Cancel(), "me")
         until(service, second.job, "training")
         assert service.job(first).state == "cancelled"
         until(service, second.job, "completed")

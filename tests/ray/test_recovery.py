@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.logbook import service_logbook
@@ -84,7 +84,7 @@ def test_a_synchroniser_killed_at_random_moments_comes_back_each_time_and_no_isl
     assert_none_waited(job, undisturbed_until)
     said = service_logbook(job.run_dir, "synchroniser").path.read_text()
     assert [int(count) for count in re.findall(r", (\d+) of them from a snapshot", said)][-1] > 0
-    job.command("cancel")
+    job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
 
@@ -118,7 +118,7 @@ def test_a_synchroniser_that_finds_its_last_records_damaged_goes_on_from_those_b
     job.wait_until(lambda: contributors_since(job, back.at) == set(GROUPS), "everyone again")
     assert job.status_once_back()["statistics"]["synchroniser"] == {"deaths": 1, "damages": 1}
     assert_none_waited(job, began)
-    job.command("cancel")
+    job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
 
@@ -154,7 +154,7 @@ def test_a_merge_that_islands_hold_and_the_journal_lost_is_replaced_by_the_one_b
     job.wait_until(
         lambda: job.status_once_back()["view"]["fragments"][0]["version"] > told[-1].version + 2, "more merges"
     )
-    job.command("cancel")
+    job.command(commands.Cancel())
     job.wait_for_end()
     assert replay(read_tape(job.run_dir / "tape.jsonl")).exact
     tokens = job.last["goodput"]["tokens"]

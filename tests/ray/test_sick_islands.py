@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from orchestrator.core import effects, events
+from orchestrator.core import commands, effects, events
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GAP_MAX_S, Job, synthetic
 
@@ -29,7 +29,7 @@ def test_an_island_that_sends_no_numbers_garbled_bytes_and_explosions_is_never_m
     assert back["flag"] == ""
     gaps = {group: job.gap_max_s(group, began_at) for group in ("us-east", "europe")}
     assert max(gaps.values()) <= GAP_MAX_S, gaps
-    job.command("cancel")
+    job.command(commands.Cancel())
     status = job.wait_for_end()
     records = read_tape(job.run_dir / "tape.jsonl").records
     unusable = [r.event for r in records if isinstance(r.event, events.ContributionUnusable)]

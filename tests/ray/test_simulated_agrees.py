@@ -16,7 +16,7 @@ import yaml
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import parse_job
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
@@ -68,7 +68,7 @@ def train(port: RayControlPort, folder: Path, job_id: str, document: dict[str, A
         return bool(view["tokens_trained"] > view["token_budget"] / 5)
 
     job.wait_until(under_way, "a fifth of the training")
-    job.command("kill", VICTIM)
+    job.command(commands.Kill(VICTIM))
     job.wait_for_merge(VICTIM, 2)
     assert job.wait_for_end()["view"]["outcome"] == "completed"
     return read_tape(run_dir / "tape.jsonl")
@@ -94,14 +94,15 @@ def test_a_simulation_of_the_configuration_agrees_with_the_live_job(
     from the tape; everything else is left at the plan's defaults."""
     spec = parse_job(document)
     policy = tape.header.policy
-    kills = [record.event for record in tape.records if isinstance(record.event, events.KillRequested)]
+    requests = [record.event for record in tape.records if isinstance(record.event, events.CommandRequested)]
+    kills = [(event.at, event.request.island) for event in requests if isinstance(event.request, commands.Kill)]
     measured = fit(tape).plan
     plan = WorldPlan(
         step_s=(spec.synthetic.step_s,) * len(policy.islands),
         step_jitter_ratio=spec.synthetic.step_jitter_ratio,
         tokens_per_step=spec.tokens_per_step,
         adoption=spec.synchroniser.adoption,
-        faults=tuple(Fault(kill.at, FaultKind.KILL, kill.island) for kill in kills),
+        faults=tuple(Fault(at, FaultKind.KILL, island) for at, island in kills),
         lives=measured.lives,
         seed_s=measured.seed_s,
         kill_s=measured.kill_s,

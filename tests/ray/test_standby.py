@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.core.effects import BeginCatchUp, PlaceIsland
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
@@ -55,7 +55,7 @@ def test_a_standbys_process_becomes_the_island_and_remains_it_through_the_deaths
         "us-east": 2,
         "us-east-standby": 2,
     }
-    job.command("cancel")
+    job.command(commands.Cancel())
     job.wait_for_end()
     assert replay(read_tape(job.run_dir / "tape.jsonl")).divergence is None
 

@@ -66,7 +66,7 @@ class Scenario:
         tokens = world.goodput.summary()["tokens"]
         assert tokens["in_flight"] == 0.0
         assert tokens["merged"] + tokens["discarded"] == pytest.approx(tokens["trained"])
-        assert tokens["trained"] <= sum(host.process.tokens_total for host in world.hosts.values())
+        assert tokens["trained"] <= sum(host.process.replica.tokens_total for host in world.hosts.values())
         return world
 
 
@@ -111,7 +111,7 @@ def others_never_stalled(world: MortalWorld, *struck: IslandId) -> None:
 
 def counters_are_right(world: MortalWorld, island: IslandId) -> None:
     """What the job counts of the island is what its processes trained, to the token."""
-    true = sum(host.process.tokens_total for (name, _), host in world.hosts.items() if name == island)
+    true = sum(host.process.replica.tokens_total for (name, _), host in world.hosts.items() if name == island)
     assert world.goodput.ledger.trained[island] == true
 
 
@@ -202,7 +202,7 @@ def was_cut_off_to_the_last_good_record(world: MortalWorld) -> None:
 
 
 def paused_and_resumed(world: MortalWorld) -> None:
-    away = next(x.at for x in told(world, e.KillRequested))
+    away = next(x.at for x in told(world, e.CommandRequested))
     back = told(world, e.IslandCaughtUp, ASIA)[-1].at
     merges = [event.at for event in told(world, e.MergeCompleted)]
     assert not [at for at in merges if away + 0.1 < at < back]

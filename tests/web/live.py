@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from api.jobs.control import CommandKind, FaultKind, NodeGroupRecord, StatusRecord
+from api.jobs.control import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
-from orchestrator.core.vocabulary import Dose, JobPhase
+from orchestrator.core.commands import Command
+from orchestrator.core.vocabulary import CommandId, JobPhase
 from orchestrator.errors import NotFound
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
 from tests.api.clockwork import leave_results
-from tests.api.world import GROUPS, World
+from tests.api.world import GROUPS, Taken, World
 
 BEAT_S = 0.1
 
@@ -42,26 +42,8 @@ class Live:
     def status(self, job_id: str) -> StatusRecord:
         return self._job(job_id).status()
 
-    def submit_command(
-        self, job_id: str, kind: CommandKind, command_id: str, caller: str, island: str | None, restart: bool
-    ) -> None:
-        command = {"kind": kind, "id": command_id, "caller": caller, "island": island, "restart": restart}
-        self._job(job_id).submit(command)
-
-    def scale_job(self, job_id: str, command_id: str, caller: str, node_group: str, count: int) -> None:
-        command = {"kind": "scale", "id": command_id, "caller": caller, "island": None}
-        self._job(job_id).submit(command | {"node_group": node_group, "count": count})
-
-    def set_cordon(self, job_id: str, command_id: str, caller: str, node_group: str, cordoned: bool) -> None:
-        kind = "cordon" if cordoned else "uncordon"
-        command = {"kind": kind, "id": command_id, "caller": caller, "island": None}
-        self._job(job_id).submit(command | {"node_group": node_group})
-
-    def inject_fault(
-        self, job_id: str, kind: FaultKind, command_id: str, caller: str, island: str | None, dose: Dose
-    ) -> None:
-        command = {"kind": kind, "id": command_id, "caller": caller, "island": island, "restart": True}
-        self._job(job_id).submit(command | {"dose": asdict(dose)})
+    def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
+        self._job(job_id).submit(CommandId(command_id), caller, command)
 
     def close(self) -> None:
         for job in self._jobs.values():
@@ -92,10 +74,10 @@ class Job:
         with self._lock:
             return self._status(time.time() - self._started_at)
 
-    def submit(self, command: dict[str, Any]) -> None:
+    def submit(self, command: CommandId, caller: str, request: Command) -> None:
         with self._lock:
-            if command["id"] not in self._world.commands:
-                self._world.take(command | {"at": time.time() - self._started_at})
+            if command not in self._world.commands:
+                self._world.take(Taken(time.time() - self._started_at, command, caller, request))
 
     def stop(self) -> None:
         self._stopping.set()

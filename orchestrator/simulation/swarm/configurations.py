@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from orchestrator.core.vocabulary import Duration, HealthPolicy, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
 from orchestrator.simulation.swarm.operators import Saving, draw_saving
 from orchestrator.simulation.swarm.standbys import with_standbys
@@ -180,7 +181,7 @@ class _Draw:
 
     def _plan(self) -> WorldPlan:
         choice, uniform = self.random.choice, self.random.uniform
-        self._adoption = choice(("replace", "rebase"))
+        self._adoption: AdoptionRule = choice(("replace", "rebase"))
         # A simulated link that needs longer for a fragment than until its next offer never delivers one: leave it room.
         slow = 0.2 * self.interval * min(self.step_s) / self.fragments
         pull: Latency = (0.0, slow) if self.on("slow links") else (0.002, 0.02)

@@ -79,7 +79,7 @@ class MortalWorld(RoughWorld):
         self._spec, self._checkers_of = job_spec(mortality.merges_max), checkers
         self._merges_max, self._power_was_lost = mortality.merges_max, False
         self._power = Random(f"atoll swarm {seed} power")
-        self._unheard: list[e.Command] = []
+        self._unheard: list[e.CommandRequested] = []
         self._asked: dict[int, int] = {}
         self.links, self.workshop = MortalLinks(self), MortalWorkshop(self)
         first = first_outer_state(policy.fragment_count)
@@ -121,7 +121,7 @@ class MortalWorld(RoughWorld):
             if isinstance(event, e.ContributionArrived):
                 self.workshop.receive(event.contribution)
             self._mortally(lambda: super(MortalWorld, self).tell(event))
-        elif isinstance(event, e.Command):
+        elif isinstance(event, e.CommandRequested):
             self._unheard.append(event)  # who asked for it asks again
 
     def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:
@@ -163,25 +163,25 @@ class MortalWorld(RoughWorld):
         except Died:
             self._die()
 
-    def _act(self, effect: f.Effect) -> None:
-        match effect:
-            case f.PlaceIsland() if (effect.island, effect.incarnation) in self.hosts:
-                self._place_again(effect)
-            case f.ReleasePayload(reason=ReleaseReason.LOST):
-                self.held.discard(effect.payload)
-            case f.ReleasePayload():
-                super()._act(effect)
-                self.workshop.release(effect.payload)
-            case f.FinishJob():
-                self._finish(effect)
-            case f.PublishFragment():
-                assert self.workshop.shard is not None
-                state = self.workshop.shard.state(effect.fragment)
-                if state.version == effect.version and effect.recipients:
-                    self.promises.told(effect.fragment, state)
-                super()._act(effect)
-            case _:
-                super()._act(effect)
+    def place_island(self, effect: f.PlaceIsland) -> None:
+        if (effect.island, effect.incarnation) in self.hosts:
+            self._place_again(effect)
+        else:
+            super().place_island(effect)
+
+    def release_payload(self, effect: f.ReleasePayload) -> None:
+        if effect.reason is ReleaseReason.LOST:
+            self.held.discard(effect.payload)
+        else:
+            super().release_payload(effect)
+            self.workshop.release(effect.payload)
+
+    def publish_fragment(self, effect: f.PublishFragment) -> None:
+        assert self.workshop.shard is not None
+        state = self.workshop.shard.state(effect.fragment)
+        if state.version == effect.version and effect.recipients:
+            self.promises.told(effect.fragment, state)
+        super().publish_fragment(effect)
 
     def _place_again(self, effect: f.PlaceIsland) -> None:
         """The controller makes one process of an incarnation, and gives the same answer again."""
@@ -194,7 +194,7 @@ class MortalWorld(RoughWorld):
             failed = e.PlacementFailed(self.now, effect.island, effect.incarnation, "no room, or ended")
             self.while_alive(self.draw(self.plan.place_s), lambda: self.answer(host, failed))
 
-    def _finish(self, effect: f.FinishJob) -> None:
+    def finish_job(self, effect: f.FinishJob) -> None:
         """Whoever dies in this does it again in the next life."""
         insist("the tape cannot be written", self._files.tape.close)
         self._files.journal.clear()
@@ -242,7 +242,9 @@ class MortalWorld(RoughWorld):
         sink = RetryingSink(files.tape, Retrier(retry_s=0.0), files.journal.settle)
         self._driver = Driver(files.core, folds, sink, past.count if past is not None else 0)
         if files.core.state.phase is JobPhase.FINISHED:
-            self._finish(next(x for r in reversed(self.sink.records) for x in r.effects if isinstance(x, f.FinishJob)))
+            self.finish_job(
+                next(x for r in reversed(self.sink.records) for x in r.effects if isinstance(x, f.FinishJob))
+            )
             return
         self.held = {c.payload for r in files.core.state.rounds for c in r.offered.values()}
         self.workshop = MortalWorkshop(self)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from orchestrator.core import commands
 from orchestrator.core import events as e
-from orchestrator.core.saving import CheckpointRequested, RollbackRequested
 from orchestrator.core.vocabulary import CheckpointPolicy, CommandId, Instant
 
 _OPERATOR = "operator"
+
+_Request = tuple[Instant, CommandId, commands.JobCommand]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,11 @@ class Saving:
     checkpoints: tuple[Instant, ...]
     rollbacks: tuple[Instant, ...]
 
-    def commands(self) -> list[tuple[Instant, e.Command]]:
-        saves = [(at, CheckpointRequested(at, CommandId(f"save-{at!r}"), _OPERATOR)) for at in self.checkpoints]
-        backs = [(at, RollbackRequested(at, CommandId(f"back-{at!r}"), _OPERATOR, 0)) for at in self.rollbacks]
-        return sorted([*saves, *backs], key=lambda command: command[0])
+    def commands(self) -> list[tuple[Instant, e.CommandRequested]]:
+        saves: list[_Request] = [(at, CommandId(f"save-{at!r}"), commands.Checkpoint()) for at in self.checkpoints]
+        backs: list[_Request] = [(at, CommandId(f"back-{at!r}"), commands.Rollback(0)) for at in self.rollbacks]
+        both = sorted([*saves, *backs], key=lambda request: request[0])
+        return [(at, e.CommandRequested(at, command, _OPERATOR, request)) for at, command, request in both]
 
 
 def draw_saving(random: Random, until: Instant) -> Saving:

@@ -18,7 +18,6 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, Part, encode_part, part_digest
 from orchestrator.checkpoints.reading import manifest_of, outer_states, verified
 from orchestrator.checkpoints.writing import OuterCut, cut_of
-from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.saving import (
@@ -34,6 +33,7 @@ from orchestrator.errors import AtollError, InternalError
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters.outer_state import FragmentState
+from orchestrator.replica.replica import Position
 from orchestrator.roots import AllowedRoots
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
@@ -76,23 +76,21 @@ class SavingWorld(MortalWorld):
     def close(self) -> None:
         self._memory.remove_all()
 
-    def _command(self, command: e.Command) -> None:
+    def _command(self, command: e.CommandRequested) -> None:
         self.tell(replace(command, at=self.now))
 
-    def _act(self, effect: f.Effect) -> None:
-        match effect:
-            case BeginCheckpoint():
-                saver = self._checkpoints()
-                saver.act(effect, self.now)
-                for life in effect.islands:
-                    if not self.chance(self.plan.publication_loss):
-                        self._mark(self.hosts[life], effect.checkpoint, saver.folder(effect.checkpoint))
-            case SealCheckpoint() | DropCheckpoint():
-                self._checkpoints().act(effect, self.now)
-            case RestoreFragments():
-                self._restore(effect)
-            case _:
-                super()._act(effect)
+    def begin_checkpoint(self, effect: BeginCheckpoint) -> None:
+        saver = self._checkpoints()
+        saver.act(effect, self.now)
+        for life in effect.islands:
+            if not self.chance(self.plan.publication_loss):
+                self._mark(self.hosts[life], effect.checkpoint, saver.folder(effect.checkpoint))
+
+    def seal_checkpoint(self, effect: SealCheckpoint) -> None:
+        self._checkpoints().act(effect, self.now)
+
+    def drop_checkpoint(self, effect: DropCheckpoint) -> None:
+        self._checkpoints().act(effect, self.now)
 
     # ── the synchroniser's ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -124,14 +122,14 @@ class SavingWorld(MortalWorld):
         self.while_alive(0.0, told)
         return 0
 
-    def _restore(self, order: RestoreFragments) -> None:
-        folder = self._checkpoints().folder(order.checkpoint)
+    def restore_fragments(self, effect: RestoreFragments) -> None:
+        folder = self._checkpoints().folder(effect.checkpoint)
         try:
             states = outer_states(folder, manifest_of(folder))
         except (AtollError, OSError) as error:
-            require(False, "a kept checkpoint can be gone back to", (order, error))
+            require(False, "a kept checkpoint can be gone back to", (effect, error))
             return
-        self.workshop.restore(order, states)
+        self.workshop.restore(effect, states)
 
     def _check_sealed(self, number: int) -> None:
         manifest = verified(self._checkpoints().folder(number))
@@ -146,7 +144,7 @@ class SavingWorld(MortalWorld):
             require(merged == sum(known.values()), "a checkpoint has what was merged", (number, p, merged, known))
             right = merged + kept <= manifest.tokens_trained
             require(right, "a checkpoint has no token twice", (number, p, merged, kept, manifest.tokens_trained))
-        true = sum(host.process.tokens_total for host in self.hosts.values())
+        true = sum(host.process.replica.tokens_total for host in self.hosts.values())
         require(manifest.tokens_trained <= true, "no more is in a checkpoint than was trained", (number, true))
 
     # ── the islands' ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,23 +157,22 @@ class SavingWorld(MortalWorld):
                 return
             self._marked.add((id(host), number))
             if host.process.stepping:
-                host.process.at_boundary(cut)
+                host.process.cut(cut)
             else:
                 self._answer(host, NotSaved(number, "it does not train"))
 
-        def cut() -> None:
-            process = host.process
+        def cut(position: Position) -> None:
             part = Part(
-                island=process.island,
-                incarnation=process.incarnation,
-                step=process.step,
-                asked_step=process.step,
-                steps_total=process.steps_total,
-                tokens_total=process.tokens_total,
-                cursor=process.steps_total,
-                versions=process.versions,
-                step_counts=tuple(work.steps for work in process.work),
-                token_counts=tuple(work.tokens for work in process.work),
+                island=host.process.island,
+                incarnation=host.process.incarnation,
+                step=position.step,
+                asked_step=position.step,
+                steps_total=position.steps_total,
+                tokens_total=position.tokens_total,
+                cursor=position.steps_total,
+                versions=position.versions,
+                step_counts=position.step_counts,
+                token_counts=position.token_counts,
             )
             self.later(self.draw(WRITING_S), partial(self._write, host, number, folder, part))
 

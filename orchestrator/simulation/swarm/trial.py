@@ -62,7 +62,7 @@ class Survived:
     """What came of a seed under which everything held.
 
     ``waited_ratio`` is the longest wait of a fragment, in patience; ``advancing`` whether a quorum trained on after all
-    faults for longer than that; ``seen`` every kind of event, effect and reason on the tape.
+    faults for longer than that; ``seen`` every kind of event, command, effect and reason on the tape.
     """
 
     seed: int
@@ -139,6 +139,8 @@ def _outcome(world: World) -> str:
 def _names(world: World) -> Iterator[str]:
     for record in world.sink.records:
         yield type(record.event).__name__
+        if isinstance(record.event, e.CommandRequested):
+            yield type(record.event.request).__name__
         for effect in record.effects:
             yield type(effect).__name__
             if isinstance(effect, (f.RefuseContribution, f.ReleasePayload, f.MergeFragment)):
@@ -156,7 +158,7 @@ def _check_end(world: World, checkers: Checkers) -> None:
         merged_tokens = [account.merged for account in accounts]
         same = merged_tokens == checkers.rounds.merged_tokens[island]
         require(same, "the ledger counts as merged what was merged", (island, merged_tokens))
-        true = sum(host.process.tokens_total for (name, _), host in world.hosts.items() if name == island)
+        true = sum(host.process.replica.tokens_total for (name, _), host in world.hosts.items() if name == island)
         counted = world.goodput.ledger.trained[island]
         require(counted <= true, "no more is counted than was trained", (island, counted, true))
     if world.plan.adoption == "rebase":
@@ -181,7 +183,7 @@ def _check_drained(world: World, checkers: Checkers) -> None:
             life = (record.event.island, record.event.incarnation)
             if life in undone:
                 continue
-            trained, merged = world.hosts[life].process.tokens_total, checkers.rounds.merged_up_to(*life)
+            trained, merged = world.hosts[life].process.replica.tokens_total, checkers.rounds.merged_up_to(*life)
             require(set(merged) == {trained}, "a drained island lost nothing", (life, trained, merged))
 
 

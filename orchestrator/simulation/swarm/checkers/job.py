@@ -6,8 +6,7 @@ Refuses to know: fragments, and where an island is in its life (``lives`` says s
 
 from __future__ import annotations
 
-from typing import get_args
-
+from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobOutcome, JobPolicy
@@ -16,7 +15,6 @@ from orchestrator.simulation.swarm.checkers.rounds import Rounds
 from orchestrator.simulation.swarm.checkers.timers import FLUSH
 from orchestrator.simulation.swarm.checkers.violation import require
 
-_COMMANDS = get_args(e.Command)
 _EVALUATED = (e.EvaluationCompleted, e.EvaluationFailed)
 _AFTER_THE_END = (f.RefuseContribution, f.ReleasePayload, f.StopIsland, f.ResolveCommand)
 
@@ -77,7 +75,7 @@ class JobChecker:
     def _answered(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         answers = [x.command for x in effects if isinstance(x, f.ResolveCommand)]
         expected: list[CommandId] = []
-        if isinstance(event, _COMMANDS) and event.command not in self._commands:
+        if isinstance(event, e.CommandRequested) and event.command not in self._commands:
             self._commands.add(event.command)
             expected = [event.command]
         require(answers == expected, "a command is answered once", (event, answers))
@@ -91,7 +89,7 @@ class JobChecker:
         spent = self.trained >= self._policy.token_budget
         match effect.outcome:
             case JobOutcome.CANCELLED:
-                right = isinstance(event, e.CancelRequested)
+                right = isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Cancel)
             case JobOutcome.COMPLETED:
                 right = spent and version > 0 and self._evaluated == version
                 right = right and not any(current.inputs for current in self._rounds.all)

@@ -1,7 +1,8 @@
 """Islands, seen from outside: one process at a time, rising incarnations, and the dead are not listened to.
 
 Responsible for: where every island is in its life, worked out anew from events and effects (neither the core's records
-nor the accounting's are asked), and the sentences of DESIGN section 4 about it. Refuses to know: fragments and tokens.
+nor the accounting's are asked), and what docs/architecture.md says of an island's states. Refuses to know: fragments
+and tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import get_args
 
+from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy, NodeGroupId
@@ -95,11 +97,8 @@ class Lives:
                 require(only, "an incarnation that is over is not listened to", (event, effects))
         elif isinstance(event, e.OuterStateSeeded):
             self.seeded = True
-        elif isinstance(event, get_args(e.IslandCommand)):
-            self._commanded(event, effects)
-        elif isinstance(event, (e.CordonRequested, e.UncordonRequested)) and effects:  # said again, it has none
-            change = self.cordoned.add if isinstance(event, e.CordonRequested) else self.cordoned.discard
-            change(event.node_group)
+        elif isinstance(event, e.CommandRequested):
+            self._commanded(event.request, effects)
         elif self._timers.rang == FLUSH and not self.finished:
             for life in self.all.values():
                 life.flushed = life.flushed or life.live  # also of one that drains
@@ -140,17 +139,25 @@ class Lives:
             case e.ConnectionLost() | e.PlacementFailed():
                 self._end(event.island, life, event, effects)
 
-    def _commanded(self, event: e.IslandCommand, effects: tuple[f.Effect, ...]) -> None:
+    def _commanded(self, request: commands.OperatorCommand, effects: tuple[f.Effect, ...]) -> None:
         if not any(isinstance(x, f.ResolveCommand) and x.accepted for x in effects):
-            return
-        life = self.all[event.island]
-        life.doomed = life.doomed or isinstance(event, e.KillRequested)
-        life.wanted = event.restart if isinstance(event, e.KillRequested) else isinstance(event, e.ReaddRequested)
-        if isinstance(event, e.DrainRequested):
-            others = [i for i in self.live if i != event.island]
+            return  # refused, or said again
+        if isinstance(request, commands.Cordon):
+            self.cordoned.add(request.node_group)
+        elif isinstance(request, commands.Uncordon):
+            self.cordoned.discard(request.node_group)
+        elif isinstance(request, commands.IslandCommand):
+            self._island_commanded(request, self.all[request.island])
+
+    def _island_commanded(self, request: commands.IslandCommand, life: Life) -> None:
+        kill = isinstance(request, commands.Kill)
+        life.doomed = life.doomed or kill
+        life.wanted = request.restart if isinstance(request, commands.Kill) else isinstance(request, commands.Readd)
+        if isinstance(request, commands.Drain):
+            others = [i for i in self.live if i != request.island]
             kept = life.live and not life.draining and len(others) >= self._policy.quorum
-            require(kept, "an island is drained only where its work will merge", (event, self.live))
-        life.draining = isinstance(event, e.DrainRequested) or (life.draining and isinstance(event, e.KillRequested))
+            require(kept, "an island is drained only where its work will merge", (request, self.live))
+        life.draining = isinstance(request, commands.Drain) or (life.draining and kill)
         if life.stage is Stage.OVER:
             life.failures = life.quarantines = 0
             life.given_up = False
@@ -254,7 +261,8 @@ class Lives:
         """The process is gone or was told to go: a back-off as the policy says, unless nobody wants the island back."""
         life.stage, life.silent = Stage.OVER, False
         finishes = any(isinstance(x, f.FinishJob) for x in effects)
-        dismissed = finishes and (self.ending or isinstance(event, e.CancelRequested) or island in self.standbys)
+        cancelled = isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Cancel)
+        dismissed = finishes and (self.ending or cancelled or island in self.standbys)
         dismissed = dismissed or isinstance(event, e.IslandDrained)
         if not life.wanted or dismissed:
             return

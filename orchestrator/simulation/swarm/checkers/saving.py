@@ -8,6 +8,7 @@ Refuses to know: files and Θ (``promises``, and the world that has the disk).
 
 from __future__ import annotations
 
+from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import ALL_OFFERS
@@ -19,7 +20,6 @@ from orchestrator.core.saving import (
     FragmentRestored,
     RestoreFragments,
     RollbackFailed,
-    RollbackRequested,
     SealCheckpoint,
 )
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
@@ -40,7 +40,7 @@ class Saving:
 
     def before(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         every = {current.fragment for current in self._rounds.all}
-        if isinstance(event, RollbackRequested):
+        if isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Rollback):
             accepted = any(isinstance(x, f.ResolveCommand) and x.accepted for x in effects)
             self._left = every if accepted else self._left
         elif isinstance(event, FragmentRestored) and effects:
