@@ -58,7 +58,7 @@ def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPo
     except (OSError, DataError):  # it begins, or its files are judged when they are opened
         return spec.policy(regions, spares=True, standbys=True)
     plans = (*header.policy.islands, *header.policy.standbys) if isinstance(header, Header) else ()
-    begun_in = {plan.node_group: plan.region for plan in plans}
+    begun_in: dict[str, str] = {plan.node_group: plan.region for plan in plans}
     return spec.policy({**regions, **begun_in}, spares=True, standbys=True)
 
 

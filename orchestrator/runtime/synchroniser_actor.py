@@ -83,7 +83,10 @@ class SynchroniserActor:
         resumption = returning.resumption_of(spec, self._run_dir, roots)
         self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
         self._core, past = self._files.core, self._files.past
-        self._goodput, self._statistics = self._files.folds
+        goodput, statistics = self._files.folds  # these two, or a snapshot's of the same kinds
+        assert isinstance(goodput, Goodput)
+        assert isinstance(statistics, Statistics)
+        self._goodput, self._statistics = goodput, statistics
         self._started_at, self._zero = returning.clock(self._files, self._run_dir)
         self._posted = past.count if past else 0
         self._retrier, self._tape_sync = tape_sync.of(spec, self._files.tape)
