@@ -245,9 +245,8 @@ class Island:
         """What the donor of this name gives. The timeout is for lines that the service does not see; silence it notices."""
         handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
         timeout_s = TRANSFER_TIMEOUT_S + (THROTTLE_TIMEOUT_S if self._throttle.bytes_per_s is not None else 0.0)
-        state: Any = handle.export_state.remote(fragments)
-        given: dict[str, Any] = ray.get(state, timeout=timeout_s)
-        return given
+        answer: ray.ObjectRef[dict[str, Any]] = handle.export_state.remote(fragments)
+        return ray.get(answer, timeout=timeout_s)
 
     def _standing(self) -> Iterable[Letter]:
         """What a new synchroniser may not know, and asks nobody for: that this island is ready, later what it offers."""

@@ -6,7 +6,7 @@ checkpoint is used for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
     ]
 
 
-def outer_parameters(folder: Folder, manifest: Manifest) -> Iterator[Mapping[str, Array]]:
+def outer_parameters(folder: Folder, manifest: Manifest) -> Iterator[dict[str, Array]]:
     """Θ of one fragment after the other. Raises as ``outer_states``."""
     for number, fragment in enumerate(manifest.fragments):
         parameters = _arrays(folder, manifest, parameters_name(number))
@@ -114,7 +114,7 @@ def outer_parameters(folder: Folder, manifest: Manifest) -> Iterator[Mapping[str
         yield parameters
 
 
-def _arrays(folder: Folder, manifest: Manifest, name: str) -> Mapping[str, Array]:
+def _arrays(folder: Folder, manifest: Manifest, name: str) -> dict[str, Array]:
     size = next((file.size for file in manifest.files if file.name == name), None)
     if size is None:
         raise DataError(detail=f"The manifest of {folder.url} lists no {name}.")

@@ -83,7 +83,7 @@ class SynchroniserActor:
         resumption = returning.resumption_of(spec, self._run_dir, roots)
         self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
         self._core, past = self._files.core, self._files.past
-        goodput, statistics = self._files.folds
+        goodput, statistics = self._files.folds  # these two, or a snapshot's of the same kinds
         assert isinstance(goodput, Goodput)
         assert isinstance(statistics, Statistics)
         self._goodput, self._statistics = goodput, statistics
