@@ -14,6 +14,8 @@ from typing import Any
 
 from api.schemas import TapeRecord
 
+REQUESTED = "Requested"
+"""On a tape a command is called after its request."""
 EVENTS = {
     "JobStarted": "the job starts",
     "SynchroniserRestarted": "the synchroniser died and goes on from tape and journal, as epoch {epoch}{damage}",
@@ -96,9 +98,17 @@ def tell(record: TapeRecord) -> str:
 def sentence(forms: Mapping[str, str], message: Mapping[str, Any]) -> str:
     """One event or effect in words."""
     form = forms.get(message["type"])
+    if form is None and message["type"].endswith(REQUESTED) and "caller" in message:
+        form = _request_form(message)
     if form is None or not fields_of(form) <= message.keys():
         return " ".join([message["type"], *(f"{name}={value}" for name, value in message.items() if name != "type")])
     return _Words().vformat(form, (), {name: _named(name, value) for name, value in message.items()})
+
+
+def _request_form(message: Mapping[str, Any]) -> str:
+    """Words for a command that has none of its own: who asks for what, and with which fields."""
+    said = [f"{name} {{{name}}}" for name in message if name not in ("type", "at", "command", "caller")]
+    return " ".join(["{caller} asks to", message["type"].removesuffix(REQUESTED).lower(), *said])
 
 
 @cache

@@ -29,8 +29,9 @@ from api.run.records import CHUNK_BYTES, TapeReader, number_of, offset_after
 from api.schemas import TapeRecord
 from api.terminal.telling import EFFECTS, EVENTS, fields_of, sentence, tell
 from orchestrator.core.effects import Effect
-from orchestrator.core.events import Event
+from orchestrator.core.events import CommandRequested, Event
 from orchestrator.errors import InfrastructureError, NotFound, ServiceUnreachable, Unauthenticated
+from orchestrator.tape.codec import REQUESTS
 from orchestrator.tape.storage import read_tape
 from tests.api.installation import ROOT, Installation, environment, interruptible
 from tests.waiting import PATIENCE_S, wait_until
@@ -279,9 +280,15 @@ def test_what_json_cannot_say_is_null_in_the_stream() -> None:
 
 
 def test_every_message_of_the_core_has_its_words_and_one_unknown_is_told_by_its_fields() -> None:
-    for union, forms in ((Event, EVENTS), (Effect, EFFECTS)):
-        for kind in get_args(union):
+    events = set(get_args(Event)) - {CommandRequested}
+    for kinds, forms in ((events, EVENTS), (get_args(Effect), EFFECTS)):
+        for kind in kinds:
             assert kind.__name__ in forms
             assert fields_of(forms[kind.__name__]) <= {field.name for field in dataclasses.fields(kind)}
+    about = {field.name for field in dataclasses.fields(CommandRequested)}
+    for name, kind in REQUESTS.items():
+        assert fields_of(EVENTS.get(name, "")) <= about | {field.name for field in dataclasses.fields(kind)}
+    pause = {"type": "PauseRequested", "at": 1.5, "command": "c", "caller": "ada", "island": "x", "seconds": 2}
+    assert sentence(EVENTS, pause) == "ada asks to pause island x seconds 2"
     assert sentence(EVENTS, {"type": "SomethingNew", "at": 1.5}) == "SomethingNew at=1.5"
     assert sentence(EVENTS, {"type": "IslandReady", "island": "x"}) == "IslandReady island=x"
