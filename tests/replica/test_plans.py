@@ -6,7 +6,7 @@ import pickle
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.core.messages import Offer
@@ -14,7 +14,7 @@ from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.replica.replica import AdoptVersion, BoundaryPlan, OfferFragment, Publication, Replica, ReplicaPolicy
 from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Mix, Rebase, Replace
 
-FRAGMENTS, INTERVAL, TOKENS = 3, 6, 1
+FRAGMENTS, INTERVAL, TOKENS = 2, 2, 1
 
 
 @dataclass
@@ -80,8 +80,11 @@ EVENTS = st.lists(
         st.tuples(st.integers(0, FRAGMENTS - 1), st.one_of(st.none(), st.integers(0, 6))),
         st.sampled_from(["drain", "start"]),
     ),
+    min_size=10,
     max_size=80,
 )
+LATE = ["step", "step", "step", "step", "step", (0, 1), "step", (0, 0), "step"]
+"""Of a fragment's three offers the one before the latest is merged, and then none that is new."""
 
 
 def replica(rule: AdoptionRule) -> Replica:
@@ -91,16 +94,20 @@ def replica(rule: AdoptionRule) -> Replica:
     return made
 
 
-def plans(rule: AdoptionRule, events: list[object], service: Service) -> list[BoundaryPlan | None]:
-    """One for each boundary; None is a step. Offers are known to the service once they are made."""
-    island, course = replica(rule), list[BoundaryPlan | None]()
+Course = list[tuple[BoundaryPlan | None, list[Offer]]]
+"""Boundaries, each with the offers that stand behind it; None is a step."""
+
+
+def course_of(rule: AdoptionRule, events: list[object], service: Service) -> Course:
+    """What a replica decides when this happens. Offers are known to the service once they are made."""
+    island, course = replica(rule), Course()
     for event in events:
         match event:
             case "step":
                 if island.draining or island.drained:
                     continue
                 island.step_taken(TOKENS)
-                course.append(None)
+                course.append((None, []))
             case "drain":
                 island.drain()
             case "start":
@@ -108,7 +115,7 @@ def plans(rule: AdoptionRule, events: list[object], service: Service) -> list[Bo
             case (fragment, merges):
                 island.publication_arrived(service.publish(fragment, merges))
         plan = island.boundary()
-        course.append(plan)
+        course.append((plan, island.standing_offers()))
         for report in plan.reports():
             if isinstance(report, Offer):
                 service.made[report.fragment].append(report.offer)
@@ -117,10 +124,11 @@ def plans(rule: AdoptionRule, events: list[object], service: Service) -> list[Bo
 
 @pytest.mark.parametrize("rule", ["replace", "rebase"])
 @given(events=EVENTS)
+@example(events=LATE)
 def test_counters_are_of_the_work_that_is_in_the_parameters(rule: AdoptionRule, events: list[object]) -> None:
     """A second opinion by arithmetic: what an island has beyond the version it adopted is what it says it trained on it."""
     service, values = Service(), Values()
-    for plan in plans(rule, events, service):
+    for plan, _ in course_of(rule, events, service):
         if plan is None:
             values.step()
             continue
@@ -136,10 +144,23 @@ def test_counters_are_of_the_work_that_is_in_the_parameters(rule: AdoptionRule, 
 
 @pytest.mark.parametrize("rule", ["replace", "mix", "rebase"])
 @given(events=EVENTS)
+@example(events=LATE)
+def test_the_bytes_of_an_offer_are_there_as_long_as_it_stands(rule: AdoptionRule, events: list[object]) -> None:
+    service, values = Service(), Values()
+    for plan, standing in course_of(rule, events, service):
+        if plan is None:
+            values.step()
+        else:
+            values.carry_out(plan, service.published)
+            assert all(offer.offer in values.snapshots[offer.fragment] for offer in standing)
+
+
+@pytest.mark.parametrize("rule", ["replace", "mix", "rebase"])
+@given(events=EVENTS)
 def test_a_follower_that_is_sent_the_plans_has_what_the_leader_has(rule: AdoptionRule, events: list[object]) -> None:
     """An island of several processes: one decides, and each carries the same plan out on the pieces that it holds."""
     service, leader, follower = Service(), Values(), Values()
-    for plan in plans(rule, events, service):
+    for plan, _ in course_of(rule, events, service):
         sent = pickle.loads(pickle.dumps(plan))
         assert sent == plan
         for values, what in ((leader, plan), (follower, sent)):
