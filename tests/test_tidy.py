@@ -28,6 +28,7 @@ PURE_STDLIB = frozenset(
         "dataclasses",
         "difflib",
         "enum",
+        "errno",
         "functools",
         "hashlib",
         "heapq",
