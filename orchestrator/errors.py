@@ -28,6 +28,7 @@ contribution is a decision with a reason (``vocabulary.RefusalReason``), not an 
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -189,6 +190,11 @@ class InternalError(AtollError):
 
     def __str__(self) -> str:
         return f"{self.detail} This is a bug in atoll; please report it with the job's tape."
+
+
+def disk_remedy(error: OSError) -> str:
+    """What to do about a disk that takes nothing, to be gone on with."""
+    return "Mount its disk writable" if error.errno == errno.EROFS else "Make room there"
 
 
 def first_line(error: BaseException) -> str:

@@ -29,6 +29,7 @@ PURE_STDLIB = frozenset(
         "dataclasses",
         "difflib",
         "enum",
+        "errno",
         "functools",
         "hashlib",
         "heapq",

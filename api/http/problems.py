@@ -40,6 +40,7 @@ from orchestrator.errors import (
     StoreUnavailable,
     TooManyFailures,
     Unauthenticated,
+    disk_remedy,
 )
 from orchestrator.validation import path_of
 
@@ -151,7 +152,7 @@ def answer_to(error: Exception, method: str, path: str) -> JSONResponse:
     if isinstance(error, OSError) and error.errno in REFUSALS_OF_THE_MACHINE:
         where = f" ({error.filename})" if error.filename else ""
         detail = f"The service's machine cannot do that at present: {error.strerror}{where}."
-        error = InfrastructureError(detail=detail, remedy="Make room, and repeat the request.")
+        error = InfrastructureError(detail=detail, remedy=f"{disk_remedy(error)}, and repeat the request.")
     match error:
         case AtollError():
             document = document_of(error, path)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from orchestrator import home_files
-from orchestrator.errors import Conflict, InfrastructureError
+from orchestrator.errors import Conflict, InfrastructureError, disk_remedy
 
 SERVICE_MODULE = "api.serve"
 DEFAULT_HOME = Path(".atoll")
@@ -139,7 +139,7 @@ class Home:
         except OSError as error:
             detail = f"Nothing can be written in the home folder {self.path}: {error.strerror}."
             raise InfrastructureError(
-                detail=detail, remedy="Make room there, or choose another with --home."
+                detail=detail, remedy=f"{disk_remedy(error)}, or choose another with --home."
             ) from error
 
     def locked(self) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
-from orchestrator.errors import Conflict, InfrastructureError, NotFound, last_line
+from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, last_line
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, room
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -129,7 +129,8 @@ class RayControlPort:
             name: str = self._ask(job_id, "save_parameters", timeout_s=SAVE_TIMEOUT_S)
         except OSError as error:
             detail = f"The parameters of job {job_id} could not be written: {error.strerror or error}."
-            raise InfrastructureError(detail=detail, remedy="Make room on the disk of its run folder.") from error
+            remedy = f"{disk_remedy(error)}, on the disk of its run folder."
+            raise InfrastructureError(detail=detail, remedy=remedy) from error
         return name
 
     def close(self) -> None:

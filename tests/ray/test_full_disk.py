@@ -13,12 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from api.installation import doctor
-from api.installation.finding import Finding, State
+from api.installation.finding import State
 from orchestrator.core import events as e
 from orchestrator.tape.storage import read_tape
 from tests.api.installation import ROOT, Installation
-from tests.attack.test_full_disk import full, small_disk
+from tests.attack.test_full_disk import found_of_disks, full, small_disk
 from tests.ray.jobs import Job, assert_sound, gone, pid_of, synthetic
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -55,14 +54,6 @@ class Place(Installation):
     def is_told(self, text: str) -> bool:
         """Which disk it is, and what to do."""
         return all(part in text for part in (f"disk under {self.disk}/atoll-", "is full", "make room on it"))
-
-    def looked_at(self, monkeypatch: pytest.MonkeyPatch) -> Finding:
-        """What ``atoll doctor`` finds of disks; it does not import Ray and JAX to see whether it can."""
-        monkeypatch.setattr(doctor, "PROBES", dict.fromkeys(doctor.PROBES, "print('not tried')"))
-        (finding,) = (one for one in doctor.examine(self.home, self.runs, self.groups) if one.check == "disk")
-        assert str(self.disk) in finding.found
-        assert "TMPDIR" in finding.remedy
-        return finding
 
     def job(self, name: str) -> Job:
         """By its run folder."""
@@ -118,7 +109,10 @@ def test_without_room_under_rays_folder_islands_train_on_and_who_died_is_back_on
             job.wait_until(lambda: place.is_told(place.atoll("status", job.id, code=None)), "the same of it", SOON_S)
             (row,) = (row for row in http.get("/v1/jobs").json()["jobs"] if row["job"] == job.id)
             assert row["state"] == "running"
-            assert place.looked_at(monkeypatch).state is State.WRONG
+            finding = found_of_disks(place.home, place.runs, monkeypatch)
+            assert finding.state is State.WRONG
+            assert finding.found.startswith(f"0.0 GiB free in {place.disk}/atoll-")
+            assert "TMPDIR" in finding.remedy
             assert not gone(stays)
         job.wait_until(job.restarts, "the next life", SOON_S)
         back = job.restarts()[0].at
