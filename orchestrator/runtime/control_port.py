@@ -161,8 +161,7 @@ class RayControlPort:
 
     def _without_room(self) -> str:
         """What a lack of room under Ray's folder asks for, as a sentence; empty if there is room."""
-        said = room.lacking(Path(self._head.temp_dir)) if self._head is not None else ""
-        return f"{said[:1].upper()}{said[1:]}." if said else ""
+        return room.remedy(Path(self._head.temp_dir)) if self._head is not None else ""
 
     def _ask_head(self, call: Callable[[], Answer], within_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """What the call returns. Raises InfrastructureError at once where nobody listens, later where nobody answers."""

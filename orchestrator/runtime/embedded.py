@@ -33,7 +33,7 @@ from orchestrator import printable
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
-from orchestrator.runtime import processes
+from orchestrator.runtime import processes, room
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
 from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
@@ -247,7 +247,7 @@ def _raise_start_failure(cluster: ClusterFile, name: str, code: int | None) -> N
     how = f"did not start within {START_TIMEOUT_S:.0f} s" if code is None else f"ended with code {code}"
     raise InfrastructureError(
         detail=f"The Ray node {name!r} {how}. Its last words: {' | '.join(log[-3:]) or '(none)'}",
-        remedy="Check memory and disk, then try again.",
+        remedy=room.remedy(Path(cluster.temp_dir)) or "Check memory and disk, then try again.",
     )
 
 

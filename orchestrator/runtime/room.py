@@ -25,6 +25,12 @@ def cluster_folder(environment: Mapping[str, str]) -> Path | None:
     return folder if is_own(folder) else None
 
 
+def remedy(folder: Path | None) -> str:
+    """What ``lacking`` says, as a sentence of its own; empty as that."""
+    said = lacking(folder)
+    return f"{said[:1].upper()}{said[1:]}." if said else ""
+
+
 def lacking(folder: Path | None) -> str:
     """What is wrong with the folder's disk and what to do about it; empty if nothing is, or nobody can tell."""
     if folder is None:
