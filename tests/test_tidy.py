@@ -284,8 +284,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.terminal",
             "orchestrator.chaos",
             "orchestrator.config",
-            "orchestrator.core.commands",
-            "orchestrator.core.vocabulary",
             "orchestrator.errors",
             "orchestrator.printable",
             "orchestrator.report",
