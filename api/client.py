@@ -152,7 +152,7 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         return self._get(f"/v1/jobs/{quote(job, safe='')}/islands", Islands).islands
 
     def send(self, job: str, command: commands.Command) -> Command:
-        """Give a running job a command. What became of it is read by ``command``."""
+        """Give a running job a command. What became of it is read by ``command``. The methods below are short for it."""
         path, body = _place_of(command)
         return self._post(f"/v1/jobs/{quote(job, safe='')}{path}", Command, body)
 

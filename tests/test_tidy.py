@@ -294,7 +294,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.core.commands",
             "orchestrator.chaos",
             "orchestrator.config",
-            "orchestrator.core.vocabulary",
             "orchestrator.errors",
             "orchestrator.printable",
             "orchestrator.report",

@@ -22,7 +22,6 @@ from api.commands.common import (
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
-from orchestrator.core import commands
 from orchestrator.errors import ConfigurationError, NotFound
 
 
@@ -91,7 +90,7 @@ def checkpoint(
 ) -> None:
     """Have a running job save itself now, while it trains on."""
     with connect(home, url) as client:
-        conclude(client, client.send(job, commands.Checkpoint()), as_json)
+        conclude(client, client.take_checkpoint(job), as_json)
 
 
 def rollback(
@@ -105,7 +104,7 @@ def rollback(
 ) -> None:
     """Take a running job back to a checkpoint. What was merged since is undone; training goes on from there."""
     with connect(home, url) as client:
-        conclude(client, client.send(job, commands.Rollback(to or 0)), as_json)
+        conclude(client, client.roll_back(job, to), as_json)
 
 
 def register(app: typer.Typer) -> None:

@@ -24,8 +24,6 @@ from api.commands.common import (
     until_interrupted,
 )
 from api.installation.home import DEFAULT_HOME
-from orchestrator.core import commands
-from orchestrator.core.vocabulary import IslandId, NodeGroupId
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -84,7 +82,7 @@ def kill(
 ) -> None:
     """SIGKILL an island's process, no warning. It is placed again by itself."""
     with connect(home, url) as client:
-        conclude(client, client.send(job, commands.Kill(IslandId(island), not stay_down)), as_json)
+        conclude(client, client.kill(job, island, restart=not stay_down), as_json)
 
 
 def drain(
@@ -96,7 +94,7 @@ def drain(
 ) -> None:
     """Take an island out of the job without losing its work. It stays away until `atoll readd`."""
     with connect(home, url) as client:
-        conclude(client, client.send(job, commands.Drain(IslandId(island))), as_json)
+        conclude(client, client.drain(job, island), as_json)
 
 
 def readd(
@@ -108,7 +106,7 @@ def readd(
 ) -> None:
     """Place an island that is away, now. It catches up before it contributes."""
     with connect(home, url) as client:
-        conclude(client, client.send(job, commands.Readd(IslandId(island))), as_json)
+        conclude(client, client.readd(job, island), as_json)
 
 
 def scale(
@@ -121,7 +119,7 @@ def scale(
 ) -> None:
     """Have more islands on a node group, or fewer. Those that leave are drained, the last first."""
     with connect(home, url) as client:
-        conclude(client, client.send(job, commands.Scale(NodeGroupId(node_group), count)), as_json)
+        conclude(client, client.scale(job, node_group, count), as_json)
 
 
 def conclude(client: Client, command: Command, as_json: bool) -> None:

@@ -27,7 +27,6 @@ from api.commands.common import (
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
-from orchestrator.core import commands
 from orchestrator.errors import ServiceUnreachable
 
 if TYPE_CHECKING:
@@ -225,7 +224,7 @@ def cancel(
 ) -> None:
     """Stop a job without waiting for the work in flight. It still writes its report."""
     with connect(home, url) as client:
-        conclude(client, client.send(job, commands.Cancel()), as_json)
+        conclude(client, client.cancel(job), as_json)
 
 
 def delete(
