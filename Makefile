@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench soak compare dashboards lock clean
+.PHONY: help install demo test lint bench soak compare dashboards reference lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,9 @@ compare: $(STAMP)  ## Decoupled DiLoCo against data-parallel and synchronous DiL
 
 dashboards: $(STAMP)  ## Grafana's dashboards, from their source
 	@$(BIN)/python -m dashboards.build
+
+reference: $(STAMP)  ## the pages of docs/reference that are made from code
+	@$(BIN)/python -m docs.generate
 
 lock: $(STAMP)  ## resolve the dependencies anew
 	@$(BIN)/python -m pip install --quiet uv

@@ -99,8 +99,14 @@ def create_app(
         await run_in_threadpool(tending.stop)
         await run_in_threadpool(plans.conductor.close)
 
-    about = {"title": "atoll", "version": "1", "description": DESCRIPTION}
-    app = FastAPI(**about, lifespan=lifespan, docs_url=None, redoc_url=None)  # /docs is our own
+    app = FastAPI(
+        title="atoll",
+        version="1",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # /docs is our own
+        redoc_url=None,
+    )
     app.state.service = service
     app.state.chaos = plans
     app.state.access = access

@@ -38,7 +38,7 @@ from api.commands import (
 )
 from api.commands.common import say
 from api.installation.home import TOKEN_VARIABLE
-from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable
+from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable, disk_remedy
 
 REFUSALS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -92,7 +92,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in REFUSALS_OF_THE_DISK:
             raise
-        say(f"atoll: {error.strerror}: {error.filename or 'a file of the home folder'}. Make room there.")
+        say(f"atoll: {error.strerror}: {error.filename or 'a file of the home folder'}. {disk_remedy(error)}.")
         sys.exit(1)
 
 

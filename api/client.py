@@ -321,7 +321,7 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
             return "/chaos/faults", {"kind": fault, **{name: value for name, value in more.items() if value}}
         case commands.Cordon() | commands.Uncordon():
             raise ConfigurationError(
-                detail="A node group is cordoned for all jobs, not for one.", remedy="Use cordon and uncordon."
+                detail="A node group is cordoned for all jobs, not for one: use cordon and uncordon."
             )
         case _:
             assert_never(command)

@@ -2,7 +2,7 @@
 
 Responsible for two states never being mixed, whatever comes at the same time: the first that is whole is the island's. Who
 asks again is told the same, for a synchroniser that was made again may not know. Refuses to know what a state is made of
-(``holder``), how peers are reached, and what becomes of an island without one.
+(``loop``), how peers are reached, and what becomes of an island without one.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Order = tuple[int, int]
 
 
 class CatchingUp:
-    """Of one incarnation. ``told`` is what was said once it held a state."""
+    """Of one incarnation. ``caught_up`` is what was reported once it held a state."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._lock = threading.Lock()
         self._gathering: Gathering | None = None
         self._latest: Order = (0, 0)
-        self.told: CaughtUp | None = None
+        self.caught_up: CaughtUp | None = None
 
     def take(self, donor: IslandId | None, load: Callable[[], tuple[tuple[Version, ...], int]]) -> None:
         """Have ``load`` take the state of ``donor`` and return its versions and step. ``CaughtUp`` or ``CatchUpFailure``."""
         with self._lock:
             began = monotonic()
-            if self.told is None:
+            if self.caught_up is None:
                 try:
                     versions, step = load()
                 except Exception as error:
@@ -47,7 +47,7 @@ class CatchingUp:
                     return
                 self._has(CaughtUp(donor, versions, step, monotonic() - began))
             else:
-                self._outbox.put(self.told)
+                self._outbox.put(self.caught_up)
 
     def gather(
         self,
@@ -64,8 +64,8 @@ class CatchingUp:
         ``order`` older than the latest is passed over.
         """
         with self._lock:
-            if self.told is not None:
-                self._outbox.put(self.told)
+            if self.caught_up is not None:
+                self._outbox.put(self.caught_up)
                 return
             if order <= self._latest:
                 return
@@ -83,22 +83,22 @@ class CatchingUp:
     def forget(self) -> None:
         """This process is another incarnation from here on, and has yet to say that it holds a state."""
         with self._lock:
-            self.told, self._gathering, self._latest = None, None, (0, 0)
+            self.caught_up, self._gathering, self._latest = None, None, (0, 0)
 
     def _gathered(self, state: Gathered, load: Callable[[Gathered], None], began: float) -> None:
         """Raises what ``load`` does."""
         with self._lock:
-            if self.told is None:
+            if self.caught_up is None:
                 load(state)
                 self._has(CaughtUp(state.donor, state.versions, state.step, monotonic() - began, state.sources))
 
-    def _has(self, told: CaughtUp) -> None:
-        source = ", ".join(sorted(set(told.sources))) or told.donor or "the synchroniser"
-        log.info("caught up from %s, at step %d", source, told.step)
-        self.told = told
+    def _has(self, report: CaughtUp) -> None:
+        source = ", ".join(sorted(set(report.sources))) or report.donor or "the synchroniser"
+        log.info("caught up from %s, at step %d", source, report.step)
+        self.caught_up = report
         if self._gathering is not None:
             self._gathering.close()
-        self._outbox.put(told)
+        self._outbox.put(report)
 
     def _failed(self, donor: IslandId, error: BaseException) -> None:
         log.warning("no state from %s: %s", donor, error)

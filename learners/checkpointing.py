@@ -9,62 +9,36 @@ Refuses to know: when checkpoints are taken, who else is in one, and Ray.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from learners.adoption import FragmentWork
-from learners.contract import Arrays, Snapshot, Trainer
-from learners.odometer import Odometer
+from learners.contract import Arrays, Snapshot
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, File, Part, encode_part
 from orchestrator.checkpoints.reading import manifest_of, outer_parameters, verify
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
 from orchestrator.errors import DataError, first_line
+from orchestrator.replica.replica import Position
 
 ORBAX, PLAIN = "arrays", "arrays.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The state at a boundary. ``snapshot`` is on its way to the host; the other fields are those of ``Part``.
+    """The state at a boundary. ``snapshot`` is on its way to the host; ``cursor`` is that of ``Part``.
 
     ``held_seconds`` is how long the loop took over it.
     """
 
     snapshot: Snapshot
-    step: int
-    asked_step: int
-    steps_total: int
-    tokens_total: int
+    position: Position
     cursor: int
-    versions: tuple[int, ...]
-    step_counts: tuple[int, ...]
-    token_counts: tuple[int, ...]
     held_seconds: float
-
-
-def cut_of(trainer: Trainer, odometer: Odometer, work: Sequence[FragmentWork], step: int, asked_step: int) -> Cut:
-    """The island's state at this boundary; the copy to the host goes on while the next steps are taken."""
-    began = monotonic()
-    snapshot = trainer.export_state()
-    return Cut(
-        snapshot=snapshot,
-        step=step,
-        asked_step=asked_step,
-        steps_total=odometer.steps_total,
-        tokens_total=odometer.tokens_total,
-        cursor=trainer.cursor(),
-        versions=tuple(fragment.version for fragment in work),
-        step_counts=tuple(fragment.step_count for fragment in work),
-        token_counts=tuple(fragment.token_count for fragment in work),
-        held_seconds=monotonic() - began,
-    )
 
 
 def write(cut: Cut, folder: Folder, island: IslandId, incarnation: Incarnation, *, orbax: bool) -> Part:
@@ -79,14 +53,14 @@ def write(cut: Cut, folder: Folder, island: IslandId, incarnation: Incarnation, 
     part = Part(
         island=island,
         incarnation=incarnation,
-        step=cut.step,
-        asked_step=cut.asked_step,
-        steps_total=cut.steps_total,
-        tokens_total=cut.tokens_total,
+        step=cut.position.step,
+        asked_step=cut.position.offered_step,
+        steps_total=cut.position.steps_total,
+        tokens_total=cut.position.tokens_total,
         cursor=cut.cursor,
-        versions=cut.versions,
-        step_counts=cut.step_counts,
-        token_counts=cut.token_counts,
+        versions=cut.position.versions,
+        step_counts=cut.position.step_counts,
+        token_counts=cut.position.token_counts,
         files=tuple(File(name, *own.fingerprint(name)) for name in own.names()),
     )
     own.write(PART, encode_part(part))
@@ -100,14 +74,20 @@ class Restored:
     part: Part
     arrays: Arrays
     versions: tuple[Version, ...]
-    outer: tuple[Arrays, ...]
+    outer: tuple[Mapping[str, np.ndarray], ...]
 
-    def goes_on_with(self, p: int, fragment: FragmentWork) -> bool:
-        """Count the island's own work on a fragment that Θ has not moved past; whether there is any to go on with."""
-        if self.part.versions[p] != fragment.version:
-            return False
-        fragment.step_count, fragment.token_count = self.part.step_counts[p], self.part.token_counts[p]
-        return True
+    @property
+    def position(self) -> Position:
+        """Where the island was cut."""
+        return Position(
+            step=self.part.step,
+            offered_step=self.part.asked_step,
+            steps_total=self.part.steps_total,
+            tokens_total=self.part.tokens_total,
+            versions=tuple(map(Version, self.part.versions)),
+            step_counts=self.part.step_counts,
+            token_counts=self.part.token_counts,
+        )
 
 
 def restored(folder: Folder, island: IslandId) -> Restored:

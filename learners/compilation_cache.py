@@ -28,7 +28,7 @@ _used: Path | None = None
 
 def directory() -> Path:
     """JAX's own setting where there is one, else a folder of ours in the user's cache."""
-    if configured := jax.config.jax_compilation_cache_dir:
+    if configured := jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # made by JAX as it is imported
         return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll" / "xla"
 

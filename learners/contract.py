@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,6 +24,12 @@ class StepResult:
 
     token_count: int
     loss: float
+
+
+def tokens_per_schedule_step(spec: Mapping[str, Any]) -> int:
+    """Tokens of an inner step of all islands together. As ``JobSpec.tokens_per_schedule_step``, from plain data."""
+    island_count = sum(section["count"] for section in spec["islands"])
+    return int(island_count * spec["training"]["batch_size"] * spec["data"]["sequence_length"])
 
 
 class Snapshot(Protocol):

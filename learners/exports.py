@@ -50,6 +50,11 @@ class Exports(Generic[What, State]):
             self._asked.append((what, asked))
         return asked
 
+    def waiting(self) -> tuple[What, ...]:
+        """What somebody waits for, each thing once."""
+        with self._lock:
+            return tuple(dict.fromkeys(what for what, _ in self._asked))
+
     def answer(self, take: Callable[[What], State]) -> None:
         """This is a boundary: whoever asked since the last one gets what ``take`` gives, asked once for each thing."""
         with self._lock:

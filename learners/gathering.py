@@ -6,7 +6,7 @@
 What has come is kept when a donor goes away, and what it still owed is asked of the others. A piece that holds something
 else than numbers is refused, with its donor. Thread-safe; blocks nobody but its own threads.
 
-Refuses to choose donors (``core.membership``), and to know how they are reached.
+Refuses to choose donors (``core.island_record``), and to know how they are reached.
 """
 
 from __future__ import annotations

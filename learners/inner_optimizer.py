@@ -1,8 +1,8 @@
 """The inner optimizer: AdamW with clipping, and the learning rate as a pure function of where the schedule is.
 
 The learning rate is not part of the optimizer's own state: the schedule goes by what the whole job has trained
-(``reckoning``), Adam's count of moments by what this island has. So the schedule is computed outside and enters each
-step as an argument.
+(``orchestrator.replica.schedule_position``), Adam's count of moments by what this island has. So the schedule is computed
+outside and enters each step as an argument.
 
 This module knows nothing of fragments, islands or devices. Source: AdamW, arXiv:1711.05101; clipping by global norm,
 linear warm-up and cosine decay are customary.
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import optax
 
-from learners.reckoning import tokens_per_schedule_step
+from learners.contract import tokens_per_schedule_step
 
 
 def build(section: Mapping[str, Any]) -> optax.GradientTransformation:
@@ -39,11 +39,12 @@ def learning_rate(section: Mapping[str, Any], horizon_steps: int, step: int) -> 
     Linear from lr / warm-up to lr over ``warmup_steps``, then a cosine down to lr · lr_final_ratio at ``horizon_steps``,
     constant after.
     """
-    peak, warmup = section["lr"], section["warmup_steps"]
+    peak: float = section["lr"]
+    warmup: int = section["warmup_steps"]
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, horizon_steps - warmup))
-    floor = section["lr_final_ratio"]
+    floor: float = section["lr_final_ratio"]
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 

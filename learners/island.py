@@ -4,10 +4,10 @@ Responsible for turning calls into what the loop understands, and its letters in
 and to wait: nothing a step needs goes through here, so an island trains on whatever becomes of Ray. The process starts
 light; JAX is imported when ``prepare`` says what for.
 
-Who commands says with which epoch; one that was replaced is told ``Fenced`` (``correspondence``, which keeps the letters).
+Who commands says with which epoch; one that was replaced is told ``Fenced`` (``outbox``, which keeps the reports).
 A payload is a *returned* value: it belongs to who asked, and survives this process.
 
-Source: Ray 2.60 as measured (DESIGN section 9).
+Source: Ray 2.60 as measured; ``runtime.links`` says what of it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ import ray
 
 from learners import checkpointing
 from learners.catching_up import CatchingUp, in_words
-from learners.correspondence import Correspondence
+from learners.contract import tokens_per_schedule_step
 from learners.exports import Throttle
 from learners.gathering import Donor, Fragments
 from learners.loop import IslandLoop, LoopPlan
 from learners.niceness import give_way, give_way_since, threads
 from learners.outbox import Outbox
-from learners.reckoning import tokens_per_schedule_step
 from learners.vigil import Vigil
 from orchestrator import logbook
 from orchestrator.checkpoints.folder import Folder
@@ -42,7 +41,8 @@ from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import Broken, Letter, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, Incarnation, IslandId, Version
 from orchestrator.errors import InfrastructureError
-from orchestrator.merge import fragment_map, wire
+from orchestrator.parameters import fragment_map, wire_format
+from orchestrator.parameters.codec.registry import CodecName
 from orchestrator.roots import AllowedRoots
 
 EXPORT_TIMEOUT_S = 30.0
@@ -67,12 +67,11 @@ class Island:
         self._synthetic = False
         self._roots = AllowedRoots()
         self._saves: set[int] = set()
-        self._outbox = Outbox()
+        self._outbox = Outbox(self._standing)
         self._loop: IslandLoop | None = None
-        self._correspondence = Correspondence(self._outbox, self._standing)
         self._catching_up = CatchingUp(self._outbox)
         self._ready: Ready | None = None
-        self._codec: wire.Codec = "float32"
+        self._codec: CodecName = "float32"
         self._computes = False
         self._vigil = Vigil(abandoned_after_s, self._give_up)
         self._shard_index = 0
@@ -102,10 +101,10 @@ class Island:
 
     def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: bytes) -> None:
         """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
-        self._correspondence.heed(epoch)
+        self._outbox.heed(epoch)
 
         def load() -> tuple[tuple[Version, ...], int]:
-            arrays = {name: array for payload in payloads for name, array in wire.decode(payload).items()}
+            arrays = {name: array for payload in payloads for name, array in wire_format.decode(payload).items()}
             self._built().load(arrays, versions, step, cursor)
             return tuple(versions), step
 
@@ -113,7 +112,7 @@ class Island:
 
     def load_from(self, epoch: Epoch, count: int, donors: Mapping[str, IslandId], cursor: int) -> None:
         """Take the state of peers, named by their actors, from process to process (``CatchingUp.gather``)."""
-        self._correspondence.heed(epoch)
+        self._outbox.heed(epoch)
         loop = self._built()
         self._catching_up.gather(
             (epoch, count),
@@ -123,13 +122,13 @@ class Island:
             in_pieces=self._in_pieces,
         )
 
-    def take_over(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
+    def promote(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
         """A standby becomes an island: its name, data and logbook. ``Ready`` follows; answers as ``hello``."""
         log.info("this process is %s, incarnation %d, from here on", island, book.number)
         logbook.keep(book)
         log.info("%s, incarnation %d, is process %d, which was %s", island, book.number, os.getpid(), self._island)
         self._island, self._incarnation, self._shard_index = island, Incarnation(book.number), shard_index
-        self._correspondence.forget()
+        self._outbox.forget()
         self._catching_up.forget()
         self._ready = Ready(self._ready.device_count if self._ready else 0, 0.0)
         self._outbox.put(self._ready)
@@ -137,12 +136,12 @@ class Island:
 
     def resume(self, epoch: Epoch, cursor: int) -> None:
         """Go on from what this process holds from its time as a standby. ``CaughtUp`` or ``CatchUpFailure`` follows."""
-        self._correspondence.heed(epoch)
-        self._catching_up.take(None, lambda: self._built().take_over(self._shard_index, cursor))
+        self._outbox.heed(epoch)
+        self._catching_up.take(None, lambda: self._built().promote(self._shard_index, cursor))
 
     def load_saved(self, epoch: Epoch, folder: str, cursor: int) -> None:
         """Take the state that the checkpoint has of this island. ``CaughtUp`` or ``CatchUpFailure`` follows."""
-        self._correspondence.heed(epoch)
+        self._outbox.heed(epoch)
 
         def load() -> tuple[tuple[Version, ...], int]:
             saved = checkpointing.restored(Folder.within(self._roots, folder), self._island)
@@ -152,15 +151,15 @@ class Island:
         self._catching_up.take(self._island, load)
 
     def start(self, epoch: Epoch, fix: Fix) -> None:
-        self._correspondence.heed(epoch)
+        self._outbox.heed(epoch)
         threading.Thread(target=self._start, args=(fix,), name="start", daemon=True).start()
 
     def flush(self, epoch: Epoch) -> None:
-        self._correspondence.heed(epoch)
+        self._outbox.heed(epoch)
         self._built().flush()
 
     def drain(self, epoch: Epoch) -> None:
-        self._correspondence.heed(epoch)
+        self._outbox.heed(epoch)
         self._built().drain()
 
     def deliver(
@@ -174,12 +173,12 @@ class Island:
         payload: bytes,
     ) -> None:
         """Put a published fragment into the mailbox."""
-        self._correspondence.heed(epoch)
-        self._built().deliver(fragment, version, step, wire.decode(payload), merged_offer, fix)
+        self._outbox.heed(epoch)
+        self._built().deliver(fragment, version, step, wire_format.decode(payload), merged_offer, fix)
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
         """Cut at the next boundary, and write this island's part while it trains on. ``Saved`` or ``NotSaved`` follows."""
-        self._correspondence.heed(epoch)
+        self._outbox.heed(epoch)
         if checkpoint in self._saves:
             return  # the marker came twice
         self._saves.add(checkpoint)
@@ -193,11 +192,11 @@ class Island:
     def take_payload(self, fragment: FragmentId, offer: int) -> bytes | None:
         """The offer's bytes, or ``None`` if a newer offer has replaced it."""
         arrays = self._built().take(fragment, offer)
-        return None if arrays is None else wire.encode(arrays, self._codec)
+        return None if arrays is None else wire_format.encode(arrays, self._codec)
 
     def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> list[tuple[int, Letter]]:
-        """See ``Correspondence.letters``."""
-        letters = self._correspondence.letters(epoch, read, acknowledged, timeout_s)
+        """See ``Outbox.read``."""
+        letters = self._outbox.read(epoch, read, acknowledged, timeout_s)
         self._vigil.heard()
         return letters
 
@@ -246,14 +245,14 @@ class Island:
         """What the donor of this name gives. The timeout is for lines that the service does not see; silence it notices."""
         handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
         timeout_s = TRANSFER_TIMEOUT_S + (THROTTLE_TIMEOUT_S if self._throttle.bytes_per_s is not None else 0.0)
-        given: dict[str, Any] = ray.get(handle.export_state.remote(fragments), timeout=timeout_s)
-        return given
+        answer: ray.ObjectRef[dict[str, Any]] = handle.export_state.remote(fragments)
+        return ray.get(answer, timeout=timeout_s)
 
     def _standing(self) -> Iterable[Letter]:
         """What a new synchroniser may not know, and asks nobody for: that this island is ready, later what it offers."""
         if self._loop is None or self._ready is None:
             return ()
-        return (self._ready,) if self._catching_up.told is None else self._loop.standing_offers()
+        return (self._ready,) if self._catching_up.caught_up is None else self._loop.standing_offers()
 
     def _save(self, checkpoint: int, folder: str, asked: Future[checkpointing.Cut]) -> None:
         if self._computes:
@@ -267,8 +266,8 @@ class Island:
             log.exception("this island's part of checkpoint %d is not written", checkpoint)
             self._outbox.put(NotSaved(checkpoint, in_words(error)))
             return
-        log.info("saved for checkpoint %d, at step %d", checkpoint, cut.step)
-        self._outbox.put(Saved(checkpoint, part_digest(part), cut.tokens_total, cut.held_seconds))
+        log.info("saved for checkpoint %d, at step %d", checkpoint, cut.position.step)
+        self._outbox.put(Saved(checkpoint, part_digest(part), cut.position.tokens_total, cut.held_seconds))
 
     def _start(self, fix: Fix) -> None:
         """From a thread that gives way, where this island computes on the host's cores: the loop's own does as well."""

@@ -94,7 +94,8 @@ class JaxTrainer:
         divides = spec["training"]["batch_size"] % len(self._devices) == 0
         self._batch_sharding = NamedSharding(mesh, PartitionSpec("data" if divides else None))
         self._copy = jax.jit(jnp.copy, out_shardings=self._replicated)
-        self._step = jax.jit(self._inner_step, donate_argnums=(0, 1), out_shardings=self._replicated)
+        self._traced = jax.jit(self._inner_step, donate_argnums=(0, 1), out_shardings=self._replicated)
+        self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]] = self._traced
         self._loss: Any = None
         self._parameters: dict[str, jax.Array] = {}
         self._state: Any = None
@@ -124,10 +125,10 @@ class JaxTrainer:
                 self._allocate()
                 parameters, state = jax.tree.map(self._copy, (self._parameters, self._state))
                 tokens = np.zeros(self._batch_shape, np.int32)
-                compiled = self._step.lower(parameters, state, self._on_devices(tokens), np.float32(0)).compile()
+                compiled = self._traced.lower(parameters, state, self._on_devices(tokens), np.float32(0)).compile()
             self._step = compiled
             if self._devices[0].platform == "cpu":
-                needed = compiled.memory_analysis()
+                needed: Any = compiled.memory_analysis()
                 _grow_heap(needed.temp_size_in_bytes + needed.output_size_in_bytes)
             jax.block_until_ready(compiled(parameters, state, self._on_devices(tokens), np.float32(0)))
             batch.result()
@@ -216,10 +217,12 @@ class JaxTrainer:
         """On the devices, in memory of its own: on CPU ``device_put`` may keep using the caller's."""
         if array.shape != current.shape:
             raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {current.shape}")
-        return self._copy(jax.device_put(array.astype(current.dtype, copy=False), self._replicated))
+        there: jax.Array = self._copy(jax.device_put(array.astype(current.dtype, copy=False), self._replicated))
+        return there
 
     def _on_devices(self, tokens: np.ndarray) -> jax.Array:
-        return jax.device_put(tokens, self._batch_sharding)
+        there: jax.Array = jax.device_put(tokens, self._batch_sharding)
+        return there
 
     def _batch(self) -> np.ndarray:
         """The batch at the cursor, drawn once."""

@@ -1,13 +1,12 @@
-"""The island's own loop: inner steps back to back, and at each boundary between two what the protocol wants.
+"""The island's own loop: a replica with a trainer and a thread, which takes inner steps back to back.
 
-                    ┌──────────── a boundary ────────────┐
-    … inner step ──▶ adopt mail ▸ offer what is due ▸ export ──▶ inner step …
-
-At a boundary published fragments are adopted first, then fragments that have come due are offered: an offer made on a
-base that is about to be replaced would only be refused. An offer starts a copy and leaves a letter; the bytes are
+At each boundary between two steps the loop asks its ``Replica`` what is to be done and does it: it loads what was
+published, takes snapshots, and puts reports into the outbox. An offer starts a copy and leaves a report; the bytes are
 fetched by other threads while steps go on. The loop waits for nobody. It knows the trainer by its contract only, and
-nothing of Ray or JAX: calls come in from any thread, letters go out through the outbox. What adoption does to a fragment
-is ``adoption``'s business.
+nothing of Ray or JAX: calls come in from any thread, reports go out through the outbox.
+
+A state is taken whole or not at all, and only by an island that has none, or has not trained on it. What is decided, and in
+which order, is ``orchestrator.replica.replica``'s business.
 """
 
 from __future__ import annotations
@@ -15,29 +14,42 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, assert_never
 
-from learners.adoption import FragmentWork, Rule, Sent, combine
-from learners.checkpointing import Cut, cut_of
+import numpy as np
+
+from learners.adoption import mixed, rebased
+from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Snapshot, Trainer
-from learners.exports import Exports
-from learners.gathering import Fragments
-from learners.holder import Holder
-from learners.mailbox import Mail
-from learners.odometer import Odometer
+from learners.exports import Exports, require_numbers
+from learners.gathering import Fragments, Gathered
 from learners.outbox import Outbox
-from learners.reckoning import schedule_step
-from orchestrator.core import schedule
-from orchestrator.core.messages import ALL_OFFERS, Adopted, Broken, Drained, Flushed, Offer
+from orchestrator.core.messages import Broken, Flushed, Letter, Offer
 from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Version
 from orchestrator.errors import InternalError
+from orchestrator.replica.odometer import Odometer
+from orchestrator.replica.replica import (
+    Action,
+    AdoptVersion,
+    CutState,
+    ExportState,
+    OfferFragment,
+    Position,
+    Publication,
+    Replica,
+    ReplicaPolicy,
+    SendReport,
+    Then,
+)
+from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Mix, Rebase, Replace
 
 DRAINING_POLL_S = 0.1
-"""How soon an island that drains, and waits for mail, notices anything else."""
+"""How soon an island that drains, and waits for publications, notices anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,57 +61,146 @@ class LoopPlan:
 
     fragments: tuple[tuple[str, ...], ...]
     interval_steps: int
-    adoption: Rule = "replace"
+    adoption: AdoptionRule = "replace"
     mix_alpha: float = 0.5
     report_every_s: float = 0.5
     tokens_per_schedule_step: int = field(kw_only=True)
 
+    @property
+    def policy(self) -> ReplicaPolicy:
+        return ReplicaPolicy(
+            fragment_count=len(self.fragments),
+            interval_steps=self.interval_steps,
+            adoption=self.adoption,
+            tokens_per_schedule_step=self.tokens_per_schedule_step,
+            snapshots_max=SNAPSHOTS_MAX[self.adoption],
+        )
 
-class IslandLoop(Holder):
-    """One incarnation's training. ``load`` or ``load_peer`` once, then ``start``; all else at any time, any thread."""
+
+class IslandLoop:
+    """One incarnation's training. ``load`` or its like once, then ``start``; all else at any time, from any thread.
+
+    Whoever wants the steps taken in its own thread calls ``open`` in the place of ``start``, and then ``advance``.
+    """
 
     def __init__(self, trainer: Trainer, plan: LoopPlan, outbox: Outbox) -> None:
-        super().__init__(trainer, plan.fragments, keeps_bases=plan.adoption == "rebase")
-        self._plan, self._outbox = plan, outbox
-        self._lock = threading.Lock()
-        self._stopping, self._flushing, self._draining, self._gave_all = (threading.Event() for _ in range(4))
-        self._standing: dict[FragmentId, tuple[Offer, Snapshot]] = {}  # under the lock: other threads take from it
+        self._trainer, self._plan, self._outbox = trainer, plan, outbox
+        self._changed = (
+            threading.Condition()
+        )  # guards the replica and the arrays that are named to it, for moments only
+        self._replica = Replica(plan.policy)
+        self._arrived: dict[FragmentId, Arrays] = {}
+        self._bases: dict[FragmentId, Mapping[str, np.ndarray]] = {}
+        self._snapshots: dict[FragmentId, dict[int, Snapshot]] = {}
+        self._loading = threading.Lock()
+        self._stopping, self._ended = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
         self._exports: Exports[Fragments, tuple[Snapshot, tuple[Version, ...], int]] = Exports()
         self._cuts: Exports[None, Cut] = Exports()
-        self._offers_made = 0
-        self._fix = NO_FIX
-        self._odometer = Odometer(monotonic())
+        self._odometer = Odometer()
+        self._reported_at = monotonic()
+        self._last_step_end: float | None = None
+
+    @property
+    def fragment_count(self) -> int:
+        return len(self._plan.fragments)
+
+    # ── a state to begin from ─────────────────────────────────────────────────────────────────────────────────────
+
+    def load(self, arrays: Mapping[str, np.ndarray], versions: Sequence[Version], step: int, cursor: int) -> None:
+        """Begin from the synchroniser's parameters, with a fresh inner optimizer."""
+        with self._loading:
+            self._require_idle(versions)
+            self._trainer.load(arrays)
+            self._trainer.seek(cursor)
+            self._hold([{name: arrays[name] for name in names} for names in self._plan.fragments])
+            with self._changed:
+                self._replica.hold(versions, step)
+
+    def load_peer(self, state: Gathered, cursor: int) -> None:
+        """Begin from what peers gave. Their uncontributed work is not ours to count, or to keep."""
+        with self._loading:
+            self._require_idle(state.versions)
+            self._trainer.import_state(state.arrays)
+            self._trainer.seek(cursor)
+            if self._keeps_bases:
+                self._hold([self._trainer.snapshot(names).arrays() for names in self._plan.fragments])
+            with self._changed:
+                self._replica.hold(state.versions, state.step)
+
+    def load_saved(self, saved: Restored, cursor: int) -> None:
+        """Begin where the checkpoint cut this island. Work that Θ has moved past is overwritten, the rest goes on."""
+        with self._loading:
+            self._require_idle(saved.versions)
+            require_numbers(saved.arrays)
+            self._trainer.import_state(saved.arrays)
+            self._trainer.seek(cursor)
+            self._hold(saved.outer)
+            with self._changed:
+                overtaken = self._replica.hold_saved(saved.position, saved.versions)
+            for fragment in overtaken:
+                self._trainer.load(saved.outer[fragment])
+
+    def promote(self, shard_index: int, cursor: int) -> tuple[tuple[Version, ...], int]:
+        """Make a standby's process an island's; return the versions and the logical step that it begins from.
+
+        It begins from the state that was loaded and what was published since. Asked again before ``start``, it tells the
+        same.
+        """
+        with self._loading:
+            with self._changed:
+                adoptions, arrived = self._replica.promote(), self._take_arrived()
+                versions, step = self._replica.versions, self._replica.step
+            for adoption in adoptions:
+                self._adopt(adoption, arrived[adoption.report.fragment])
+            self._trainer.take_shard(shard_index)
+            self._trainer.seek(cursor)
+            return versions, step
+
+    def _require_idle(self, versions: Sequence[Version]) -> None:
+        """Before anything is changed: a catch-up may be asked twice, and the second must not touch who trains already."""
+        if self._replica.holds_state:
+            raise InternalError(detail="an island was given a state while it has one: it keeps the first that came.")
+        if len(versions) != self.fragment_count:
+            raise InternalError(detail=f"{len(versions)} versions came for {self.fragment_count} fragments.")
+
+    def _hold(self, bases: Iterable[Mapping[str, np.ndarray]]) -> None:
+        if self._keeps_bases:
+            self._bases = {FragmentId(p): base for p, base in enumerate(bases)}
+
+    @property
+    def _keeps_bases(self) -> bool:
+        return self._plan.adoption == "rebase"
 
     # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, fix: Fix = NO_FIX) -> None:
         """Train until flushed, drained or stopped. Asked again, it calls a drain off, or changes nothing."""
-        self._draining.clear()
-        self._begin(fix)
+        self.open(fix)
+        self._run_in_thread()
+
+    def open(self, fix: Fix = NO_FIX) -> None:
+        """As ``start``, but steps are taken by whoever calls ``advance``."""
+        with self._changed:
+            begins = not self._replica.started
+            self._replica.start(fix)
+        if begins:
+            self._give_states()
 
     def drain(self) -> None:
         """Finish the step and step no more; offer all work, again what a version lacks, then say ``Drained``."""
-        self._draining.set()
-        self._begin()
-
-    def _begin(self, fix: Fix = NO_FIX) -> None:
-        with self._lock:
-            if self._thread is None:
-                if not self._fragments:
-                    raise InternalError(detail="an island was started before it held a state.")
-                self._fix = fix
-                self._exports.open()
-                self._cuts.open()
-                self._thread = threading.Thread(target=self._run, name="island-loop", daemon=True)
-                self._thread.start()
+        with self._changed:
+            self._replica.drain()
+        self._run_in_thread()
 
     def flush(self) -> None:
         """Finish the step, offer all work not yet offered, say ``Flushed`` (whenever asked) and step no more. Returns."""
-        self._flushing.set()
-        if not self._fragments or self._gave_all.is_set():
+        with self._changed:
+            self._replica.flush()
+        if not self._replica.holds_state or self._ended.is_set():
             self._outbox.put(Flushed())
         else:
-            self._begin()
+            self._run_in_thread()
 
     def stop(self) -> None:
         """End after the present step, offering nothing; returns when the loop has ended. Offers stay takeable."""
@@ -116,19 +217,24 @@ class IslandLoop(Holder):
         merged_offer: int = 0,
         fix: Fix = NO_FIX,
     ) -> None:
-        """Put a published value into the mailbox (see ``Mail``); it is adopted at the next boundary unless it is no news."""
-        self._mailbox.put(Mail(fragment, version, step, arrays, merged_offer, fix))
+        """Have a published value adopted at the next boundary, unless it is no news (``Publication``)."""
+        with self._changed:
+            if self._replica.publication_arrived(Publication(fragment, version, step, merged_offer, fix)):
+                self._arrived[fragment] = arrays
+                self._changed.notify_all()
 
     def take(self, fragment: FragmentId, offer: int) -> Arrays | None:
         """The offer's arrays, once they are on the host; ``None`` if a newer offer replaced it, or it was merged."""
-        with self._lock:
-            standing = self._standing.get(fragment)
-        return standing[1].arrays() if standing is not None and standing[0].offer == offer else None
+        with self._changed:
+            stands = self._replica.stands(fragment, offer)
+            snapshot = self._snapshots.get(fragment, {}).get(offer) if stands else None
+        return None if snapshot is None else snapshot.arrays()
 
     def standing_offers(self) -> list[Offer]:
         """The latest offer of each fragment, but for those whose work is in a version that was adopted."""
-        with self._lock:
-            return [offer for offer, _ in self._standing.values()]
+        with self._changed:
+            standing = self._replica.standing_offers()
+            return [offer for offer in standing if offer.offer in self._snapshots.get(offer.fragment, {})]
 
     def export_state(self, timeout_s: float, fragments: Fragments = None) -> dict[str, Any]:
         """What a peer needs to begin from here: ``{"trainer": arrays, "versions": (…), "step": int}``.
@@ -146,19 +252,27 @@ class IslandLoop(Holder):
 
     # ── the loop's own thread ─────────────────────────────────────────────────────────────────────────────────────
 
+    def _run_in_thread(self) -> None:
+        """At most one thread in the loop's life."""
+        with self._changed:
+            if self._thread is not None:
+                return
+            self._give_states()
+            self._thread = threading.Thread(target=self._run, name="island-loop", daemon=True)
+            self._thread.start()
+
+    def _give_states(self) -> None:
+        self._exports.open()
+        self._cuts.open()
+
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set():
-                if self._flushing.is_set():
-                    self.give_all()
-                    break
-                if not self._draining.is_set():
-                    self.advance()
-                elif self.hand_over():
-                    self._outbox.put(Drained())
-                    break
-                else:
-                    self._mailbox.wait(DRAINING_POLL_S)
+            then = Then.STEP
+            while not self._stopping.is_set() and then is not Then.END:
+                then = self.advance()
+                if then is Then.AWAIT_PUBLICATION:
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._replica.has_publications, DRAINING_POLL_S)
         except Exception as error:  # whatever failed, the service must hear of it: this thread has nobody to raise to
             logging.getLogger(__name__).exception("the island's loop failed")
             self._outbox.put(Broken(traceback.format_exception_only(error)[-1].strip()))
@@ -166,111 +280,121 @@ class IslandLoop(Holder):
             self._exports.close()
             self._cuts.close()
 
-    def advance(self) -> None:
-        """One boundary and the inner step after it, in the calling thread."""
-        self.adopt_mail()
-        self.offer_due()
-        self._exports.answer(self._state)
-        self.train()
+    def advance(self) -> Then:
+        """One boundary, and the inner step after it if one follows, in the calling thread."""
+        with self._changed:
+            # the cuts are looked at under the lock: a marker that came before any publication here is seen before it
+            plan = self._replica.boundary(cut=bool(self._cuts.waiting()), requests=self._exports.waiting())
+            arrived = self._take_arrived()
+        self._carry_out(plan.actions, arrived)
+        if plan.then is Then.STEP:
+            self.train()
+        return plan.then
 
     def give_all(self) -> None:
         """The last boundary: adopt, offer all work not yet offered, and say ``Flushed``."""
-        self.adopt_mail()
-        self._offer_all(range(len(self._fragments)))
-        self._report()
-        self._gave_all.set()
-        self._outbox.put(Flushed())
-
-    def hand_over(self) -> bool:
-        """A boundary that no step follows: adopt, and offer what no offer covers. Whether versions hold all work."""
-        self.adopt_mail()
-        self._offer_all(range(len(self._fragments)))
-        self._exports.answer(self._state)
-        return all(fragment.token_count == 0 for fragment in self._fragments)
+        with self._changed:
+            self._replica.flush()
+        self.advance()
 
     def adopt_mail(self) -> None:
         """Take over what was published and has arrived."""
-        arrived = self._mailbox.take_all()
-        # looked at only now: a marker that came before any of this mail is seen before it is adopted
-        self._cuts.answer(
-            lambda _: cut_of(self._trainer, self._odometer, self._fragments, self._step, self._asked_step)
-        )
-        for mail in arrived:
-            self._adopt(mail)
+        with self._changed:
+            actions = self._replica.adopt(cut=bool(self._cuts.waiting()))
+            arrived = self._take_arrived()
+        self._carry_out(actions, arrived)
 
     def offer_due(self) -> None:
         """Offer the fragments whose due point the logical clock has passed."""
-        due = schedule.due(self._asked_step, self._step, len(self._fragments), self._plan.interval_steps)
-        self._asked_step = self._step
-        self._offer_all(due)
+        with self._changed:
+            actions = self._replica.offer_due()
+        self._carry_out(actions, {})
 
     def train(self) -> None:
         """One inner step, measured and counted."""
         began = monotonic()
-        result = self._trainer.step(schedule_step(self._fix, self._step, self._plan.tokens_per_schedule_step))
+        result = self._trainer.step(self._replica.schedule_step)
         ended = monotonic()
-        self._step += 1
-        for fragment in self._fragments:
-            fragment.step_count += 1
-            fragment.token_count += result.token_count
-        self._odometer.count(began, ended, result.token_count, result.loss)
-        if ended - self._odometer.read_at >= self._plan.report_every_s:
-            self._report()
+        with self._changed:
+            self._replica.step_taken(result.token_count)
+        gap = 0.0 if self._last_step_end is None else ended - self._last_step_end
+        self._last_step_end = ended
+        self._odometer.count(ended - began, gap)
+        self._odometer.loss = result.loss
+        if ended - self._reported_at >= self._plan.report_every_s:
+            self._report_progress(self._replica.step)
 
-    def _offer_all(self, fragments: Sequence[int]) -> None:
-        """Offer those of these fragments that hold work which no offer covers."""
-        for number in fragments:
-            fragment = self._fragments[number]
-            if fragment.unsent_tokens == 0:
-                continue
-            self._report()
-            self._offers_made += 1
-            snapshot = self._trainer.snapshot(self._plan.fragments[number])
-            sent = Sent(self._offers_made, snapshot, fragment.step_count, fragment.token_count)
-            fragment.remember(sent, self._plan.adoption)
-            offer = Offer(
-                fragment=FragmentId(number),
-                offer=self._offers_made,
-                step=self._step,
-                base_version=fragment.version,
-                step_count=fragment.step_count,
-                token_count=fragment.token_count,
-                tokens_total=self._odometer.tokens_total,
-            )
-            with self._lock:
-                self._standing[offer.fragment] = (offer, snapshot)
-            self._outbox.put(offer)
+    # ── what a boundary asks for ──────────────────────────────────────────────────────────────────────────────────
 
-    def _adopt(self, mail: Mail) -> None:
-        before = self._fragments[mail.fragment]
-        if mail.version <= before.version:
-            return
-        rule = self._plan.adoption
-        after = FragmentWork(mail.version, base=mail.arrays, offers_before=self._offers_made)
-        since = None if mail.merged_offer == ALL_OFFERS else before.kept_since(mail.merged_offer, rule)
-        if since is None:
-            self._trainer.load(mail.arrays)
-        else:
-            own = self._trainer.snapshot(mail.arrays).arrays()
-            self._trainer.load(combine(mail.arrays, own, since.snapshot.arrays(), rule, self._plan.mix_alpha))
-            after.step_count = before.step_count - since.step_count
-            after.token_count = before.token_count - since.token_count
-        self._fragments[mail.fragment] = after
-        with self._lock:
-            if (standing := self._standing.get(mail.fragment)) and standing[0].offer <= mail.merged_offer:
-                del self._standing[mail.fragment]
-        self._step = max(self._step, mail.step)
-        self._fix = max(self._fix, mail.fix)
-        self._report()
-        total = self._odometer.tokens_total
-        self._outbox.put(Adopted(mail.fragment, mail.version, self._step, total, after.token_count, self._fix))
+    def _take_arrived(self) -> dict[FragmentId, Arrays]:
+        """Under the lock: the arrays of what is adopted at this boundary."""
+        arrived, self._arrived = self._arrived, {}
+        return arrived
 
-    def _state(self, fragments: Fragments) -> tuple[Snapshot, tuple[Version, ...], int]:
-        tensors = None if fragments is None else [name for p in fragments for name in self._names[p]]
-        return self._trainer.export_state(tensors), tuple(f.version for f in self._fragments), self._step
+    def _carry_out(self, actions: Sequence[Action], arrived: Mapping[FragmentId, Arrays]) -> None:
+        for action in actions:
+            match action:
+                case CutState():
+                    self._cuts.answer(partial(self._cut, position=action.position))
+                case AdoptVersion():
+                    self._adopt(action, arrived[action.report.fragment])
+                    self._say(action.report, action.report.step)
+                case OfferFragment():
+                    self._offer(action)
+                    self._say(action.report, action.report.step)
+                case ExportState():
+                    self._exports.answer(partial(self._state, at=action))
+                case SendReport():
+                    self._ended.set()  # first: who asks from now on to be told that all was offered is told by ``flush``
+                    self._say(action.report, self._replica.step)
+                case _:
+                    assert_never(action)
 
-    def _report(self) -> None:
-        """Say how far training is, unless that was said already."""
-        progress = self._odometer.read(self._step, monotonic())
-        if progress is not None:
-            self._outbox.put(progress)
+    def _adopt(self, action: AdoptVersion, published: Arrays) -> None:
+        fragment = action.report.fragment
+        match action.mode:
+            case Replace():
+                self._trainer.load(published)
+            case Mix():
+                self._trainer.load(mixed(published, self._own(published), self._plan.mix_alpha))
+            case Rebase(since):
+                base = self._bases[fragment] if since is None else self._snapshots[fragment][since].arrays()
+                self._trainer.load(rebased(published, self._own(published), dict(base)))
+            case _:
+                assert_never(action.mode)
+        if self._keeps_bases:
+            self._bases[fragment] = published
+        self._keep_snapshots(fragment, self._snapshots.get(fragment, {}), action.snapshots)
+
+    def _own(self, names: Iterable[str]) -> Arrays:
+        return self._trainer.snapshot(names).arrays()
+
+    def _offer(self, action: OfferFragment) -> None:
+        fragment, number = action.report.fragment, action.report.offer
+        snapshot = self._trainer.snapshot(self._plan.fragments[fragment])
+        self._keep_snapshots(fragment, {**self._snapshots.get(fragment, {}), number: snapshot}, action.snapshots)
+
+    def _keep_snapshots(self, fragment: FragmentId, all_of_it: dict[int, Snapshot], needed: tuple[int, ...]) -> None:
+        with self._changed:
+            self._snapshots[fragment] = {number: all_of_it[number] for number in needed}
+
+    def _cut(self, _: None, *, position: Position) -> Cut:
+        """The copy to the host goes on while the next steps are taken."""
+        began = monotonic()
+        snapshot, cursor = self._trainer.export_state(), self._trainer.cursor()
+        return Cut(snapshot, position, cursor, held_seconds=monotonic() - began)
+
+    def _state(self, fragments: Fragments, *, at: ExportState) -> tuple[Snapshot, tuple[Version, ...], int]:
+        tensors = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]
+        return self._trainer.export_state(tensors), at.versions, at.step
+
+    def _say(self, report: Letter, step: int) -> None:
+        """Report it, and before it how far training is, unless that was said already."""
+        self._report_progress(step)
+        self._outbox.put(report)
+
+    def _report_progress(self, step: int) -> None:
+        replica = self._replica
+        if self._odometer.is_news(replica.steps_total):
+            self._reported_at = monotonic()
+            self._outbox.put(self._odometer.report(step, replica.steps_total, replica.tokens_total))

@@ -1,67 +1,62 @@
-"""The letters an island has written and nobody has read yet, in the order things happened.
+"""The island's reliable outbox for several threads: the loop puts reports in, and Ray's threads read and command.
 
-The service may be away for long, and the island never waits for it, so the outbox must stay small by itself: progress is
-cumulative, so of two neighbouring reports the later one is enough; and an offer takes the place of an older offer of
-the same fragment, whose snapshot is gone. What is left grows only with what the service itself sends.
-
-Thread-safe: the loop writes, a Ray thread reads.
+Thread-safe. What is reported again, and who is fenced, is ``orchestrator.replica.outbox``'s business.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 
-from orchestrator.core.messages import Flushed, Letter, Offer, Progress
+from orchestrator.core.messages import Letter
+from orchestrator.core.vocabulary import Epoch
+from orchestrator.replica.outbox import Numbered, ReliableOutbox
 
 
 class Outbox:
-    def __init__(self) -> None:
+    """``standing`` tells what a new synchroniser may not know: offers not merged as far as this island knows; until it
+    holds a state, that it is ready for one. It is called under the outbox's lock, so whoever it asks must hold no lock of
+    its own while it puts reports in."""
+
+    def __init__(self, standing: Callable[[], Iterable[Letter]] = lambda: ()) -> None:
+        self._standing = standing
         self._changed = threading.Condition()
-        self._letters: list[Letter] = []
+        self._reading = threading.Lock()  # one long poll at a time; a second waits for the first
+        self._outbox = ReliableOutbox()
 
-    def put(self, letter: Letter) -> None:
+    def put(self, report: Letter) -> None:
         with self._changed:
-            if isinstance(letter, Offer):
-                self._letters = _without_offer_of(letter.fragment, self._letters)
-            last = self._letters[-1] if self._letters else None
-            if isinstance(letter, Progress) and isinstance(last, Progress):
-                self._letters[-1] = _joined(last, letter)
-            else:
-                self._letters.append(letter)
-            self._changed.notify_all()
-
-    def put_again(self, offer: Offer) -> None:
-        """For a reader who may not know the offer; one of its fragment that waits already is newer, or the same.
-
-        ``Flushed`` stays behind it, for that says that all work was offered.
-        """
-        with self._changed:
-            if any(isinstance(old, Offer) and old.fragment == offer.fragment for old in self._letters):
-                return
-            last = next((n for n, old in enumerate(self._letters) if isinstance(old, Flushed)), len(self._letters))
-            self._letters.insert(last, offer)
+            self._outbox.put(report)
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> list[Letter]:
-        """All letters, oldest first; waits for one up to ``timeout_s``. Each letter is given out once."""
+        """All reports that nobody read, oldest first; waits for one up to ``timeout_s``. Each is given out once."""
+        taken: list[Letter] = []
+
+        def took() -> bool:
+            taken.extend(self._outbox.take())
+            return bool(taken)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._letters, timeout_s)
-            letters, self._letters = self._letters, []
-        return letters
+            self._changed.wait_for(took, timeout_s)
+        return taken
 
+    def heed(self, epoch: Epoch) -> None:
+        """Take note of who speaks. Raises Fenced when a newer one has spoken."""
+        with self._changed:
+            if self._outbox.heed(epoch):
+                self._outbox.restate(self._standing())
+                self._changed.notify_all()
 
-def _without_offer_of(fragment: int, letters: list[Letter]) -> list[Letter]:
-    kept: list[Letter] = []
-    for letter in letters:
-        if isinstance(letter, Offer) and letter.fragment == fragment:
-            continue
-        if isinstance(letter, Progress) and kept and isinstance(kept[-1], Progress):
-            kept[-1] = _joined(kept[-1], letter)
-        else:
-            kept.append(letter)
-    return kept
+    def read(self, epoch: Epoch, after: int, acknowledged: int, timeout_s: float) -> Numbered:
+        """The reports behind number ``after``, oldest first; waits for one. Those up to ``acknowledged`` are forgotten."""
+        self.heed(epoch)
+        with self._reading, self._changed:
+            self._outbox.acknowledge(acknowledged)
+            self._changed.wait_for(lambda: self._outbox.has_after(after), timeout_s)
+            return self._outbox.read(after)
 
-
-def _joined(earlier: Progress, later: Progress) -> Progress:
-    return replace(later, gap_max_seconds=max(earlier.gap_max_seconds, later.gap_max_seconds))
+    def forget(self) -> None:
+        """Whoever reads next is told nothing of what was put in until now."""
+        with self._changed:
+            self._outbox.forget_all()

@@ -58,7 +58,8 @@ RoundSteps = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 RoundStepsOrNone = Annotated[int, Field(strict=True, ge=0, le=10**6)]
 VersionCount = Annotated[int, Field(strict=True, ge=0, le=10**6)]
 """Versions that work may be late by: at a million it is of no use to anybody."""
-FragmentCount = Annotated[int, Field(strict=True, ge=1, le=10_000)]
+FRAGMENTS_MAX = 10_000
+FragmentCount = Annotated[int, Field(strict=True, ge=1, le=FRAGMENTS_MAX)]
 """The paper has 24; no model has ten thousand tensors worth sending alone. Each is a line of every answer about the job."""
 TokenCount = Annotated[int, Field(strict=True, ge=1, le=BUDGET_TOKENS_MAX)]
 SequenceCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]

@@ -11,12 +11,12 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
 from orchestrator import documents
-from orchestrator.bounds import BUDGET_TOKENS_MAX, ISLANDS_MAX, STEP_TOKENS_MAX, Name, Seed
+from orchestrator.bounds import BUDGET_TOKENS_MAX, ISLANDS_MAX, STEP_TOKENS_MAX, Function, Name, Seed
 from orchestrator.core.vocabulary import CheckpointPolicy, HealthPolicy, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.sections import (
@@ -53,7 +53,9 @@ class JobSpec(Section):
     checkpoints: CheckpointsSection = CheckpointsSection()
     resume: ResumeSection | None = None
     synthetic: SyntheticSection = SyntheticSection()
-    trainer: Literal["learners.jax_trainer:create", "learners.synthetic:create"] = "learners.jax_trainer:create"
+    trainer: Function = Field(
+        "learners.jax_trainer:create", description="makes an island's trainer; of a package that the service allows"
+    )
     seed: Seed = 0
 
     @property
@@ -249,8 +251,10 @@ def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSectio
 def _size_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     """What is too large only as a product."""
     training, data, evaluation = (sections.get(name) for name in ("training", "data", "evaluation"))
-    batches = (("training.batch_size", training and training.batch_size, "a step of one island"),)
-    batches += (("evaluation.sequences", evaluation and evaluation.sequences, "what is held out"),)
+    batches = (
+        ("training.batch_size", training and training.batch_size, "a step of one island"),
+        ("evaluation.sequences", evaluation and evaluation.sequences, "what is held out"),
+    )
     for path, sequences, what in batches:
         if data and sequences and sequences * data.sequence_length > STEP_TOKENS_MAX:
             message = f"is {sequences:,} sequences of {data.sequence_length:,} tokens, and {what}"

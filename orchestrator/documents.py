@@ -74,7 +74,7 @@ def read_json(content: bytes | str, limits: Limits = REQUEST, name: str = "the d
     """The plain data that JSON text says. ``name`` stands for it in what is refused."""
     text = _text(content, limits.json_bytes_max, name, "JSON")
     without_texts = _JSON_TEXT.sub("", text)
-    if max(accumulate(map(_DEEPER.get, _NO_BRACKET.sub("", without_texts))), default=0) > DEPTH_MAX:  # type: ignore[arg-type]
+    if max(accumulate(map(_DEEPER.__getitem__, _NO_BRACKET.sub("", without_texts))), default=0) > DEPTH_MAX:
         raise _refused(name, f"lists and mappings are more than {DEPTH_MAX} deep. Write it flatter.")
     if sum(map(without_texts.count, ",:[{")) + 1 > limits.nodes_max:
         raise _too_many(name, limits.nodes_max)
@@ -136,18 +136,20 @@ def _text(content: bytes | str, bytes_max: int, name: str, language: str) -> str
             "JSON may be longer: send it as that, or make it shorter." if language == "YAML" else "Make it shorter."
         )
         raise _refused(name, f"it has {len(content):,} bytes, and as {language} may have {bytes_max:,}. {remedy}")
-    if isinstance(content, bytes):
+    if isinstance(content, str):
+        text = content
+    else:
         try:
-            content = content.decode("utf-8-sig")
+            text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             encoding = "UTF-16" if content.startswith(_UTF_16) else "something else than UTF-8"
             where = f"byte {error.start + 1}"
             raise _refused(name, f"it is written in {encoding}, as {where} shows. Save it as UTF-8.") from None
-    content = content.removeprefix("\ufeff")
-    if found := _CONTROL.search(content):
-        line = content.count("\n", 0, found.start()) + 1
+    text = text.removeprefix("\ufeff")
+    if found := _CONTROL.search(text):
+        line = text.count("\n", 0, found.start()) + 1
         raise _refused(name, f"line {line} holds the character {found[0]!a}, which no text may hold. Remove it.")
-    return content
+    return text
 
 
 def _check_texts(document: Any, name: str) -> None:

@@ -16,8 +16,8 @@
     │   ├── ServiceUnreachable
     │   └── StoreUnavailable    the service answers, and cannot read or keep what it must not forget
     ├── DataError               a tape or payload that is not what it claims to be
-    │   ├── WireError           … a payload (merge/wire.py); becomes a refusal
-    │   └── NotFinite           … parameters (merge/outer_state.py); what they would have become is not published
+    │   ├── InvalidPayload      … a payload (parameters/wire_format.py); becomes a refusal
+    │   └── NotFinite           … parameters (parameters/outer_state.py); what they would have become is not published
     └── InternalError           us: an invariant does not hold
         ├── Violation           … as a checker outside the core found (simulation/swarm/checkers)
         └── SwarmFailure        … under a seed of the swarm, with the command to see it again (simulation/swarm)
@@ -28,6 +28,7 @@ contribution is a decision with a reason (``vocabulary.RefusalReason``), not an 
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -189,6 +190,11 @@ class InternalError(AtollError):
 
     def __str__(self) -> str:
         return f"{self.detail} This is a bug in atoll; please report it with the job's tape."
+
+
+def disk_remedy(error: OSError) -> str:
+    """What to do about a disk that takes nothing, to be gone on with."""
+    return "Mount its disk writable" if error.errno == errno.EROFS else "Make room there"
 
 
 def first_line(error: BaseException) -> str:

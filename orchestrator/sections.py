@@ -48,6 +48,7 @@ from orchestrator.bounds import (
     WeightDecay,
     Word,
 )
+from orchestrator.parameters.codec.registry import CodecName
 
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
@@ -114,9 +115,9 @@ class DurabilitySection(Section):
     """
 
     kind: Literal["sync", "async"] = "sync"
-    merges_max: MergeCount = Field(8, description="for async; sync has none")
+    merges_max: MergeCount = Field(default=8, description="for async; sync has none")
     snapshot_every_records: RecordCount = Field(
-        20_000, description="a synchroniser that comes back remembers at most about so many steps one by one"
+        default=20_000, description="a synchroniser that comes back remembers at most about so many steps one by one"
     )
 
 
@@ -132,7 +133,7 @@ class SynchroniserSection(Section):
     staleness_max: VersionCount = 0
     averaging: Literal["radial", "mean"] = "radial"
     outer_optimizer: OuterOptimizerSection = OuterOptimizerSection()
-    wire: Literal["float32", "bfloat16"] = "float32"
+    wire: CodecName = "float32"
     durability: DurabilitySection = DurabilitySection()
     adoption: Literal["replace", "mix", "rebase"] = "rebase"
     mix_alpha: Ratio = 0.5

@@ -25,7 +25,7 @@ settings.load_profile("shared")
 ARITHMETIC = "arithmetic"
 STREAMS = {
     "ray/test_demo.py": "installation",
-    "ray/test_readme.py": "installation",
+    "ray/test_tutorial.py": "installation",
     "ray/test_service.py": "installation",
     "ray/test_whole_loss.py": "chaos",
     "ray": "cluster",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -18,12 +19,15 @@ import typer
 from api.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 README, RUNBOOK = ROOT / "README.md", ROOT / "deploy" / "RUNBOOK.md"
+TUTORIAL, DECISIONS = DOCS / "tutorial.md", DOCS / "decisions"
 PROMPT = "$ "
 PROGRAM = "atoll"
 ROOT_COMMAND: Any = typer.main.get_command(app)
 OPTION = re.compile(r"^\[?(--?[a-z][a-z-]*)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +39,20 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """What is typed at the prompt, with its comment."""
-        return [line.removeprefix(PROMPT) for line in self.text.splitlines() if line.startswith(PROMPT)]
+        """What is typed at the prompt, with its comment; a line that ends with a backslash goes on in the next."""
+        joined = self.text.replace("\\\n", " ")
+        return [line.removeprefix(PROMPT) for line in joined.splitlines() if line.startswith(PROMPT)]
+
+
+def documents() -> list[Path]:
+    """Every Markdown file of the repository, those included that are not committed yet."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return sorted(ROOT / name for name in listed if (ROOT / name).exists())
 
 
 def blocks(text: str) -> list[Block]:
     return [Block(kind, body) for kind, body in FENCE.findall(text)]
-
-
-def section(text: str, heading: str) -> str:
-    """What stands below this heading of the second level, up to the next."""
-    (found,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    return str(found)
 
 
 def prompted(text: str) -> list[list[str]]:
@@ -55,7 +61,7 @@ def prompted(text: str) -> list[list[str]]:
     for command in (command for block in blocks(text) for command in block.commands):
         words = shlex.split(command, comments=True)
         if Path(words[0]).name == PROGRAM:
-            found.append(list(takewhile(lambda word: word != ">", words[1:])))
+            found.append(list(takewhile(lambda word: word not in (">", "|"), words[1:])))
     return found
 
 
@@ -63,6 +69,12 @@ def quoted(text: str) -> list[list[str]]:
     """The words of every command of ours that is named between backticks in prose. It may leave arguments out."""
     prose = FENCE.sub("", text)
     return [found.split() for found in re.findall(rf"`(?:\.venv/bin/)?{PROGRAM} ([^`]+)`", prose)]
+
+
+def headings(text: str) -> set[str]:
+    """The headings of a document, as links name them."""
+    found = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
 def parse(words: list[str]) -> None:

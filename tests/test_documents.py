@@ -1,4 +1,7 @@
-"""README and the runbook name only what there is: commands, options, files, headings, targets of make, variables."""
+"""Documents name only what there is: commands, options, files, headings, targets of make, variables; and they stay readable.
+
+Decisions are history: they may name what was there when they were made, but their links and their width are held as well.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,47 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import README, ROOT, RUNBOOK, blocks, parse, prompted, quoted, unknown
+from docs import generate
+from tests.documents import (
+    DECISIONS,
+    DOCS,
+    FENCE,
+    LINK,
+    README,
+    ROOT,
+    blocks,
+    documents,
+    headings,
+    parse,
+    prompted,
+    quoted,
+    unknown,
+)
 
-DOCUMENTS = (README, RUNBOOK)
-BY_NAME = [path.name for path in DOCUMENTS]
-FOLDERS = ("api", "dashboards", "deploy", "learners", "orchestrator", "tests")
-LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
-COMMANDS = [(path, words) for path in DOCUMENTS for words in prompted(path.read_text())]
+FOLDERS = ("api", "dashboards", "deploy", "docs", "learners", "orchestrator", "tests")
+COLUMNS_MAX, README_LINES_MAX = 110, 120
+ALL = documents()
+PRESENT = [path for path in ALL if path.parent != DECISIONS or path.name == "README.md"]
+COMMANDS = [(path, words) for path in PRESENT for words in prompted(path.read_text())]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# ── what is there ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    ("path", "words"), COMMANDS, ids=[f"{path.name}: {' '.join(words)}" for path, words in COMMANDS]
+    ("path", "words"), COMMANDS, ids=[f"{name_of(path)}: {' '.join(words)}" for path, words in COMMANDS]
 )
 def test_a_command_that_is_typed_is_one_that_there_is(path: Path, words: list[str]) -> None:
     parse(words)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=BY_NAME)
+@pytest.mark.parametrize("path", PRESENT, ids=name_of)
 def test_what_is_quoted_of_a_command_is_known(path: Path) -> None:
-    text = path.read_text()
-    assert prompted(text)
-    assert quoted(text)
-    assert [(words, unknown(words)) for words in quoted(text) if unknown(words)] == []
+    assert [(words, unknown(words)) for words in quoted(path.read_text()) if unknown(words)] == []
 
 
 def test_a_command_that_there_is_not_would_be_found() -> None:
@@ -42,45 +64,91 @@ def test_a_command_that_there_is_not_would_be_found() -> None:
             parse(words)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=BY_NAME)
-def test_every_file_and_folder_that_is_named_exists(path: Path) -> None:
-    text = path.read_text()
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_every_link_resolves(path: Path) -> None:
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text()))
     linked = {target for target, _ in LINK.findall(text) if target and "://" not in target}
-    named = set(re.findall(rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)", text))
-    assert linked
     assert [name for name in sorted(linked) if not (path.parent / name).exists()] == []
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=BY_NAME)
-def test_every_heading_that_is_linked_exists(path: Path) -> None:
-    for target, heading in LINK.findall(path.read_text()):
-        if heading:
+    for target, heading in LINK.findall(text):
+        if heading and "://" not in target:
             assert heading in headings((path.parent / target if target else path).read_text()), f"{target}#{heading}"
 
 
-def test_every_target_of_make_module_and_variable_that_readme_names_exists() -> None:
-    text, makefile = README.read_text(), (ROOT / "Makefile").read_text()
+@pytest.mark.parametrize("path", PRESENT, ids=name_of)
+def test_every_file_target_of_make_module_and_variable_that_is_named_exists(path: Path) -> None:
+    text, makefile = path.read_text(), (ROOT / "Makefile").read_text()
+    named = set(re.findall(rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)", text))
+    assert [name for name in sorted(named) if not ((ROOT / name).exists() or (ROOT / f"{name}.py").exists())] == []
     for target in re.findall(r"(?:`|\$ )make ([a-z-]+)", text):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    for module in re.findall(r"python -m ([\w.]+)", text):
+    for module in re.findall(r"python -m ([\w.]+\w)", text):
         place = ROOT.joinpath(*module.split("."))
         assert module == "pytest" or (place / "__main__.py").exists() or place.with_suffix(".py").exists(), module
-    for part in re.findall(r"python -m tests\.bench (\w+)", text):
-        assert (ROOT / "tests" / "bench" / f"{part}.py").exists(), part
-    code = "\n".join(path.read_text() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
-    for variable in set(re.findall(r"\bATOLL_\w+", text)):
-        assert f'"{variable}"' in code, variable
+    for part in re.findall(r"python -m tests\.bench ([\w-]+)", text):
+        assert (ROOT / "tests" / "bench" / f"{part.replace('-', '_')}.py").exists(), part
+    for variable in set(re.findall(r"\bATOLL_[A-Z_]+", text)):
+        assert f'"{variable}"' in code(), variable
 
 
-def test_python_in_readme_is_python() -> None:
-    found = [block.text for block in blocks(README.read_text()) if block.kind == "python"]
-    assert found
-    for text in found:
-        ast.parse(text)
+@pytest.mark.parametrize("path", PRESENT, ids=name_of)
+def test_python_in_a_document_is_python(path: Path) -> None:
+    for block in blocks(path.read_text()):
+        if block.kind == "python":
+            ast.parse(block.text)
 
 
-def headings(text: str) -> set[str]:
-    """The headings of a document, as links name them."""
-    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+def code() -> str:
+    """All Python of the repository."""
+    return "\n".join(path.read_text() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
+
+
+# ── what is said once ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("path", "text"), generate.rendered().items(), ids=lambda value: getattr(value, "name", ""))
+def test_a_generated_reference_is_what_the_code_says(path: Path, text: str) -> None:
+    assert path.read_text() == text, "run `make reference`"
+
+
+def test_every_field_command_and_message_is_in_its_reference() -> None:
+    """Of the generator: what it would leave out by mistake nobody would miss."""
+    pages = {path.name: text for path, text in generate.rendered().items()}
+    for wanted in ("`grace_margin`: a number from 0 to below 1, default `0.8`", "## `synchroniser.durability`"):
+        assert wanted in pages["config.md"]
+    for wanted in ("## `atoll chaos verdict`", "## `atoll tape fit`", "`--stay-down`"):
+        assert wanted in pages["cli.md"]
+    for wanted in ("### MergeFragment", "- `inputs`: `tuple[WeightedPayload, ...]`", "### RefusalReason"):
+        assert wanted in pages["events-and-effects.md"]
+
+
+def test_every_decision_is_in_the_index_once_and_has_a_status() -> None:
+    index = (DECISIONS / "README.md").read_text()
+    pages = sorted(path for path in DECISIONS.glob("*.md") if path.name != "README.md")
+    assert sorted(target for target, _ in LINK.findall(index)) == [path.name for path in pages]
+    assert [path.name for path in pages if not re.search(r"^- Status: \w", path.read_text(), re.MULTILINE)] == []
+    numbers = [int(path.name[:4]) for path in pages]
+    assert numbers == list(range(1, len(pages) + 1))
+
+
+def test_the_glossary_is_sorted_and_short() -> None:
+    _, glossary = (DOCS / "concepts.md").read_text().split("## Glossary")
+    words = [line.split("|")[1].strip().lower() for line in glossary.splitlines() if line.startswith("| ")][1:]
+    assert words == sorted(words)
+    assert 30 <= len(words) <= 50
+
+
+# ── what can be read ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_readme_fits_a_screen_or_three() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= README_LINES_MAX
+    assert [line for line in lines if len(line) > COLUMNS_MAX] == []
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_no_line_of_prose_is_wider_than_an_editor(path: Path) -> None:
+    """A table's row cannot be broken, nor can a single word, such as a test's name or a link."""
+    prose = FENCE.sub("", path.read_text())
+    wide = [line for line in prose.splitlines() if len(line) > COLUMNS_MAX and not line.startswith("|")]
+    assert [line for line in wide if len(line.strip().removeprefix("- ").split()) > 1] == []

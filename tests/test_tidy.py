@@ -1,7 +1,7 @@
 """The architecture as tests: imports only go down, pure packages stay pure, files stay readable.
 
-The table is the one of ARCHITECTURE.md. A row names what a package may import besides itself and the standard library; pure
-packages may import only the standard-library modules listed in ``PURE_STDLIB``.
+The table is the one of docs/architecture.md. A row names what a package may import besides itself and the standard library;
+pure packages may import only the standard-library modules listed in ``PURE_STDLIB``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ PURE_STDLIB = frozenset(
         "dataclasses",
         "difflib",
         "enum",
+        "errno",
         "functools",
         "hashlib",
         "heapq",
@@ -52,6 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.plain": frozenset(),
     "orchestrator.printable": frozenset(),
     "orchestrator.environment": frozenset({"orchestrator.errors"}),
+    "orchestrator.home_files": frozenset(),
     "orchestrator.logbook": frozenset({"orchestrator.printable"}),
     "orchestrator.marks": frozenset({"psutil"}),
     "orchestrator.disk": frozenset(),
@@ -59,9 +61,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.roots": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.impairment": frozenset({CORE}),
+    "orchestrator.replica": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
     "orchestrator.bounds": frozenset({"pydantic"}),
-    "orchestrator.sections": frozenset({"orchestrator.bounds", "pydantic"}),
+    "orchestrator.sections": frozenset({"orchestrator.bounds", "orchestrator.parameters.codec.registry", "pydantic"}),
     "orchestrator.validation": frozenset({"orchestrator.errors", "orchestrator.plain", "pydantic"}),
     "orchestrator.config": frozenset(
         {
@@ -74,12 +77,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
-    "orchestrator.merge": frozenset({CORE, "orchestrator.errors", "numpy", "ml_dtypes"}),
-    "orchestrator.journal": frozenset(
-        {CORE, "orchestrator.disk", "orchestrator.merge", "orchestrator.errors", "numpy"}
-    ),
+    "orchestrator.parameters": frozenset({CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes"}),
     "orchestrator.checkpoints": frozenset(
-        {CORE, "orchestrator.merge", "orchestrator.roots", "orchestrator.errors", "numpy", "fsspec"}
+        {CORE, "orchestrator.parameters", "orchestrator.roots", "orchestrator.errors", "numpy", "fsspec"}
     ),
     "orchestrator.accounting": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.elastic": frozenset({CORE}),
@@ -100,6 +100,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             FOLDS,
             "orchestrator.elastic",
             "orchestrator.impairment",
+            "orchestrator.replica",
             "orchestrator.tape",
             "orchestrator.errors",
             "orchestrator.plain",
@@ -117,8 +118,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             FOLDS,
             "orchestrator.simulation",
             "orchestrator.config",
-            "orchestrator.journal",
-            "orchestrator.merge",
+            "orchestrator.parameters",
+            "orchestrator.replica",
             "orchestrator.checkpoints",
             "orchestrator.host",
             "orchestrator.roots",
@@ -151,8 +152,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.config",
             "orchestrator.disk",
             "orchestrator.errors",
-            "orchestrator.journal",
-            "orchestrator.merge",
+            "orchestrator.parameters",
             "orchestrator.plain",
             "orchestrator.roots",
             "orchestrator.tape",
@@ -165,11 +165,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "learners": frozenset(
         {
             "orchestrator.core.vocabulary",
-            "orchestrator.core.letters",
             "orchestrator.core.messages",
-            "orchestrator.core.schedule",
-            "orchestrator.merge.wire",
-            "orchestrator.merge.fragment_map",
+            "orchestrator.replica",
+            "orchestrator.parameters.wire_format",
+            "orchestrator.parameters.fragment_map",
             "orchestrator.checkpoints",
             "orchestrator.roots",
             "orchestrator.errors",
@@ -187,7 +186,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             "learners",
             CORE,
-            "orchestrator.merge",
+            "orchestrator.parameters",
             "orchestrator.checkpoints",
             "orchestrator.roots",
             "orchestrator.errors",
@@ -197,7 +196,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "learners.evaluator": frozenset(
-        {"learners", CORE, "orchestrator.merge", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
+        {"learners", CORE, "orchestrator.parameters", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
     ),
     "api": frozenset(
         {
@@ -210,11 +209,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.checkpoints",
             "orchestrator.config",
             "orchestrator.environment",
+            "orchestrator.home_files",
             "orchestrator.documents",
             "orchestrator.sections",
             "orchestrator.errors",
             "orchestrator.logbook",
             "orchestrator.marks",
+            "orchestrator.parameters.codec.registry",
             "orchestrator.plain",
             "orchestrator.printable",
             "orchestrator.report",
@@ -242,7 +243,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"api.auth.store", "api.chaos.store", "orchestrator.errors", "sqlalchemy", "alembic", "psycopg"}
     ),
     "api.run": frozenset(
-        {"api.jobs.control", "api.schemas", "orchestrator.errors", "orchestrator.logbook", "pydantic", "yaml"}
+        {
+            "api.jobs.control",
+            "api.schemas",
+            "orchestrator.bounds",
+            "orchestrator.errors",
+            "orchestrator.logbook",
+            "pydantic",
+            "yaml",
+        }
     ),
     "api.jobs": frozenset(
         {
@@ -297,6 +306,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 PURE = (
     "orchestrator.core",
+    "orchestrator.replica",
     "orchestrator.errors",
     "orchestrator.plain",
     "orchestrator.accounting",
@@ -411,7 +421,7 @@ def test_what_make_bench_runs_can_be_imported() -> None:
 def test_top_level_folders_are_the_architecture() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     folders = {name.split("/")[0] for name in tracked if "/" in name}
-    assert folders <= {"orchestrator", "learners", "api", "deploy", "dashboards", "tests", ".ci"}
+    assert folders <= {"orchestrator", "learners", "api", "deploy", "dashboards", "docs", "tests", ".ci"}
 
 
 def test_the_lock_file_names_no_host() -> None:

@@ -1,8 +1,8 @@
 """Whose code a job may name: packages on a list, and no other. Pure.
 
-``model.factory`` is ``package.module:function`` and runs in every island with the rights of the service's user. So it is
-taken only from packages that whoever started the service has named (``atoll up --allow PACKAGE``); learners' own are always
-among them. An entry stands for a package and all within it.
+``model.factory`` and ``trainer`` are ``package.module:function`` and run in every island with the rights of the service's
+user. So they are taken only from packages that whoever started the service has named (``atoll up --allow PACKAGE``);
+learners' own are always among them. An entry stands for a package and all within it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,28 @@ _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 def code_problems(document: Mapping[str, Any], packages: Sequence[str]) -> tuple[Problem, ...]:
     """The code that this specification names and that is on no list. The specification may be wrong elsewhere."""
     model = document.get("model")
-    factory = model.get("factory") if isinstance(model, Mapping) else None
-    if not factory or not isinstance(factory, str):
-        return ()
-    module = factory.partition(":")[0]
-    if any(module == package or module.startswith(package + ".") for package in packages):
-        return ()
-    package = module.partition(".")[0]
-    return (
-        Problem(
-            "model.factory",
-            f"names {factory!r}, and this service takes code from {', '.join(sorted(packages))} only.",
-            f"Use a preset; or have the service started with `atoll up --allow {package}`, if you trust that package.",
-        ),
+    named = (
+        ("model.factory", model.get("factory") if isinstance(model, Mapping) else None, "Use a preset"),
+        ("trainer", document.get("trainer"), "Leave it out"),
+    )
+    return tuple(
+        _problem(path, function, otherwise, packages)
+        for path, function, otherwise in named
+        if function and isinstance(function, str) and not _is_allowed(function, packages)
+    )
+
+
+def _is_allowed(function: str, packages: Sequence[str]) -> bool:
+    module = function.partition(":")[0]
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def _problem(path: str, function: str, otherwise: str, packages: Sequence[str]) -> Problem:
+    package = function.partition(":")[0].partition(".")[0]
+    return Problem(
+        path,
+        f"names {function!r}, and this service takes code from {', '.join(sorted(packages))} only.",
+        f"{otherwise}; or have the service started with `atoll up --allow {package}`, if you trust that package.",
     )
 
 

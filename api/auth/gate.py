@@ -25,6 +25,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.limit import FailureLimit
@@ -115,8 +116,8 @@ class Gate:
 
         try:
             yield send_audited
-        except Exception:
-            await self._end_audit(asked, number, 500)  # it is answered further out
+        except Exception as error:  # it is answered further out
+            await self._end_audit(asked, number, 400 if isinstance(error, ClientDisconnect) else 500)
             raise
 
     async def _end_audit(self, asked: Asked, number: int, status: int) -> None:

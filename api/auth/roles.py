@@ -48,6 +48,11 @@ class Role(StrEnum):
         return order.index(self) >= order.index(needed)
 
 
+def role_of(said: str) -> Role | None:
+    """The role of that name; None where it names none, as in a row that is damaged."""
+    return Role(said) if said in Role.__members__.values() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Whoever asks with a valid token: the token's name and its role."""

@@ -35,10 +35,13 @@ class TokenOptions(BaseModel):
 
 
 class Token(Answer):
-    """A token, without what makes it one. ``valid`` is false once it expired or was revoked. Times are Unix seconds."""
+    """A token, without what makes it one. ``valid`` is false once it expired or was revoked. Times are Unix seconds.
+
+    ``role`` is null where what is stored of it is damaged; it is not valid then.
+    """
 
     name: str
-    role: Role
+    role: Role | None
     created_at: float
     created_by: str
     expires_at: float | None
@@ -59,13 +62,14 @@ class TokenList(Answer):
 class AuditEntry(Answer):
     """One request to change something: who, with which role, what, when, and how it was answered.
 
-    ``status`` is null while it is being answered, and for ever if the service was killed meanwhile.
+    ``status`` is null while it is being answered, and for ever if the service was killed meanwhile. ``role`` is null where
+    what is stored of it is damaged.
     """
 
     number: int
     at: float
     caller: str
-    role: Role
+    role: Role | None
     address: str
     method: str
     path: str

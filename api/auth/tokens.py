@@ -6,7 +6,7 @@ token: it exists in the answer to whoever created it, and for the first one in `
 
 from __future__ import annotations
 
-from api.auth.roles import Holder, Role, digest_of, new_token
+from api.auth.roles import Holder, Role, digest_of, new_token, role_of
 from api.auth.store import AccessStore, TokenRow
 from api.clocks import Clock, TimeOfDay, uptime
 from api.installation.home import Home
@@ -59,10 +59,13 @@ class Tokens:
         return self._holder(row) if self._passed() - found_at <= REMEMBERED_S else None
 
     def _holder(self, row: TokenRow | None) -> Holder | None:
-        return Holder(row.name, Role(row.role)) if row and self.valid(row) else None
+        role = role_of(row.role) if row else None
+        return Holder(row.name, role) if row and role and self.valid(row) else None
 
     def valid(self, row: TokenRow) -> bool:
-        return row.revoked_at is None and (row.expires_at is None or self._clock() < row.expires_at)
+        """Whether it lets anybody in. One whose row is damaged does not."""
+        in_time = row.expires_at is None or self._clock() < row.expires_at
+        return row.revoked_at is None and in_time and role_of(row.role) is not None
 
     def list(self) -> list[TokenRow]:
         """All tokens, oldest first."""

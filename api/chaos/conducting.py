@@ -49,8 +49,11 @@ logger = logging.getLogger(__name__)
 
 
 def planned(row: ChaosRunRow) -> tuple[ChaosPlan, tuple[PlannedFault, ...]]:
-    """The plan of a run, and its faults. The same whenever it is asked."""
-    return _planned(row.text, tuple(map(tuple, row.fleet)))
+    """The plan of a run, and its faults. The same whenever it is asked. Raises DataError where the row is damaged."""
+    try:
+        return _planned(row.text, tuple(map(tuple, row.fleet)))
+    except (TypeError, ValueError) as error:
+        raise DataError(detail=f"The fleet of the run {row.run} is damaged in the store.") from error
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.chaos.conducting import key_of, planned
 from api.chaos.conductor import Conductor
-from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState
+from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState, VerdictDocument
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
 from api.installation.second_life import SecondLife
 from api.jobs.idempotency import digest_of, refuse_other_request
@@ -85,14 +85,14 @@ class ChaosRuns:
         found = self._service.job(run_of.job)
         if found.state.final or found.after_s is None:
             raise Conflict(detail=f"Job {found.job} is {found.state}; there is nothing to strike.")
-        fleet = [[i.island, i.node_group, i.region, i.accelerator_count] for i in found.islands if not _spare(i)]
-        check_fleet(plan, [IslandPlan(IslandId(i), NodeGroupId(group), region, n) for i, group, region, n in fleet])
+        islands = [island for island in found.islands if not _spare(island)]
+        check_fleet(plan, list(map(_plan_of, islands)))
         row = ChaosRunRow(
             run=f"chaos-{secrets.token_hex(6)}",
             job=found.job,
             plan=plan.name,
             text=text,
-            fleet=fleet,
+            fleet=[[i.island, i.node_group, i.region, i.accelerator_count] for i in islands],
             reference=undisturbed,
             caller=caller,
             requested_at=time.time(),
@@ -133,6 +133,10 @@ class ChaosRuns:
         """The verdict as plain data. Raises Conflict before there is one, or if there will be none."""
         row = self._row(job, run)
         if row.verdict is not None:
+            try:
+                VerdictDocument.model_validate(row.verdict)
+            except ValidationError as error:
+                raise DataError(detail=f"The verdict of {row.run} is damaged in the store.") from error
             return row.verdict
         if row.ended_at is not None or row.state == RunState.STOPPED:
             detail = f"The run {row.run} has no verdict: it is {row.state}, {row.reason}."
@@ -197,16 +201,16 @@ class ChaosRuns:
                     told=_told(fault),
                     after_s=decided.at,
                     spared=fault["spared"],
-                    command=command and command.command,
-                    outcome=command and command.state,
+                    command=command.command if command else None,
+                    outcome=command.state if command else None,
                 )
             )
         faults = planned(row)[1]
-        following = faults[len(made)] if RunState(row.state).strikes and len(made) < len(faults) else None
+        following = faults[len(made)] if RunState.stored(row.state).strikes and len(made) < len(faults) else None
         return ChaosRun(
             **_summary(row, made),
             fault_count=len(faults),
-            next=following and _fault(following, row.begun_at),
+            next=_fault(following, row.begun_at) if following else None,
             decisions=decisions,
         )
 
@@ -214,6 +218,11 @@ class ChaosRuns:
 def _spare(island: Island) -> bool:
     """It waits to be an island: a fault that is drawn for it could strike nobody, or nobody who trains."""
     return island.standby or (island.state == "stopped" and island.incarnation == 0)
+
+
+def _plan_of(island: Island) -> IslandPlan:
+    """The island as faults are drawn for it."""
+    return IslandPlan(IslandId(island.island), NodeGroupId(island.node_group), island.region, island.accelerator_count)
 
 
 def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, Any]:
@@ -224,7 +233,7 @@ def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, An
         "plan": row.plan,
         "caller": row.caller,
         "requested_at": row.requested_at,
-        "state": row.state,
+        "state": RunState.stored(row.state),
         "reason": row.reason,
         "begun_after_s": row.begun_at,
         "ended_at": row.ended_at,

@@ -38,6 +38,11 @@ class RunState(StrEnum):
     def strikes(self) -> bool:
         return self in (RunState.WAITING, RunState.RUNNING)
 
+    @classmethod
+    def stored(cls, said: str) -> RunState:
+        """What a row says; one that is damaged is of a run that comes to nothing."""
+        return cls(said) if said in cls.__members__.values() else cls.FAILED
+
 
 AskedReference = Annotated[
     Annotated[dict[str, Any], Field(max_length=REFERENCE_FIELDS_MAX)] | Word | None,

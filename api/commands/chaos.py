@@ -108,8 +108,8 @@ def strike(
 ) -> None:
     """Let any fault of a plan strike now. What lasts ends by itself, or by `atoll chaos continue`."""
     with connect(home, url) as client:
-        more = {"bytes_per_second": bytes_per_second, "payloads": payloads}
-        conclude(client, client.strike(job, kind, island, seconds, **more), as_json)
+        struck = client.strike(job, kind, island, seconds, bytes_per_second=bytes_per_second, payloads=payloads)
+        conclude(client, struck, as_json)
 
 
 @app.command("continue")

@@ -99,7 +99,8 @@ def up(
 ) -> None:
     """Start the service and an embedded cluster, or what died of them; nothing if all is up. HOME/token is an admin's."""
     os.umask(OWNER_ALONE)
-    if context.get_parameter_source("database").name == "COMMANDLINE":
+    source = context.get_parameter_source("database")
+    if source is not None and source.name == "COMMANDLINE":
         refuse_password_in_view(database)
     binding = Binding(host, certificate, key, insecure)
     packages = tuple(allow or ())

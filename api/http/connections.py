@@ -52,6 +52,8 @@ DESCRIPTORS_APART = 64
 """For the database, the cluster, the log, and what else the process has open."""
 
 logger = logging.getLogger(__name__)
+_OF_UVICORN = logging.getLogger("uvicorn.error.connection")
+_OF_UVICORN.setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class Connection(H11Protocol):
 
     def __init__(self, config: uvicorn.Config, server: uvicorn.Server, refusals: Refusals) -> None:
         super().__init__(config, server.server_state, server.lifespan.state)
+        self.logger = _OF_UVICORN  # a stranger could fill the disk with its warnings; ``refusals`` are counted
         self._refusals = refusals
         self._asks_nothing_since = time.monotonic()
         self._unread_since: float | None = None

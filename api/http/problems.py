@@ -19,6 +19,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,6 +40,7 @@ from orchestrator.errors import (
     StoreUnavailable,
     TooManyFailures,
     Unauthenticated,
+    disk_remedy,
 )
 from orchestrator.validation import path_of
 
@@ -150,7 +152,7 @@ def answer_to(error: Exception, method: str, path: str) -> JSONResponse:
     if isinstance(error, OSError) and error.errno in REFUSALS_OF_THE_MACHINE:
         where = f" ({error.filename})" if error.filename else ""
         detail = f"The service's machine cannot do that at present: {error.strerror}{where}."
-        error = InfrastructureError(detail=detail, remedy="Make room, and repeat the request.")
+        error = InfrastructureError(detail=detail, remedy=f"{disk_remedy(error)}, and repeat the request.")
     match error:
         case AtollError():
             document = document_of(error, path)
@@ -160,6 +162,8 @@ def answer_to(error: Exception, method: str, path: str) -> JSONResponse:
                 logger.error("%s %r: %s", method, path, error, exc_info=error)
         case HTTPException():
             document = refused(error.status_code, str(error.detail), path)
+        case ClientDisconnect():  # nobody hears this, but the audit trail keeps the status
+            document = refused(400, "The client left before its request was whole.", path)
         case _:
             logger.error("%s %r failed", method, path, exc_info=error)
             detail = f"{type(error).__name__} while answering this request. This is a bug in atoll."

@@ -26,6 +26,9 @@ from orchestrator.errors import (
     Unauthenticated,
 )
 
+WAIT_DIGITS_MAX = 9
+"""Of seconds: whoever answers may be no service of ours."""
+
 
 def error_of(answer: httpx.Response) -> AtollError:
     """The error that the service meant by this answer."""
@@ -54,7 +57,8 @@ def error_of(answer: httpx.Response) -> AtollError:
         case "forbidden":
             return Forbidden(detail=detail, remedy=remedy)
         case "too-many-failures":
-            wait_s = int(answer.headers.get("Retry-After", 0))
+            said = answer.headers.get("Retry-After", "")
+            wait_s = int(said) if said.isascii() and said.isdecimal() and len(said) <= WAIT_DIGITS_MAX else 0
             return TooManyFailures(detail=detail, remedy=remedy, retry_after_s=wait_s)
         case "request":
             lines = "".join(f"\n  - {problem}" for problem in problems)

@@ -15,6 +15,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from api.installation.finding import Finding, State
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.past import refuse_lost_store
 from api.installation.up import PORT_COUNT, PORT_FIRST
+from orchestrator import home_files
 from orchestrator.config import read_document
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, InfrastructureError
@@ -35,6 +37,7 @@ GIB = 1 << 30
 DISK_WRONG_BYTES, DISK_WARNING_BYTES = 1 * GIB, 5 * GIB
 SHARED_MEMORY_BYTES = 1 * GIB
 """Ray keeps its object stores there; with less it falls back to files, which is slow."""
+FOLDERS = "--runs, --home, and for Ray's the variable TMPDIR"
 PROBES = {
     "ray": "import ray; print(ray.__version__)",
     "jax": "import jax; print(', '.join(f'{d.platform}:{d.id}' for d in jax.devices()))",
@@ -154,18 +157,25 @@ def _free(port: int) -> bool:
 
 
 def _disk(*wanted: Path) -> Finding:
-    """The fullest of the disks under these folders."""
+    """One of the disks under these folders that cannot be written, else the fullest."""
     places = [next(at for at in (path.absolute(), *path.absolute().parents) if at.is_dir()) for path in wanted]
+    for place in places:
+        try:
+            with tempfile.TemporaryFile(dir=place):  # a disk that failed is read-only, whatever room it has
+                pass
+        except OSError as error:
+            found = f"{place} cannot be written: {error.strerror}"
+            return Finding("disk", State.WRONG, found, f"Mend that, or give `atoll up` other folders: {FOLDERS}.")
     free, place = min((shutil.disk_usage(place).free, place) for place in places)
     state = State.WRONG if free < DISK_WRONG_BYTES else State.WARNING if free < DISK_WARNING_BYTES else State.OK
-    remedy = "" if state is State.OK else "Make room, or give `atoll up` other folders with --runs and --home."
+    remedy = "" if state is State.OK else f"Make room, or give `atoll up` other folders: {FOLDERS}."
     return Finding("disk", state, f"{free / GIB:.1f} GiB free in {place}", remedy)
 
 
 def _cluster_folder(home: Home) -> list[Path]:
     """Where Ray keeps its logs and sockets, if a cluster is up: without room there no process of a job begins."""
     try:
-        return [Path(json.loads((home.path / "cluster.json").read_text())["temp_dir"])]
+        return [Path(json.loads(home_files.read(home.path / "cluster.json"))["temp_dir"])]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

@@ -20,16 +20,20 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import IO
 
-from orchestrator.errors import Conflict, InfrastructureError
+from orchestrator import home_files
+from orchestrator.errors import Conflict, InfrastructureError, disk_remedy
 
 SERVICE_MODULE = "api.serve"
 DEFAULT_HOME = Path(".atoll")
 DEFAULT_RUNS = Path("runs")
 LOCK_PATIENCE_S = 0.5
 """Whoever asks whether a service runs holds the lock for an instant."""
+HOLDER_BYTES_MAX = 200
 ROOM_BYTES = 1 << 18
 """A new store takes about half of it, before anything is in it."""
+NOT_REMOVED = (errno.EISDIR, errno.EPERM, errno.EACCES, errno.EROFS)
 TOKEN_VARIABLE = "ATOLL_TOKEN"
 DATABASE_VARIABLE = "ATOLL_DATABASE"
 """Secrets may come by the environment, which only their owner sees; a command line is seen by everybody."""
@@ -73,7 +77,7 @@ class Home:
     def address(self) -> Address | None:
         """What ``service.json`` says, true or stale; None if there is none that can be read."""
         try:
-            written = json.loads((self.path / "service.json").read_text())
+            written = json.loads(home_files.read(self.path / "service.json"))
             certificate = written.get("certificate")
             address = Address(
                 str(written["url"]),
@@ -82,7 +86,7 @@ class Home:
                 Path(certificate) if certificate else None,
             )
             return address if address.port and address.pid > 0 else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 
     def found_address(self) -> Address | None:
@@ -103,15 +107,15 @@ class Home:
         if address := self.address():
             return address.port
         try:
-            return _port(int((self.path / "port").read_text()))
+            return _port(int(home_files.read(self.path / "port")))
         except (OSError, ValueError):
             return None
 
     def running(self) -> bool:
         """Whether a service process holds this home."""
         try:
-            with (self.path / "service.lock").open() as held:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with home_files.open_lock(self.path / "service.lock", create=False) as held:
+                fcntl.flock(held.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except BlockingIOError:
@@ -135,7 +139,7 @@ class Home:
         except OSError as error:
             detail = f"Nothing can be written in the home folder {self.path}: {error.strerror}."
             raise InfrastructureError(
-                detail=detail, remedy="Make room there, or choose another with --home."
+                detail=detail, remedy=f"{disk_remedy(error)}, or choose another with --home."
             ) from error
 
     def locked(self) -> AbstractContextManager[None]:
@@ -156,25 +160,33 @@ class Home:
     @contextmanager
     def _held(self, name: str, patience_s: float, detail: str, remedy: str, holder: str) -> Iterator[None]:
         self.make()
-        with (self.path / name).open("a+") as held:
+        try:
+            held = home_files.open_lock(self.path / name, create=True)
+        except OSError as error:
+            detail = f"{self.path / name} cannot be locked: {error.strerror}."
+            raise InfrastructureError(
+                detail=detail, remedy="Remove what lies there, which no command of atoll left."
+            ) from error
+        with held:
             deadline = time.monotonic() + patience_s
             while True:
                 try:
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(held.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError as error:
                     if time.monotonic() >= deadline:
                         held.seek(0)
-                        told = detail.format(home=self.path, holder=held.read().strip() or "Another command")
+                        told = detail.format(home=self.path, holder=_holder_in(held) or "Another command")
                         raise Conflict(detail=told, remedy=remedy) from error
                     time.sleep(0.02)
-            held.truncate(0)
-            with suppress(OSError):  # on a full disk it is held all the same, only not by whom
+            with suppress(OSError):  # on a disk that takes nothing it is held all the same, only not by whom
+                held.truncate(0)
                 os.write(held.fileno(), holder.encode())
             try:
                 yield
             finally:
-                held.truncate(0)
+                with suppress(OSError):
+                    held.truncate(0)
 
     def write_address(self, url: str, runs: Path, certificate: Path | None = None) -> None:
         """Say where this process listens, all at once."""
@@ -184,31 +196,32 @@ class Home:
         facts = {"url": address.url, "pid": address.pid, "runs": str(address.runs), "started_at": started_at}
         facts |= {"certificate": str(address.certificate)} if address.certificate else {}
         for name, text in (("port", str(address.port)), ("service.json", json.dumps(facts))):
-            fresh = self.path / f"{name}.new"
-            fresh.write_text(text)
-            if (self.path / name).is_dir():
-                os.rename(self.path / name, self.path / f"{name}.damaged-{os.getpid()}-{time.time_ns()}")
-            os.replace(fresh, self.path / name)
+            home_files.replace(self.path / name, text)
 
     def forget_address(self) -> None:
-        with suppress(IsADirectoryError, PermissionError):  # a folder in its place is no address either
+        """What cannot be removed is no address either: a folder in its place, or that of a process that is gone."""
+        try:
             (self.path / "service.json").unlink(missing_ok=True)
+        except OSError as error:
+            if error.errno not in NOT_REMOVED:
+                raise
 
     def token(self) -> str | None:
         """The admin token left here; None if there is none, or none that this user may read."""
         try:
-            return (self.path / "token").read_text().strip() or None
-        except OSError:
+            token = home_files.read(self.path / "token").strip()
+        except (OSError, ValueError):
             return None
+        return token if token.isascii() and token.isprintable() and token else None
 
     def write_token(self, token: str) -> None:
         """Leave a token that nobody but the owner of this folder can read, at no instant."""
-        fresh = self.path / "token.new"
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(token + "\n")
-        os.replace(fresh, self.path / "token")
+        home_files.replace(self.path / "token", token + "\n")
+
+
+def _holder_in(held: IO[bytes]) -> str:
+    """Who said that they hold it."""
+    return held.read(HOLDER_BYTES_MAX).decode(errors="replace").strip()
 
 
 def _port(number: int) -> int | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from api.installation.home import Home
+from orchestrator import home_files
 from orchestrator.errors import InfrastructureError
 
 SQLITE = "sqlite"
@@ -44,9 +45,7 @@ def note_store(home: Home, database: str | None) -> None:
     name, noted = _name_of(home, database), _noted(home) or []
     if name in noted:
         return
-    fresh = _list(home).with_suffix(".new")
-    fresh.write_text(json.dumps([*noted, name]) + "\n")
-    os.replace(fresh, _list(home))
+    home_files.replace(_list(home), json.dumps([*noted, name]) + "\n")
 
 
 def refuse_lost_store(home: Home, database: str | None) -> None:
@@ -149,7 +148,7 @@ def _list(home: Home) -> Path:
 def _noted(home: Home) -> list[str] | None:
     """None where nothing is noted, or what is cannot be read: then the token says whether there was a service."""
     try:
-        noted = json.loads(_list(home).read_text())
+        noted = json.loads(home_files.read(_list(home)))
     except (OSError, ValueError, RecursionError):
         return None
     return [str(name) for name in noted] if isinstance(noted, list) else None
@@ -157,4 +156,4 @@ def _noted(home: Home) -> list[str] | None:
 
 def _forget(home: Home, database: str | None) -> None:
     name, noted = _name_of(home, database), _noted(home) or []
-    _list(home).write_text(json.dumps([other for other in noted if other != name]) + "\n")
+    home_files.replace(_list(home), json.dumps([other for other in noted if other != name]) + "\n")

@@ -34,6 +34,7 @@ from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
 from api.installation.places import roots_of
 from api.installation.shipped import CONFIGS
+from orchestrator import home_files
 from orchestrator.environment import built, refuse_unset
 from orchestrator.errors import ConfigurationError, InfrastructureError, StoreUnavailable
 from orchestrator.marks import marked_pids
@@ -311,7 +312,7 @@ def has_cluster(home: Home) -> bool:
 def _head_listens(home: Home) -> bool:
     """Whether the cluster lives; without a file that says where, whether any of its processes does."""
     try:
-        host, _, port = json.loads((home.path / "cluster.json").read_text())["address"].rpartition(":")
+        host, _, port = json.loads(home_files.read(home.path / "cluster.json"))["address"].rpartition(":")
         socket.create_connection((host, int(port)), timeout=HEAD_TIMEOUT_S).close()
     except OSError:
         return False if (home.path / "cluster.json").is_file() else bool(marked_pids(home.path))

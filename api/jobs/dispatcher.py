@@ -26,7 +26,7 @@ from api.jobs.looks import Looks
 from api.jobs.outlines import Outline, Outlines
 from api.jobs.places import refuse_outside
 from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, behind, decide, wants_of
-from api.jobs.tending import Tending
+from api.jobs.tending import Complaints, Tending, reason_of
 from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.storage.store import JobRow, Store
@@ -76,6 +76,7 @@ class Dispatcher:
         self._first: tuple[str, int] | None = None
         """The first of those that wait, and its priority."""
         self._places: tuple[float, dict[str, int]] = (float("-inf"), {})
+        self._complaints = Complaints(logger)
         self._inherited: set[str] = set()
         """Jobs that were being started when the process ended, or the store failed, and that are not settled yet."""
 
@@ -161,7 +162,9 @@ class Dispatcher:
         for job, priority, number in self._store.queued():
             try:
                 wants = self.outlines.of(job, lambda job=job: self._spec(job)).wants  # type: ignore[misc]
-            except (ValueError, TypeError, LookupError, ArithmeticError, AtollError) as error:
+            except InfrastructureError:
+                raise  # the store does not answer, which says nothing of the job
+            except Exception as error:
                 logger.error("job %s cannot be queued: %s", job, error)
                 reason = f"its stored specification cannot be used any more: {first_line(error)}"
                 self._store.move_job(job, JobState.QUEUED, JobState.FAILED, reason=reason, idempotency_key=None)
@@ -179,6 +182,7 @@ class Dispatcher:
         if not queued:
             return NOTHING_QUEUED
         alive = self._store.jobs(states={JobState.STARTING, JobState.RUNNING})
+        self._complaints.keep(whom for row in alive for whom in (f"job {row.job}", f"job {row.job}, inherited"))
         try:
             groups = self._control.node_groups()
         except InfrastructureError as error:
@@ -192,30 +196,32 @@ class Dispatcher:
         """None for a running job whose stored specification cannot be read: nobody knows what it wants."""
         try:
             return self.outlines.of(row.job, lambda: row.spec)
-        except (ValueError, TypeError, LookupError, ArithmeticError, AtollError) as error:
-            logger.warning("nobody knows what job %s wants: %s", row.job, first_line(error))
+        except Exception as error:
+            self._complaints.note(f"job {row.job}", f"nobody knows what it wants: {reason_of(error)}")
             return None
 
     def _wants(self, alive: Sequence[JobRow]) -> list[Wants]:
         """What those of them that still run want at present."""
         self._looks.ask_all(alive)
         due_at = time.monotonic() + PATIENCE_S
-        wants = []
+        wants: list[Wants] = []
         for row in alive:
             if (outline := self._outline(row)) is None:
                 wants.append({})
                 continue
             try:
                 job = self._look(row, max(0.0, due_at - time.monotonic()))
-            except Exception as error:
-                if not isinstance(error, AtollError):
-                    logger.exception("job %s cannot be looked at; it is reckoned by its specification", row.job)
-                wants.append(outline.wants)
-                continue
-            if not job.state.final:
+                if job.state.final:
+                    continue
                 sections = sections_of(row, spares=True)
                 there = [IslandId(island.island) for island in job.islands if island.state not in GONE_FOR_GOOD]
                 wants.append(wants_of(sections[island] for island in there if island in sections))
+            except Exception as error:  # whatever its row and its answer are, the others' turn does not wait for it
+                if not isinstance(error, AtollError):
+                    self._complaints.note(f"job {row.job}", f"it is reckoned by its outline: {reason_of(error)}", error)
+                wants.append(outline.wants)
+            else:
+                self._complaints.settle(f"job {row.job}")
         return wants
 
     def _start(self, row: JobRow) -> None:
@@ -259,10 +265,11 @@ class Dispatcher:
                     # ``record`` asks the run folder first: the job may have ended while no service was up.
                     ran = self._record(row) is not None or Run(row.job, Path(row.run_dir), False).tape.exists()
                     self._store.move_job(job, JobState.STARTING, JobState.RUNNING if ran else JobState.QUEUED)
-            except AtollError as error:
-                logger.warning("job %s: %s", job, error)
+            except Exception as error:  # the others are settled, and the queue goes on
+                self._complaints.note(f"job {job}, inherited", reason_of(error), error)
             else:
                 self._inherited.discard(job)
+                self._complaints.settle(f"job {job}, inherited")
 
 
 def sections_of(row: JobRow, *, spares: bool = False) -> dict[IslandId, IslandsSection]:

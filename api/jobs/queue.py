@@ -87,8 +87,8 @@ def decide(
             waits[job.job] = behind(first, why)
         elif missing := _missing(fleet, job.wants):
             waits[job.job], hopeless = missing, True
-        elif why := _too_little(free, fleet, job.wants):
-            waits[job.job] = why
+        elif lacks := _too_little(free, fleet, job.wants):
+            waits[job.job] = lacks
         elif len(running) + len(starts) >= jobs_max:
             waits[job.job] = f"{jobs_max} jobs run, as many as the service takes at a time"
         else:

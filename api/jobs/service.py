@@ -310,7 +310,9 @@ class Service:
             return read_status(Path(row.run_dir))  # it may have ended between the two looks
 
     def _answer(self, row: JobRow, patience_s: float = PATIENCE_S) -> Job:
-        return self._look(row, patience_s).answer
+        answer = self._look(row, patience_s).answer
+        assert answer is not None, "a look that was had has an answer"
+        return answer
 
     def _look(self, row: JobRow, patience_s: float = PATIENCE_S) -> Look:
         look = self.looks.recent(row, patience_s)
@@ -324,7 +326,8 @@ class Service:
             elif look.answer.state.final and not row.summary:
                 values = {"reason": look.answer.reason, "summary": look.answer.model_dump(mode="json")}
                 self._store.update_job(row.job, state=look.answer.state.value, **values)
-                self.queue.wake()  # there is room
+                if row.state != JobState.CANCELLED:  # who was cancelled in the queue leaves no room
+                    self.queue.wake()
         return look
 
     def _made(self, row: JobRow, record: StatusRecord | None) -> Job:

@@ -119,9 +119,10 @@ def last_known_of(record: StatusRecord) -> dict[str, Any]:
     """What is to be remembered of how far the job is. Raises as a malformed record has it."""
     view, curve = record["view"], record["loss_curve"]
     known = {name: int(view[name]) for name in LAST_KNOWN}
-    return known | finite(
+    figures: dict[str, Any] = finite(
         {"loss": curve[-1][1] if curve else None, "goodput_ratio": record["goodput"]["goodput_ratio"]}
     )
+    return known | figures
 
 
 def gone_for(row: JobRow) -> str:

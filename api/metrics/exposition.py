@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,9 @@ class JobsCollector(Collector):
     def _made(self, row: JobRow, record: StatusRecord) -> list[Sample] | None:
         """All that the record says, or nothing of it: what is damaged in one job costs its own figures only."""
         try:
-            made = [checked(sample) for sample in samples(record, row.spec)]
+            made = [checked(sample) for sample in islice(samples(record, row.spec), SAMPLES_MAX + 1)]
             if len(made) > SAMPLES_MAX:
-                raise ValueError(f"{len(made)} samples of one job are more than the {SAMPLES_MAX} that are taken")
+                raise ValueError(f"it makes more than the {SAMPLES_MAX} samples that are taken of one job")
         except Exception as error:
             self._complaints.note(f"job {row.job}", f"no figures can be made of what it says: {reason_of(error)}")
             return None

@@ -16,14 +16,12 @@ from typing import Any
 from api.jobs.control import StatusRecord
 from orchestrator.chaos.kinds import Kind
 from orchestrator.core.vocabulary import IslandState, JobPhase, RefusalReason
+from orchestrator.parameters.codec.registry import PUBLICATION_CODEC, CodecName, codec
 
 CONTRIBUTOR_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-PARAMETER_BYTES = {"float32": 4, "bfloat16": 2}
 FAULT_KINDS = tuple(sorted(kind.value for kind in Kind if kind is not Kind.KILL_API))
 """Of ``core.events.FaultInjected``; a continue is the end of another, and the service's own death is on no job's tape."""
-DOWN_CODEC = "float32"
-"""Whatever the uplink: islands must stand on Θ itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +155,15 @@ def _of_traffic(job: str, traffic: Mapping[str, Any], regions: Mapping[str, str]
 
 
 def _of_payloads(
-    job: str, traffic: Mapping[str, Any], fragment_parameters: Sequence[int], up_codec: str
+    job: str, traffic: Mapping[str, Any], fragment_parameters: Sequence[int], up_codec: CodecName
 ) -> Iterator[Sample]:
-    for direction, codec in (("up", up_codec), ("down", DOWN_CODEC)):
+    for direction, codec_name in (("up", up_codec), ("down", PUBLICATION_CODEC)):
         counts = traffic[f"payloads_{direction}"]
         yield Sample("atoll_payloads", (job, direction), sum(counts))
         if fragment_parameters:
-            parameters = sum(n * size for n, size in zip(counts, fragment_parameters, strict=True))
-            yield Sample("atoll_payload_bytes", (job, direction, codec), parameters * PARAMETER_BYTES[codec])
+            sizes = map(codec(codec_name).data_bytes, fragment_parameters)
+            size = sum(n * size for n, size in zip(counts, sizes, strict=True))
+            yield Sample("atoll_payload_bytes", (job, direction, codec_name), size)
 
 
 def _of_commands(job: str, record: StatusRecord) -> Iterator[Sample]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -87,7 +87,7 @@ def _shape(name: str, schema: Mapping[str, Any]) -> str:
     return f"<details>{title}{words}{_table('Fields', rows)}</details>"
 
 
-def _table(caption: str, rows: list[tuple[str, ...]]) -> str:
+def _table(caption: str, rows: Sequence[tuple[str, ...]]) -> str:
     """Cells are text, but for the types of ``_kind``, which are HTML already."""
     if not rows:
         return ""

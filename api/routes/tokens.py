@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
+from api.auth.roles import role_of
 from api.auth.schemas import AuditEntry, AuditTrail, NewToken, Token, TokenList, TokenOptions
 from api.auth.store import AccessStore, TokenRow
 from api.auth.tokens import Tokens
@@ -59,14 +60,15 @@ def list_audit(
     """Every request to change something that came with a valid token, newest first."""
     rows = access.audit(limit, int(cursor) if cursor else None)
     fields = AuditEntry.model_fields
-    entries = [AuditEntry.model_validate({field: getattr(row, field) for field in fields}) for row in rows]
+    told = ({field: getattr(row, field) for field in fields} | {"role": role_of(row.role)} for row in rows)
+    entries = [AuditEntry.model_validate(entry) for entry in told]
     return AuditTrail(entries=entries, next_cursor=str(rows[-1].number) if len(rows) == limit else None)
 
 
 def said_of(row: TokenRow, tokens: Tokens) -> Token:
     return Token(
         name=row.name,
-        role=row.role,
+        role=role_of(row.role),
         created_at=row.created_at,
         created_by=row.created_by,
         expires_at=row.expires_at,

@@ -86,5 +86,5 @@ def parsed(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _first_reason(error: ValueError) -> str:
-    reasons = getattr(error, "errors", list)()
+    reasons: list[dict[str, Any]] = getattr(error, "errors", list)()
     return str(reasons[0]["msg"]).rstrip(".") if reasons else type(error).__name__

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from api.jobs.control import StatusRecord
 from api.run.files import parsed, read_below
+from orchestrator.bounds import FRAGMENTS_MAX, ISLANDS_MAX
 from orchestrator.errors import DataError
 
 NAME = "status.json"
@@ -75,8 +76,8 @@ class _View(_Part):
     tokens_trained: Count
     global_version: Count
     cordoned: list[str] = []
-    islands: list[_Island]
-    fragments: list[_Fragment]
+    islands: Annotated[list[_Island], Field(max_length=ISLANDS_MAX)]
+    fragments: Annotated[list[_Fragment], Field(max_length=FRAGMENTS_MAX)]
 
 
 class _Command(_Part):

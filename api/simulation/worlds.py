@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from api.installation.shipped import CONFIGS
-from api.metrics.job import PARAMETER_BYTES
 from orchestrator.config import JobSpec, parse_job, read_document
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import ConfigurationError
+from orchestrator.parameters.codec.registry import codec
 from orchestrator.simulation import worldfile
 from orchestrator.simulation.plan import WorldPlan
 
@@ -35,7 +35,7 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
         step_jitter_ratio=spec.synthetic.step_jitter_ratio,
         tokens_per_step=spec.tokens_per_step,
         adoption=spec.synchroniser.adoption,
-        payload_bytes=_parameters(spec) * PARAMETER_BYTES[spec.synchroniser.wire] // spec.synchroniser.fragments,
+        payload_bytes=codec(spec.synchroniser.wire).data_bytes(_parameters(spec)) // spec.synchroniser.fragments,
     )
     return policy, plan
 
@@ -44,7 +44,8 @@ def _parameters(spec: JobSpec) -> int:
     """How many the job's model has; 0 where only its own code knows."""
     if spec.trainer.startswith("learners.synthetic"):
         return spec.synthetic.parameters
-    return 0 if spec.model.factory else PARAMETERS[spec.model.preset]
+    own = spec.model.factory or not spec.trainer.startswith("learners.jax_trainer:")
+    return 0 if own else PARAMETERS[spec.model.preset]
 
 
 def _regions() -> dict[str, str]:

@@ -12,13 +12,31 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Set
 from contextlib import suppress
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
-from sqlalchemy import JSON, Double, ForeignKey, create_engine, delete, event, func, select, text, update
+from sqlalchemy import (
+    JSON,
+    CursorResult,
+    Dialect,
+    Double,
+    ForeignKey,
+    Integer,
+    String,
+    TypeDecorator,
+    Update,
+    create_engine,
+    delete,
+    event,
+    func,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from api.storage.sessions import ANSWER_TIMEOUT_S, Sessions
 from api.storage.upgrade import VERSION_TABLE, upgrade, url_of
@@ -26,10 +44,41 @@ from api.storage.upgrade import VERSION_TABLE, upgrade, url_of
 logger = logging.getLogger(__name__)
 
 
-class Base(DeclarativeBase):
-    """All tables. A change to one of them needs a migration too (``api/storage/migrations``)."""
+class _Words(TypeDecorator[str]):
+    """Text, whatever the column holds."""
 
-    type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double}
+    impl, cache_ok = String, True
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        return value if value is None or isinstance(value, str) else words(value)
+
+
+class _Real(TypeDecorator[float]):
+    """A finite number. What is none is 0, an instant long ago: so a token whose end is damaged has ended."""
+
+    impl, cache_ok = Double, True
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
+        return value if value is None or (type(value) in (float, int) and math.isfinite(value)) else 0.0
+
+
+class _Whole(TypeDecorator[int]):
+    """A whole number; 0 for what is none."""
+
+    impl, cache_ok = Integer, True
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
+        return value if value is None or type(value) is int else 0
+
+
+class Base(DeclarativeBase):
+    """All tables. A change to one of them needs a migration too (``api/storage/migrations``).
+
+    SQLite keeps anything in any column. What is read is of the column's kind all the same, so that a row that is damaged
+    is told of as what is left of it, and no list fails for it.
+    """
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {str: _Words, float: _Real, int: _Whole}
 
 
 class JobRow(Base):
@@ -215,7 +264,7 @@ class Store:
         """The job goes from one state to another, with these values. False, and nothing is changed, if it is in neither."""
         move = update(JobRow).where(JobRow.job == job, JobRow.state == before).values(state=after, **values)
         with self._session.begin() as session:
-            return bool(session.execute(move).rowcount)
+            return bool(_changed_count(session, move))
 
     def cancel_queued(self, command: CommandRow) -> bool:
         """The job is cancelled by this command, all at once. False, and nothing is changed, if it is not queued."""
@@ -223,7 +272,8 @@ class Store:
         reason = f"cancelled by {command.caller} while it was queued"
         outcome = {"delivered": True, "accepted": True, "detail": "it was queued, and nothing of it ran"}
         with self._session.begin() as session:
-            if not session.execute(update(JobRow).where(*is_queued).values(state="cancelled", reason=reason)).rowcount:
+            move = update(JobRow).where(*is_queued).values(state="cancelled", reason=reason)
+            if not _changed_count(session, move):
                 return False
             session.execute(update(CommandRow).where(CommandRow.command == command.command).values(**outcome))
             return True
@@ -273,6 +323,11 @@ class Store:
                     setattr(row, name, value)
 
 
+def words(value: object) -> str:
+    """What can be read of a column that should hold text."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
 def _document(text: str | bytes) -> Any:
     """A column's JSON; one that is damaged is an empty document, so that only its own row has lost something."""
     try:
@@ -294,3 +349,7 @@ def _tune_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute(f"PRAGMA busy_timeout={int(ANSWER_TIMEOUT_S * 1000)}")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
+
+
+def _changed_count(session: Session, statement: Update) -> int:
+    return cast("CursorResult[Any]", session.execute(statement)).rowcount

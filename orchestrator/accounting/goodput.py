@@ -1,4 +1,4 @@
-"""Goodput as DESIGN section 5 states it: every island-second in one class, every token in one place, both adding up.
+"""Goodput as docs/concepts.md states it: every island-second in one class, every token in one place, both adding up.
 
     productive   inner steps whose tokens reached a merge
     discarded    inner steps whose tokens never will

@@ -34,7 +34,7 @@ FREEZE_RATIO, FREEZE_MIN_S = 4.0, 1.0
 """A gap between steps this many times the median, and this long, was no step: the process was stopped."""
 
 Key = tuple[str, str]
-"""A class of DESIGN section 5 and the cause within it."""
+"""A class of goodput (``accounting.goodput``) and the cause within it."""
 
 
 @dataclass(slots=True)

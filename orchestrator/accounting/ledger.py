@@ -10,7 +10,7 @@
 ``discarded``  never will be, by cause
 
 A token counts once in every fragment; figures for people are means over fragments. Refuses to know: time.
-Source: DESIGN's conservation law; "report goodput in merged tokens" is the lesson of others' headline figures.
+Source: ours (docs/concepts.md); "report goodput in merged tokens" is the lesson of others' headline figures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from orchestrator.accounting.carrying import Books, Carried
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import FROM_JOURNAL, BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed
@@ -43,6 +42,25 @@ NOT_TAKEN_UP = "not taken up from the checkpoint"
 
 def refused(reason: str) -> str:
     return f"refused: {reason.replace('_', ' ')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What a checkpoint keeps: tokens trained by all, by each incarnation, and in merges that were closed, by fragment."""
+
+    trained: int
+    totals: dict[tuple[str, int], int]
+    merged: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The job before its checkpoint, by fragment: ``trained`` = merged + discarded + kept, by the islands that go on."""
+
+    trained: int
+    merged: tuple[int, ...]
+    discarded: tuple[int, ...]
+    kept: tuple[int, ...]
 
 
 @dataclass(slots=True)

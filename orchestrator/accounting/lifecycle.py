@@ -1,6 +1,6 @@
 """Each island's state over time, worked out from events and effects alone.
 
-Responsible for: the same states as ``core.membership`` draws, seen from outside, so that a fold needs no look into the
+Responsible for: the same states as ``core.island_record`` draws, seen from outside, so that a fold needs no look into the
 core and a tape is enough. One state more than the core has: ``FLUSHED``, an island that gave all its work and waits for
 the job's end. Refuses to know: tokens, classes of time.
 """

@@ -1,6 +1,6 @@
 """The report of a job as one plain dictionary: what report.json holds and report.html draws.
 
-The names at the top level are a promise to users (README lists them). Responsible for choosing; every figure comes from
+The names at the top level are a promise to users. Responsible for choosing; every figure comes from
 the folds, or, where only the shell knows it, from ``extra``.
 """
 

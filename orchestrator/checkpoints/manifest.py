@@ -1,7 +1,7 @@
 """What is in a checkpoint, as plain data: the manifest, which is written last and makes it one, and islands' parts.
 
     CHECKPOINT/manifest.json                 all of this, and every file with its size and digest
-    CHECKPOINT/fragment-PPPP.parameters      Θ of a fragment, a payload of ``merge.wire``; .momentum likewise
+    CHECKPOINT/fragment-PPPP.parameters      Θ of a fragment, a payload of ``parameters.wire_format``; .momentum likewise
     CHECKPOINT/ISLAND/part.json              what the island's arrays belong to, and their files
     CHECKPOINT/ISLAND/arrays…                parameters and inner optimizer state
 

@@ -6,7 +6,7 @@ checkpoint is used for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from orchestrator.checkpoints.manifest import MANIFEST, MANIFEST_BYTES_MAX, File
 from orchestrator.checkpoints.writing import momentum_name, number_of, parameters_name
 from orchestrator.core.vocabulary import Version
 from orchestrator.errors import DataError, OutsideRoots
-from orchestrator.merge import wire
-from orchestrator.merge.outer_state import FragmentState
+from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.roots import AllowedRoots
 
 Array = NDArray[Any]
@@ -105,20 +105,20 @@ def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
     ]
 
 
-def outer_parameters(folder: Folder, manifest: Manifest) -> Iterator[Mapping[str, Array]]:
+def outer_parameters(folder: Folder, manifest: Manifest) -> Iterator[dict[str, Array]]:
     """Θ of one fragment after the other. Raises as ``outer_states``."""
     for number, fragment in enumerate(manifest.fragments):
         parameters = _arrays(folder, manifest, parameters_name(number))
-        if (found := wire.digest(parameters)) != fragment.digest:
+        if (found := tensors.digest(parameters)) != fragment.digest:
             raise DataError(detail=f"Fragment {number} of {folder.url} is {found}, and should be {fragment.digest}.")
         yield parameters
 
 
-def _arrays(folder: Folder, manifest: Manifest, name: str) -> Mapping[str, Array]:
+def _arrays(folder: Folder, manifest: Manifest, name: str) -> dict[str, Array]:
     size = next((file.size for file in manifest.files if file.name == name), None)
     if size is None:
         raise DataError(detail=f"The manifest of {folder.url} lists no {name}.")
-    return wire.decode(folder.read(name, size))
+    return wire_format.decode(folder.read(name, size))
 
 
 def _numbered(root: Folder) -> list[tuple[str, int]]:

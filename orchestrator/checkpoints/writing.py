@@ -7,8 +7,8 @@ Refuses to decide which islands are waited for, and what is kept (``core.checkpo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.checkpoints.folder import Folder
@@ -18,15 +18,34 @@ from orchestrator.checkpoints.manifest import (
     PART,
     PART_BYTES_MAX,
     File,
+    Fragment,
     Manifest,
     Part,
     decode_part,
     encode,
     part_digest,
 )
+from orchestrator.core.vocabulary import FragmentId
 from orchestrator.errors import DataError
-from orchestrator.merge import wire
-from orchestrator.merge.outer_state import FragmentState
+from orchestrator.parameters import wire_format
+from orchestrator.parameters.outer_state import FragmentState
+
+
+@dataclass(frozen=True, slots=True)
+class OuterCut:
+    """Θ and momentum at a checkpoint's cut, wherever they are held.
+
+    ``write`` puts them into the checkpoint's folder, however long that takes, and lists the files. It raises OSError.
+    """
+
+    fragments: tuple[Fragment, ...]
+    write: Callable[[Folder], tuple[File, ...]]
+
+
+def cut_of(states: Mapping[FragmentId, tuple[FragmentState, int]]) -> OuterCut:
+    """Of fragments that this process holds, each with the step of its last merge."""
+    fragments = tuple(Fragment(state.version, step, state.digest) for state, step in states.values())
+    return OuterCut(fragments, lambda folder: write_outer(folder, {p: state for p, (state, _) in states.items()}))
 
 
 def root_of(folder: str | None, job: str, run_dir: Path) -> str:
@@ -52,11 +71,11 @@ def momentum_name(fragment: int) -> str:
     return f"fragment-{fragment:04d}.momentum"
 
 
-def write_outer(folder: Folder, states: Sequence[FragmentState]) -> tuple[File, ...]:
+def write_outer(folder: Folder, states: Mapping[FragmentId, FragmentState]) -> tuple[File, ...]:
     """Θ and momentum of every fragment are in the folder afterwards. Raises OSError."""
     contents = {
-        name: wire.encode(arrays)
-        for fragment, state in enumerate(states)
+        name: wire_format.encode(arrays)
+        for fragment, state in states.items()
         for name, arrays in (
             (parameters_name(fragment), state.parameters),
             (momentum_name(fragment), state.momentum),

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.health import Usual, explosion
-from orchestrator.core.membership import Island
+from orchestrator.core.island_record import Island
 from orchestrator.core.vocabulary import Contribution, IslandState, JobPhase, JobPolicy, RefusalReason, RoundPhase
 
 Refusal = tuple[RefusalReason, str]

@@ -16,7 +16,7 @@ from dataclasses import replace
 from orchestrator.core.effects import Effect, ResolveCommand, SetTimer
 from orchestrator.core.events import CommandRequested
 from orchestrator.core.fragment_round import FragmentRound
-from orchestrator.core.membership import Island
+from orchestrator.core.island_record import Island
 from orchestrator.core.saving import (
     BeginCheckpoint,
     CheckpointFailed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import fleet, fragment_round, health, membership
+from orchestrator.core import fragment_round, health, island_record
 from orchestrator.core.admission import refusal_of
 from orchestrator.core.effects import (
     AdmitContribution,
@@ -32,7 +32,7 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.fragment_round import Close, FragmentRound, Wait
 from orchestrator.core.grace import grace_window
-from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.schedule import next_due
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import (
@@ -72,7 +72,7 @@ def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Ef
     superseded = current.offered.get(c.island)
     effects = [ReleasePayload(superseded.payload, ReleaseReason.SUPERSEDED)] if superseded else []
     effects.append(AdmitContribution(c, Version(current.version + 1)))
-    state.islands[c.island] = membership.admitted(island, c)
+    state.islands[c.island] = island_record.admitted(island, c)
     state.usual[c.fragment] = health.admitted(usual, c, event.displacement, state.policy)
     state.rounds[c.fragment] = fragment_round.admit(current, c, _due_step(state, current), event.at)
     return effects + advance(state, c.fragment, event.at)
@@ -97,10 +97,10 @@ def _strike(
     if c.offer <= island.struck_offer.get(c.fragment, 0):
         return []
     told = f"{reason.replace('_', ' ')} contribution to fragment {c.fragment}: {detail}"
-    island = state.islands[c.island] = membership.struck(island, c, told)
+    island = state.islands[c.island] = island_record.struck(island, c, told)
     if reason is not RefusalReason.NON_FINITE and island.strikes[c.fragment] < state.policy.health.strikes_max:
         return []
-    after, effects = fleet.quarantine(island, state.policy, told, event.at, state.next_serial())
+    after, effects = island_record.quarantine(island, state.policy, told, event.at, state.next_serial())
     state.islands[c.island] = after
     return [QuarantineIsland(c.island, c.incarnation, reason, detail), *effects, *advance_all(state, event.at)]
 
@@ -159,7 +159,7 @@ def merge_completed(state: JobState, event: MergeCompleted) -> list[Effect]:
         effects.append(ReleasePayload(c.payload, ReleaseReason.MERGED))
         island = state.islands[c.island]
         if island.incarnation == c.incarnation:
-            state.islands[c.island] = membership.contributed(island, c, event.version, event.at)
+            state.islands[c.island] = island_record.contributed(island, c, event.version, event.at)
     after = fragment_round.finish_merge(before)
     state.rounds[event.fragment] = after
     effects.append(_publication(state, after, state.holders, event.at))

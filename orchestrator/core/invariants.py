@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.core.membership import WITH_PROCESS
+from orchestrator.core.island_record import WITH_PROCESS
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import JobPhase, RoundPhase
 from orchestrator.errors import InternalError

@@ -1,14 +1,14 @@
 """What the synchroniser does when something happens to an island: it comes, catches up, trains, falls silent, is lost.
 
 Handlers take the job's state and an event, change the state, and return effects. The transitions themselves are in
-``membership`` (one island's life) and ``fleet`` (place again, give up).
+``island_record``: one island's life, to be placed again or given up.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import fleet, membership
+from orchestrator.core import island_record
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -39,7 +39,7 @@ from orchestrator.core.events import (
     ProgressReported,
 )
 from orchestrator.core.fragment_life import advance_all, publish_newer
-from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.saving import IslandNotSaved, IslandSaved
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPhase, Version
@@ -65,7 +65,7 @@ def fence(state: JobState, event: Said) -> list[Effect]:
 
 def placed(state: JobState, island: Island, event: IslandPlaced) -> list[Effect]:
     if _was(island, IslandState.PLACING):
-        state.islands[island.id] = membership.placed(island, event)
+        state.islands[island.id] = island_record.placed(island, event)
     if island.doomed:  # killed before there was a process
         return [KillIsland(island.id, island.incarnation, island.doomed)]
     return []
@@ -98,9 +98,9 @@ def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Ef
         return []
     newer = publish_newer(state, island, event.versions, event.at)
     if island.id in state.standbys:
-        state.islands[island.id] = membership.standing_by(island, event)
+        state.islands[island.id] = island_record.standing_by(island, event)
         return [StandBy(island.id, island.incarnation), *newer]
-    state.islands[island.id] = membership.caught_up(island, event)
+    state.islands[island.id] = island_record.caught_up(island, event)
     return [StartTraining(island.id, island.incarnation, state.fix), *newer]
 
 
@@ -111,7 +111,7 @@ def catch_up_failed(state: JobState, island: Island, event: CatchUpFailed) -> li
         return _lose(state, island, f"no state from the synchroniser: {event.reason}", event.at, dead=False)
     if event.donor is None or event.donor not in island.donors:
         return []  # it is taking one from others by now
-    state.islands[island.id] = membership.failed_by(island, event.donor)
+    state.islands[island.id] = island_record.failed_by(island, event.donor)
     return catch_up(state, island.id)
 
 
@@ -135,7 +135,7 @@ def drained(state: JobState, island: Island, event: IslandDrained) -> list[Effec
     """It has nothing left to give. A drain that was called off when the island had ended already is no loss, either."""
     if state.phase is not JobPhase.RUNNING:
         return flushed(state, island, event)
-    after = membership.drained(island)
+    after = island_record.drained(island)
     state.islands[island.id] = after
     stop = StopIsland(island.id, island.incarnation, after.reason)
     again = place(state, after, "re-added while it drained") if island.wanted else []
@@ -148,16 +148,16 @@ def connection_lost(state: JobState, island: Island, event: ConnectionLost) -> l
     if island.state is IslandState.SUSPECT:
         return []
     serial = state.next_serial()
-    state.islands[island.id] = membership.suspected(island, event.reason, serial, event.at)
+    state.islands[island.id] = island_record.suspected(island, event.reason, serial, event.at)
     patience = state.policy.cut_off_timeout_s if event.cut_off else state.policy.suspect_timeout_s
-    timer = SetTimer(fleet.suspect_timer(island), serial, event.at + patience)
+    timer = SetTimer(island_record.suspect_timer(island), serial, event.at + patience)
     return [timer, *advance_all(state, event.at), *_leave_donor(state, island.id)]
 
 
 def connection_restored(state: JobState, island: Island, event: ConnectionRestored) -> list[Effect]:
     if island.state is not IslandState.SUSPECT:
         return []
-    after = membership.restored(island)
+    after = island_record.restored(island)
     state.islands[island.id] = after
     waits_for_state = after.state is IslandState.STARTING and after.ready
     if (waits_for_state and state.seeded) or after.state is IslandState.CATCHING_UP:
@@ -197,9 +197,9 @@ def place(state: JobState, island: Island, reason: str) -> list[Effect]:
     """Begin the island's next incarnation, or hold it until its node group takes islands again."""
     if island.plan.node_group in state.cordoned:
         why = f"node group {island.plan.node_group} is cordoned"
-        state.islands[island.id] = membership.held(island, why)
+        state.islands[island.id] = island_record.held(island, why)
         return [HoldIsland(island.id, island.plan.node_group, why)]
-    after, effects = fleet.place(island, state.reports.pop(island.id, None), reason)
+    after, effects = island_record.place(island, state.reports.pop(island.id, None), reason)
     state.islands[island.id] = after
     return list(effects)
 
@@ -210,7 +210,7 @@ def _was(island: Island, expected: IslandState) -> bool:
 
 
 def _lose(state: JobState, island: Island, reason: str, now: Instant, *, dead: bool) -> list[Effect]:
-    after, effects = fleet.lose(island, state.policy, reason, now, state.next_serial(), dead=dead)
+    after, effects = island_record.lose(island, state.policy, reason, now, state.next_serial(), dead=dead)
     state.islands[island.id] = after
     return [*effects, *advance_all(state, now)]
 
@@ -223,17 +223,17 @@ def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
     island = state.islands[island_id]
     if island.process is not None:
         why = f"going on from what the standby {island.process[0]} holds"
-        state.islands[island_id] = membership.catching_up(island, (), why)
+        state.islands[island_id] = island_record.catching_up(island, (), why)
         return [state_from(FromStandby(), island.id, island.incarnation, island.steps_before, why)]
     if island.saved and island.id not in island.failed_donors:
         why = "taking its state from the checkpoint"
-        state.islands[island_id] = membership.catching_up(island, (island.id,), why)
+        state.islands[island_id] = island_record.catching_up(island, (island.id,), why)
         return [state_from(FromCheckpoint(), island.id, island.incarnation, island.steps_before, why)]
     steps = {other: state.step_of(other) for other in state.islands.values()}
-    donors = membership.choose_donors(steps, island, state.policy.donors_max) if state.global_version else []
+    donors = island_record.choose_donors(steps, island, state.policy.donors_max) if state.global_version else []
     whom = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
     why = f"taking a state from {whom}"
-    state.islands[island_id] = membership.catching_up(island, tuple(donor.id for donor in donors), why)
+    state.islands[island_id] = island_record.catching_up(island, tuple(donor.id for donor in donors), why)
     lives = tuple((donor.id, donor.incarnation) for donor in donors)
     source = FromPeers(lives[0], lives[1:]) if lives else FromSynchroniser()
     return [state_from(source, island.id, island.incarnation, island.steps_before, why)]
@@ -246,6 +246,6 @@ def _leave_donor(state: JobState, donor: IslandId) -> list[Effect]:
     effects: list[Effect] = []
     for island in list(state.islands.values()):
         if island.state is IslandState.CATCHING_UP and donor in island.donors:
-            state.islands[island.id] = membership.failed_by(island, donor)
+            state.islands[island.id] = island_record.failed_by(island, donor)
             effects += catch_up(state, island.id)
     return effects

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import checkpoints, island_life, membership, standby
+from orchestrator.core import checkpoints, island_life, island_record, standby
 from orchestrator.core.commands import Cordon, Drain, Kill, Readd, Uncordon
 from orchestrator.core.effects import (
     DrainIsland,
@@ -38,7 +38,7 @@ from orchestrator.core.events import (
     TimerFired,
 )
 from orchestrator.core.fragment_life import abandon_open_rounds, advance_all, begin_evaluation
-from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutcome, JobPhase, RoundPhase
 
@@ -130,7 +130,7 @@ def drain(state: JobState, event: CommandRequested, request: Drain) -> list[Effe
             f"and nothing would merge: re-add others first, or kill it and keep it away"
         )
         return [ResolveCommand(event.command, False, detail)]
-    state.islands[island.id] = membership.draining(island, f"drained by {event.caller}; its work is to be merged")
+    state.islands[island.id] = island_record.draining(island, f"drained by {event.caller}; its work is to be merged")
     return [
         ResolveCommand(event.command, True, f"{island.id} steps no more; it ends when all its work is merged"),
         DrainIsland(island.id, island.incarnation),
@@ -145,12 +145,12 @@ def readd(state: JobState, event: CommandRequested, request: Readd) -> list[Effe
     if island.state in WITH_PROCESS and island.wanted:
         return [ResolveCommand(event.command, False, f"{island.id} is there already: it is {island.state}")]
     if island.state in WITH_PROCESS:
-        state.islands[island.id] = after = membership.wanted_again(island, f"re-added by {event.caller}")
+        state.islands[island.id] = after = island_record.wanted_again(island, f"re-added by {event.caller}")
         goes_on = after.state is IslandState.TRAINING and not island.doomed
         then = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
         start = [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
         return [ResolveCommand(event.command, True, f"{island.id} {then}"), *start]
-    placing = island_life.place(state, membership.pardoned(island), f"re-added by {event.caller}")
+    placing = island_life.place(state, island_record.pardoned(island), f"re-added by {event.caller}")
     after = state.islands[island.id]
     then = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"
     return [ResolveCommand(event.command, True, f"{island.id} {then}"), *placing]

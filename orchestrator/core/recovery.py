@@ -21,7 +21,7 @@ from orchestrator.core.effects import (
 )
 from orchestrator.core.events import SynchroniserRestarted
 from orchestrator.core.fragment_life import begin_evaluation, lose_payloads, publish_newer
-from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandState, JobPhase, Version
 

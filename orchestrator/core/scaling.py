@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.core import island_life, membership
+from orchestrator.core import island_life, island_record
 from orchestrator.core.commands import Scale
 from orchestrator.core.effects import DrainIsland, Effect, ResolveCommand, StartTraining, StopIsland, WantIsland
 from orchestrator.core.events import CommandRequested
 from orchestrator.core.fragment_life import advance_all
-from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import IslandState, JobPhase
 
@@ -55,8 +55,8 @@ def _refusal(state: JobState, request: Scale, there: list[Island], leaving: list
 
 def _want(state: JobState, island: Island, why: str) -> list[Effect]:
     if island.state not in WITH_PROCESS:
-        return island_life.place(state, membership.pardoned(island), why)
-    state.islands[island.id] = after = membership.wanted_again(island, why)
+        return island_life.place(state, island_record.pardoned(island), why)
+    state.islands[island.id] = after = island_record.wanted_again(island, why)
     return [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
 
 
@@ -64,7 +64,7 @@ def _leave(state: JobState, island: Island, why: str) -> list[Effect]:
     """One that trains is drained, one that is silent once it answers; others have no work to lose."""
     was = island.state_before_suspect if island.state is IslandState.SUSPECT else island.state
     if island.state is IslandState.TRAINING:
-        state.islands[island.id] = membership.draining(island, why)
+        state.islands[island.id] = island_record.draining(island, why)
         return [DrainIsland(island.id, island.incarnation)]
     if was is IslandState.TRAINING:
         state.islands[island.id] = replace(island, wanted=False, state_before_suspect=IslandState.DRAINING)
@@ -72,7 +72,7 @@ def _leave(state: JobState, island: Island, why: str) -> list[Effect]:
     if was is IslandState.DRAINING:
         state.islands[island.id] = replace(island, wanted=False)  # killed meanwhile, to be placed again
         return []
-    state.islands[island.id] = membership.dismissed(island, why)
+    state.islands[island.id] = island_record.dismissed(island, why)
     return [StopIsland(island.id, island.incarnation, why)] if island.state in WITH_PROCESS else []
 
 

@@ -4,7 +4,7 @@
        ▲                                        │                                       next incarnation
        └──────placed again, as its own next incarnation
 
-A standby is placed, started, suspected and placed again as an island is (``island_life``, ``fleet``). It has no data, trains
+A standby is placed, started, suspected and placed again as an island is (``island_life``). It has no data, trains
 nothing, is in no quorum and gives nobody a state; it is given one as any island, and hears every publication. What takes
 over goes on from what it holds and asks nobody; of the island it gets name, shard and cursor.
 
@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from orchestrator.core import fleet
+from orchestrator.core import island_record
 from orchestrator.core.effects import Effect, PlaceIsland
-from orchestrator.core.membership import Island
+from orchestrator.core.island_record import Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import IslandState
 
@@ -31,9 +31,9 @@ def take_over(state: JobState) -> list[Effect]:
     for island, standby in list(_matches(state)):
         process = (standby.id, standby.incarnation)
         why = f"goes on as the standby {standby.id}"
-        after, _ = fleet.place(island, state.reports.pop(island.id, None), why)
+        after, _ = island_record.place(island, state.reports.pop(island.id, None), why)
         state.islands[island.id] = replace(after, process=process)
-        again, placing = fleet.place(standby, None, f"its process is {island.id} now")
+        again, placing = island_record.place(standby, None, f"its process is {island.id} now")
         state.islands[standby.id] = again
         effects += [PlaceIsland(island.id, after.incarnation, island.plan.node_group, why, process), *placing]
     return effects

@@ -12,7 +12,7 @@ from orchestrator.core.events import ProgressReported
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.grace import Pace
 from orchestrator.core.health import Usual
-from orchestrator.core.membership import Island
+from orchestrator.core.island_record import Island
 from orchestrator.core.saving import SavedPart
 from orchestrator.core.view import FragmentView, IslandView, JobView
 from orchestrator.core.vocabulary import (

@@ -29,7 +29,7 @@ from orchestrator.core import (
     scaling,
 )
 from orchestrator.core.effects import Effect
-from orchestrator.core.membership import Island
+from orchestrator.core.island_record import Island
 from orchestrator.core.state import JobState
 from orchestrator.core.view import JobView
 from orchestrator.core.vocabulary import Epoch, FragmentId, Instant, IslandId, JobPhase, JobPolicy

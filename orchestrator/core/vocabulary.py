@@ -1,6 +1,6 @@
 """The words every other module is made of: identities, units, states and reasons.
 
-Nothing here decides anything. Names are the glossary of ARCHITECTURE.md; when a word is missing, add it there first.
+Nothing here decides anything. Names are the glossary of docs/concepts.md; when a word is missing, add it there first.
 
 Units: every ``Instant`` is in seconds since the job was created, every ``Duration`` in seconds, every count of tokens or
 steps is an integer, so that conservation can be checked exactly.
@@ -49,7 +49,7 @@ class Dose:
 
 
 class IslandState(StrEnum):
-    """Where an island is in its life. `ARCHITECTURE.md` draws the arrows."""
+    """Where an island is in its life. docs/architecture.md draws the arrows."""
 
     PLACING = "placing"
     STARTING = "starting"

@@ -27,7 +27,7 @@ class Stall(StrEnum):
 
 
 class DuringStall(StrEnum):
-    """What an interruption does to a learner that stands still already. DECISIONS.md compares them."""
+    """What an interruption does to a learner that stands still already. Decision 0026 (docs/decisions) compares them."""
 
     ABSORBED = "absorbed"
     """Nothing: only what computes is interrupted, and the reconfiguration under way copes with the rest."""

@@ -17,15 +17,13 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-from orchestrator.accounting.carrying import Books
-from orchestrator.accounting.ledger import Ledger
+from orchestrator.accounting.ledger import Books, Ledger
 from orchestrator.checkpoints import writing
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import File, Fragment, Manifest, Part
 from orchestrator.checkpoints.resumption import Resumption
-from orchestrator.config import JobSpec
+from orchestrator.checkpoints.writing import OuterCut
 from orchestrator.core.saving import (
     BeginCheckpoint,
     CheckpointFailed,
@@ -38,14 +36,12 @@ from orchestrator.core.saving import (
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId
 from orchestrator.errors import AtollError, first_line
-from orchestrator.host.posting import Post
-from orchestrator.merge.outer_state import FragmentState
-from orchestrator.roots import AllowedRoots
+from orchestrator.host.job_context import JobContext
 
 log = logging.getLogger(__name__)
 
-TakeOuter = Callable[[], "Future[list[tuple[FragmentState, int]]]"]
-"""Every fragment with the step of its last merge, when the merges ordered so far are done."""
+CutOuter = Callable[[], "Future[OuterCut]"]
+"""Θ as it stands when the merges ordered so far are done."""
 
 
 @dataclass(slots=True)
@@ -56,7 +52,7 @@ class _Open:
     began: float
     books: Books
     cursors: Mapping[str, int]
-    outer: Future[list[tuple[FragmentState, int]]]
+    outer: Future[OuterCut]
     fragments: tuple[Fragment, ...] = ()
     files: tuple[File, ...] = ()
 
@@ -64,32 +60,27 @@ class _Open:
 class CheckpointWriter:
     """``act`` is called in the pump's thread, right after the folds have seen the record.
 
-    ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. ``roots`` are
-    what the job may touch; OutsideRoots is raised where its folder lies below none. ``worker`` takes the place of the one
-    thread.
+    ``sync_tape`` makes durable all that was decided, however long that takes, or raises InfrastructureError. OutsideRoots is
+    raised where the job's folder of checkpoints lies below none of its roots. ``worker`` takes the place of the one thread.
     """
 
     def __init__(
         self,
-        job: str,
-        spec: JobSpec,
-        run_dir: Path,
+        context: JobContext,
         resumption: Resumption | None,
         state: JobState,
         ledger: Ledger,
-        take_outer: TakeOuter,
+        cut_outer: CutOuter,
         sync_tape: Callable[[], None],
-        post: Post,
-        roots: AllowedRoots,
         worker: Executor | None = None,
     ) -> None:
-        self._job, self._spec = job, spec
+        spec, self._roots = context.spec, context.roots
+        self._job, self._spec, self._post = context.job, spec, context.post
         self._legs = resumption.legs if resumption else ()
         self.resumed_from = resumption.url if resumption else ""
-        self._state, self._ledger, self._take_outer = state, ledger, take_outer
-        self._sync_tape, self._post, self._roots = sync_tape, post, roots
-        self._url = writing.root_of(spec.checkpoints.folder, job, run_dir)
-        roots.checkpoint_folder(self._url)  # raises; a place that is only out of reach may come back
+        self._state, self._ledger, self._cut_outer, self._sync_tape = state, ledger, cut_outer, sync_tape
+        self._url = writing.root_of(spec.checkpoints.folder, context.job, context.run_dir)
+        self._roots.checkpoint_folder(self._url)  # raises; a place that is only out of reach may come back
         self._root: Folder | None = None
         self._worker = worker or ThreadPoolExecutor(1, "checkpoint")
         self._open: dict[int, _Open] = {}
@@ -108,7 +99,7 @@ class CheckpointWriter:
                         time.monotonic(),
                         self._ledger.books(),
                         {i.id: i.steps_before + self._steps(i.id) for i in self._state.islands.values()},
-                        self._take_outer(),
+                        self._cut_outer(),
                     )
                 except Exception as error:
                     self._fail(number, error)
@@ -159,12 +150,11 @@ class CheckpointWriter:
         self._post(lambda at: CheckpointFailed(at, number, reason))
 
     def _write_outer(self, opened: _Open) -> None:
-        states = opened.outer.result()
-        versions = tuple(state.version for state, _ in states)
+        cut = opened.outer.result()
+        versions = tuple(fragment.version for fragment in cut.fragments)
         if versions != opened.order.versions:  # a merge of the cut came to nothing
             raise OSError(f"Θ is at versions {versions}, and the cut at {opened.order.versions}")
-        opened.files = writing.write_outer(opened.folder, [state for state, _ in states])
-        opened.fragments = tuple(Fragment(state.version, step, state.digest) for state, step in states)
+        opened.files, opened.fragments = cut.write(opened.folder), cut.fragments
 
     def _seal(self, number: int, saved_parts: tuple[SavedPart, ...]) -> None:
         opened = self._open.pop(number, None)

@@ -25,12 +25,12 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase, JobPolicy,
 from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.host.posting import Undated
-from orchestrator.journal.entry import Facts
-from orchestrator.journal.keeper import remembered
-from orchestrator.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
-from orchestrator.journal.storage import SUFFIX, Journal
-from orchestrator.merge import outer_optimizer, wire
-from orchestrator.merge.outer_state import OuterState
+from orchestrator.parameters import outer_optimizer
+from orchestrator.parameters.journal.entry import Facts, payloads_of
+from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
+from orchestrator.parameters.journal.storage import SUFFIX, Journal
+from orchestrator.parameters.journaled_store import recovered
+from orchestrator.parameters.outer_state import OuterState
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.promises import Promises
 from orchestrator.tape.recovery import Remembered, remember
@@ -260,7 +260,8 @@ def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
     optimizer = outer_optimizer.create(
         knobs.outer_optimizer.kind, knobs.outer_optimizer.lr, knobs.outer_optimizer.momentum
     )
-    outer, merges = remembered(files.journal, len(state.rounds), knobs.averaging, optimizer)
+    fragments = [current.fragment for current in state.rounds]
+    outer, merges = recovered(files.journal, fragments, knobs.averaging, optimizer)
     completed = [_completed(merges[fragment], state) for fragment in unheard]
     return replace(files, outer=outer, merges=merges, first_events=(*completed, *first, *set_back.values()))
 
@@ -276,7 +277,7 @@ def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Undated]:
         facts, before = journal.read(fragment, Version(version - 1))
         facts = replace(facts, version=Version(version + 1), epoch=epoch, base_digest="", contributors=())
         try:
-            journal.append(facts, wire.encode(before.parameters), wire.encode(before.momentum))
+            journal.append(facts, *payloads_of(before))
         except OSError as error:
             raise DataError(detail=f"The journal lost version {version} of fragment {fragment}: {error}.") from error
     found: dict[FragmentId, Undated] = {}

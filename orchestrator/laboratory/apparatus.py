@@ -12,17 +12,24 @@ from typing import Any
 
 from learners.contract import Arrays, Trainer
 from orchestrator.config import JobSpec
-from orchestrator.core.vocabulary import FragmentId
-from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import OuterState
+from orchestrator.core.effects import MergeFragment
+from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId
+from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
+from orchestrator.parameters.journal.entry import Facts
+from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import EVERYTHING
 
+FIRST_EPOCH = Epoch(1)
 MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
 """``create`` of a module of trainers: specification as plain data, shard, number of shards."""
 
 
 class Apparatus:
-    """``trainers[m]`` trains shard m; ``fragments[p]`` names fragment p's tensors; ``outer`` is Θ at version 0."""
+    """``trainers[m]`` trains on data shard m; ``fragments[p]`` names fragment p's tensors; ``shard`` holds and merges.
+
+    ``outer`` is the shard's Θ, at version 0 to begin with. Nothing is journalled: a run that ends early begins anew.
+    """
 
     def __init__(self, spec: JobSpec, make_trainer: MakeTrainer) -> None:
         plain, sync = spec.model_dump(mode="json") | {"roots": EVERYTHING}, spec.synchroniser
@@ -34,11 +41,30 @@ class Apparatus:
             sync.outer_optimizer.kind, sync.outer_optimizer.lr, sync.outer_optimizer.momentum
         )
         self.outer = OuterState(self.trainers[0].initial_parameters(), self.fragments, sync.averaging, optimizer)
-        self._wire = sync.wire
+        self._codec = sync.wire
+        self.shard = ParameterShard(_Unjournalled(), FIRST_EPOCH, lambda _, work: work())
+        self._published = {
+            new.publication.fragment: wire_format.decode(new.publication.payload)
+            for new in self.shard.seed(self.outer, {})
+        }
 
-    def sent(self, arrays: Arrays) -> Arrays:
-        """A contribution as it is after the wire, which may round."""
-        return wire.decode(wire.encode(arrays, self._wire))
+    def hold(self, payload: PayloadId, arrays: Arrays) -> None:
+        """A contribution arrives, as it is after its codec, which may round."""
+        self.shard.hold(payload, wire_format.decode(wire_format.encode(arrays, self._codec)))
+
+    def merge(self, order: MergeFragment) -> str:
+        """Take the outer step; returns the digest of what it made."""
+        new = self.shard.merge(order)
+        self._published[order.fragment] = wire_format.decode(new.publication.payload)
+        return new.facts.digest
+
+    def published(self, fragment: FragmentId) -> Arrays:
+        """The fragment's newest version as islands receive it."""
+        return self._published[fragment]
+
+    def whole_state(self) -> Arrays:
+        """Θ as an island receives it that takes its state from the synchroniser."""
+        return {name: array for tensors in self._published.values() for name, array in tensors.items()}
 
     def snapshot(self, island: int, fragment: FragmentId) -> Arrays:
         """What the island has of the fragment now."""
@@ -50,4 +76,9 @@ class Apparatus:
 
     def digest(self) -> str:
         """Names Θ bit for bit."""
-        return wire.digest(self.outer.parameters())
+        return tensors.digest(self.outer.parameters())
+
+
+class _Unjournalled:
+    def append(self, facts: Facts, parameters: bytes, momentum: bytes) -> None:
+        """Nothing is kept."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from learners import corpus, data, jax_trainer, model
 from orchestrator.config import JobSpec
 from orchestrator.laboratory.multiplex import MultiplexedJob
-from orchestrator.merge import wire
+from orchestrator.parameters import tensors
 from orchestrator.roots import EVERYTHING
 from orchestrator.sections import SynchroniserSection
 
@@ -106,5 +106,5 @@ def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
         if (step + 1) % max(1, spec.horizon_steps // evaluations) == 0 or step + 1 == spec.horizon_steps:
             curve.append((tokens, trainer.evaluate(trainer.snapshot(names).arrays())))
         yield Advance(tokens)
-    digest = wire.digest(trainer.snapshot(names).arrays())
+    digest = tensors.digest(trainer.snapshot(names).arrays())
     yield Advance(tokens, Trained(curve[-1][1], tuple(curve), 1.0, digest))

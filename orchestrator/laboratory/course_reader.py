@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from learners.adoption import Rule
 from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, PayloadId, Version
 from orchestrator.errors import Problem
 from orchestrator.laboratory.course import Act, Course, Evaluated, Life, LifeId, Merged
 from orchestrator.laboratory.life_story import Diary, Receiver, Story, tell
+from orchestrator.replica.work import AdoptionRule
 from orchestrator.tape.schema import Tape
 
 
@@ -30,7 +30,7 @@ class Reading:
     problems: tuple[Problem, ...]
 
 
-def read(tape: Tape, rule: Rule) -> Reading:
+def read(tape: Tape, rule: AdoptionRule) -> Reading:
     """The course of the tape's job, whose islands adopt by ``rule``."""
     policy = tape.header.policy
     assert isinstance(policy, JobPolicy), "matching refuses the tapes of fleets"
@@ -59,7 +59,7 @@ def _life(life: LifeId, diary: Diary, story: Story, shard: int) -> Life:
     return Life(life, shard, asked.donor, asked.cursor, began.versions, began.step, diary.fix, story.moments)
 
 
-def _stories(heard: _Heard, rule: Rule, tokens_per_step: int) -> Iterator[tuple[LifeId, Story]]:
+def _stories(heard: _Heard, rule: AdoptionRule, tokens_per_step: int) -> Iterator[tuple[LifeId, Story]]:
     """The stories of all lives that some merge needs: those that contributed, and those they took their state from."""
     receivers: dict[LifeId, list[Receiver]] = {}
     payloads = {item.payload for act in heard.merges() for item in act.inputs}
@@ -92,7 +92,7 @@ def _untold(heard: _Heard, stories: Iterable[LifeId]) -> Iterator[Problem]:
         yield Problem("tape", told, "Take the tape of a job with recovery.donors_max 1 and no donor_bytes_per_s.")
 
 
-def _problems(course: Course, stories: list[Story], rule: Rule) -> Iterator[Problem]:
+def _problems(course: Course, stories: list[Story], rule: AdoptionRule) -> Iterator[Problem]:
     if not course.merges:
         yield Problem("tape", "no fragment was ever merged on it.", "Take the tape of a job that ran for longer.")
         return

@@ -4,21 +4,21 @@ The order is by tokens trained. At one boundary, adopting a version comes before
 that build on an older one; what concerns different fragments may stand in any order.
 
 What an adoption kept is the tape's to say (``FragmentAdopted.kept_tokens``); *since* when it is counted follows from which
-offer the publication named as merged, exactly as in ``learners.adoption``. An island that began from a peer has what it was
-given as its base. On older tapes it knew none, and its first adoption of a fragment overwrote all; both are read as they
-are told.
+offer the publication named as merged, exactly as in ``orchestrator.replica.work``, whose counters these are. An island
+that began from a peer has what it was given as its base. On older tapes it knew none, and its first adoption of a fragment
+overwrote all; both are read as they are told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from learners.adoption import Rule
 from orchestrator.core.effects import BeginCatchUp, StartTraining
 from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, ProgressReported
 from orchestrator.core.vocabulary import NO_FIX, Contribution, Fix, FragmentId, PayloadId, Version
 from orchestrator.laboratory.course import Adopted, Exported, LifeId, Moment, Offered
+from orchestrator.replica.work import AdoptionRule, FragmentWork, Rebase, Trained
 
 
 @dataclass(slots=True)
@@ -74,22 +74,6 @@ class Story:
     could_keep: bool = False
 
 
-@dataclass(slots=True)
-class _Work:
-    """On one fragment since ``version`` was adopted, in tokens: ``carried`` over then, ``began_at`` of the life's total.
-
-    ``sent`` are the offers since, with what each covers.
-    """
-
-    version: Version
-    began_at: int = 0
-    carried: int = 0
-    sent: dict[int, tuple[PayloadId, int]] = field(default_factory=dict)
-
-    def tokens(self, total: int) -> int:
-        return self.carried + total - self.began_at
-
-
 _Entry = Contribution | FragmentAdopted | Receiver
 _Placed = tuple[int, float, _Entry]
 """Tokens trained by then, place among things of that moment, what it is."""
@@ -98,7 +82,7 @@ _Placed = tuple[int, float, _Entry]
 def tell(
     life: LifeId,
     diary: Diary,
-    rule: Rule,
+    rule: AdoptionRule,
     tokens_per_step: int,
     receivers: Sequence[Receiver],
     wanted: Collection[PayloadId],
@@ -108,7 +92,8 @@ def tell(
     assert diary.begun is not None
     began, _ = diary.begun
     story = Story()
-    work = [_Work(version) for version in began.versions]
+    work = [FragmentWork(version) for version in began.versions]
+    payloads: dict[tuple[FragmentId, int], PayloadId] = {}
     name, moments = f"{life[0]} (incarnation {life[1]})", list[Moment]()
     needed_count = 0
     for tokens, _, entry in _in_order(life, diary, receivers, tokens_per_step, story):
@@ -118,12 +103,14 @@ def tell(
             needed_count = len(moments)
         elif isinstance(entry, Contribution):
             own = work[entry.fragment]
-            if entry.base_version != own.version or entry.token_count != own.tokens(tokens):
+            has = own.since_origin(_told(tokens)).tokens
+            if entry.base_version != own.version or entry.token_count != has:
                 story.contradictions.append(
                     f"{name} offers {entry.token_count} tokens on version {entry.base_version} of fragment "
-                    f"{entry.fragment}, but by what it told before it has {own.tokens(tokens)} on version {own.version}"
+                    f"{entry.fragment}, but by what it told before it has {has} on version {own.version}"
                 )
-            own.sent[entry.offer] = (entry.payload, entry.token_count)
+            own.offered(entry.offer, _told(own.origin.tokens + entry.token_count), snapshots_max=None)
+            payloads[entry.fragment, entry.offer] = entry.payload
             if entry.payload in wanted:
                 moments.append(Offered(steps, entry.fragment, entry.payload))
                 needed_count = len(moments)
@@ -132,19 +119,25 @@ def tell(
                 story.contradictions.append(
                     f"{name} adopts version {entry.version} of fragment {entry.fragment}, never merged"
                 )
-            moments.append(_adopt(name, entry, work, diary, rule, steps, story))
+            published = diary.published.get((entry.fragment, entry.version), 0)
+            moments.append(_adopt(name, entry, work[entry.fragment], published, payloads, rule, steps, story))
     story.moments = tuple(moments[:needed_count])
     return story
 
 
 def _adopt(
-    name: str, event: FragmentAdopted, work: list[_Work], diary: Diary, rule: Rule, steps: int, story: Story
+    name: str,
+    event: FragmentAdopted,
+    own: FragmentWork,
+    published: int,
+    payloads: Mapping[tuple[FragmentId, int], PayloadId],
+    rule: AdoptionRule,
+    steps: int,
+    story: Story,
 ) -> Adopted:
-    """Put the fragment on its new version, and say what survived."""
-    before = work[event.fragment]
-    had = before.tokens(event.tokens_total)
-    payload, covered = before.sent.get(diary.published.get((event.fragment, event.version), 0), (None, 0))
-    uncontributed = had - covered
+    """Put the fragment on its new version, and say what survived. ``published`` is the offer that is merged in it."""
+    merged_offer = published if published in own.offers else None
+    uncontributed = own.kept(Rebase(merged_offer), _told(event.tokens_total)).tokens
     kept = uncontributed if event.kept_tokens == _UNTOLD and rule == "rebase" else max(0, event.kept_tokens)
     if rule == "rebase":
         keeps = kept == uncontributed
@@ -155,11 +148,16 @@ def _adopt(
             )
         story.could_keep |= uncontributed > 0
     else:
-        keeps = rule == "mix" and bool(before.sent)
+        keeps = rule == "mix" and bool(own.offers)
     story.kept |= kept > 0
-    work[event.fragment] = _Work(event.version, event.tokens_total, kept)
-    since = payload if keeps and rule == "rebase" else None
+    own.adopt(event.version, _told(kept), _told(event.tokens_total), own.latest_offer)
+    since = payloads[event.fragment, merged_offer] if keeps and rule == "rebase" and merged_offer is not None else None
     return Adopted(steps, event.fragment, event.version, event.step, event.fix, keeps, since)
+
+
+def _told(tokens: int) -> Trained:
+    """Only tokens are compared; adoptions that no report told of have no count of steps."""
+    return Trained(0, tokens)
 
 
 _UNTOLD = -1

@@ -34,7 +34,7 @@ from orchestrator.core import effects, events, saving
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import Letter, Offer, Progress
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, PayloadId
+from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
 from orchestrator.errors import InternalError
 from orchestrator.laboratory.apparatus import Apparatus, MakeTrainer
 from orchestrator.tape.driver import DigestSink, Driver, Sink
@@ -105,7 +105,6 @@ class MultiplexedJob:
         self._sink = DigestSink(Header(spec.name, policy))
         sink = self._sink if recorder is None else _Both(self._sink, recorder)
         self._driver = Driver(Synchroniser(policy), (self._goodput, self._statistics), sink)
-        self._payloads: dict[PayloadId, Arrays] = {}
         self._heap: list[tuple[Instant, Turn, int, Callable[[], None]]] = []
         self._serial = 0
         self._now: Instant = 0.0
@@ -171,7 +170,7 @@ class MultiplexedJob:
             arrays = island.loop.take(letter.fragment, letter.offer)
             assert arrays is not None
             contribution = contribution_of(letter, island.id, FIRST)
-            self._payloads[contribution.payload] = self._apparatus.sent(arrays)
+            self._apparatus.hold(contribution.payload, arrays)
             return events.ContributionArrived(self._now, contribution)
         if isinstance(letter, Progress):
             island.tokens = letter.tokens_total
@@ -190,12 +189,11 @@ class MultiplexedJob:
         self._soon(lambda at: events.TimerFired(at, *fired), effect.due_at - self._now)
 
     def merge_fragment(self, effect: effects.MergeFragment) -> None:
-        inputs = [(self._payloads[i.payload], i.weight) for i in effect.inputs]
-        digest = self._outer.merge(effect.fragment, effect.version, inputs)
+        digest = self._apparatus.merge(effect)
         self._soon(lambda at: events.MergeCompleted(at, effect.fragment, effect.version, digest, 0.0))
 
     def publish_fragment(self, effect: effects.PublishFragment) -> None:
-        arrays = self._outer.fragment(effect.fragment)
+        arrays = self._apparatus.published(effect.fragment)
 
         def deliver(recipient: effects.Recipient) -> None:
             loop = self._islands[recipient.island].loop
@@ -206,7 +204,7 @@ class MultiplexedJob:
             self._later(self._transfer, Turn.DELIVERY, partial(deliver, recipient))
 
     def release_payload(self, effect: effects.ReleasePayload) -> None:
-        self._payloads.pop(effect.payload, None)
+        self._apparatus.shard.release(effect.payload)
 
     def place_island(self, effect: effects.PlaceIsland) -> None:
         life = (effect.island, effect.incarnation)
@@ -215,7 +213,7 @@ class MultiplexedJob:
 
     def begin_catch_up(self, effect: effects.BeginCatchUp) -> None:
         island = self._islands[effect.island]
-        island.loop.load(self._outer.parameters(), self._outer.versions, 0, effect.cursor)
+        island.loop.load(self._apparatus.whole_state(), self._outer.versions, 0, effect.cursor)
         self._soon(lambda at: events.IslandCaughtUp(at, island.id, FIRST, None, self._outer.versions, 0, 0.0))
 
     def start_training(self, effect: effects.StartTraining) -> None:

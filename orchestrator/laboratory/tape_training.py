@@ -17,14 +17,15 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
-from learners.adoption import combine
+from learners.adoption import mixed, rebased
 from learners.contract import Arrays
-from learners.reckoning import schedule_step
 from orchestrator.config import JobSpec
-from orchestrator.core.vocabulary import Fix, FragmentId, PayloadId, Version
+from orchestrator.core.effects import MergeFragment
+from orchestrator.core.vocabulary import CloseReason, Fix, FragmentId, PayloadId, Version
 from orchestrator.errors import DataError
-from orchestrator.laboratory.apparatus import Apparatus, MakeTrainer
+from orchestrator.laboratory.apparatus import FIRST_EPOCH, Apparatus, MakeTrainer
 from orchestrator.laboratory.course import Adopted, Course, Evaluated, Exported, Life, LifeId, Merged, Offered
+from orchestrator.replica.schedule_position import schedule_step
 
 Published = tuple[FragmentId, Version]
 
@@ -56,7 +57,7 @@ class TapeTraining:
         self._fresh = self._apparatus.trainers[0].export_state().arrays()
         self._replicas: dict[LifeId, _Replica] = {}
         self._exported: dict[LifeId, Arrays] = {}
-        self._payloads: dict[PayloadId, Arrays] = {}
+        self._held: set[PayloadId] = set()
         self._wanted = _uses(course)
         self._authors = _authors(course)
         self._published: dict[Published, Arrays] = {}
@@ -86,17 +87,20 @@ class TapeTraining:
     def _merge(self, act: Merged) -> Generator[None, None, str]:
         """Take the outer step that the tape has, with its contributors and weights."""
         for item in act.inputs:
-            if item.payload not in self._payloads:
+            if item.payload not in self._held:
                 yield from self._train_to(item.payload)
-        inputs = [(self._payloads.pop(item.payload), item.weight) for item in act.inputs]
-        digest = self._outer.merge(act.fragment, act.version, inputs)
+        order = MergeFragment(FIRST_EPOCH, act.fragment, act.version, 0, act.inputs, CloseReason.EVERYONE_IN, "")
+        digest = self._apparatus.merge(order)
+        for item in act.inputs:
+            self._apparatus.shard.release(item.payload)
+            self._held.discard(item.payload)
         self._publish(act.fragment, act.version)
         return digest
 
     def _publish(self, fragment: FragmentId, version: Version) -> None:
         """Keep the value for those who will adopt it or begin from it."""
         if self._wanted[fragment, version]:
-            self._published[fragment, version] = self._outer.fragment(fragment)
+            self._published[fragment, version] = self._apparatus.published(fragment)
 
     def _take(self, fragment: FragmentId, version: Version) -> Arrays:
         """The published value, let go of after its last use."""
@@ -112,7 +116,7 @@ class TapeTraining:
     def _train_to(self, payload: PayloadId) -> Iterator[None]:
         """Have the contribution, by training its island until it offers it."""
         replica = yield from self._begun(self._authors[payload])
-        while payload not in self._payloads:
+        while payload not in self._held:
             yield from self._next(replica)
 
     def _begun(self, life_id: LifeId) -> Generator[None, None, _Replica]:
@@ -160,7 +164,8 @@ class TapeTraining:
         match moment:
             case Offered(_, fragment, payload):
                 arrays = self._apparatus.snapshot(life.shard, fragment)
-                self._payloads[payload] = self._apparatus.sent(arrays)
+                self._apparatus.hold(payload, arrays)
+                self._held.add(payload)
                 if self._keeps_bases:
                     replica.sent.setdefault(fragment, {})[payload] = arrays
             case Exported(_, receiver):
@@ -174,8 +179,11 @@ class TapeTraining:
         published = self._take(fragment, moment.version)
         if moment.keeps:
             own = self._apparatus.snapshot(replica.life.shard, fragment)
-            since = replica.base[fragment] if moment.since is None else replica.sent[fragment][moment.since]
-            combined = combine(published, own, since, sync.adoption, sync.mix_alpha)
+            if sync.adoption == "mix":
+                combined = mixed(published, own, sync.mix_alpha)
+            else:
+                since = replica.base[fragment] if moment.since is None else replica.sent[fragment][moment.since]
+                combined = rebased(published, own, since)
             self._apparatus.trainers[replica.life.shard].load(combined)
             replica.base[fragment] = published if self._keeps_bases else {}
         else:

@@ -37,7 +37,7 @@ from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
 from orchestrator.laboratory.matching import Match
 from orchestrator.laboratory.tape_table import METHODS, Method, Run, digests, judge, means, table
 from orchestrator.laboratory.tape_training import TapeTraining
-from orchestrator.tape.schema import Digest, Header, Tape, encode_header, encode_record
+from orchestrator.tape.schema import Digest, Header, Tape, encode_header, encode_record, job_steps
 from orchestrator.tape.storage import read_tape
 
 
@@ -129,8 +129,8 @@ def goodput_of(tape: Tape) -> float:
     """As the tape's own report says it: island-time whose tokens reached a merge, over all."""
     assert isinstance(tape.header, Header)
     fold = Goodput(tape.header.policy)
-    for record in tape.records:
-        fold.apply(record.event, record.effects)
+    for event, effects in job_steps(tape):
+        fold.apply(event, effects)
     ratio: float = fold.summary()["goodput_ratio"]
     return ratio
 

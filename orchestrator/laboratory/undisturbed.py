@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
-from learners.adoption import Rule
 from orchestrator.core.events import ProgressReported
 from orchestrator.core.vocabulary import Duration, IslandId, JobPolicy
 from orchestrator.laboratory.course import Course
+from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
@@ -25,7 +25,7 @@ ENDLESS = 2**62
 """A budget that no simulated job reaches."""
 
 
-def tape_of(disturbed: Tape, course: Course, adoption: Rule, horizon_steps: int) -> Tape:
+def tape_of(disturbed: Tape, course: Course, adoption: AdoptionRule, horizon_steps: int) -> Tape:
     """The tape of the job without failures, its islands' budget ``horizon_steps`` each."""
     tokens = horizon_steps * len(course.policy.islands) * course.tokens_per_step
     policy = replace(course.policy, token_budget=tokens if course.ended else ENDLESS, evaluation_every_merges=0)
@@ -36,7 +36,7 @@ def tape_of(disturbed: Tape, course: Course, adoption: Rule, horizon_steps: int)
     return world.tape
 
 
-def _calm(disturbed: Tape, course: Course, adoption: Rule) -> WorldPlan:
+def _calm(disturbed: Tape, course: Course, adoption: AdoptionRule) -> WorldPlan:
     """Speeds and latencies of the tape, and nothing else of it."""
     fitted = fit(disturbed).plan
     return WorldPlan(

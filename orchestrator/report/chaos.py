@@ -92,7 +92,8 @@ def _faults(verdict: Plain) -> str:
 def _kind(fault: Plain) -> str:
     """With what its duration does not say."""
     size = f", {fault['payloads']} payloads" if fault.get("payloads") else ""
-    return fault["kind"] + size + (f", {fault['bytes_per_second']:g} bytes/s" if fault.get("bytes_per_second") else "")
+    kind: str = fault["kind"]
+    return kind + size + (f", {fault['bytes_per_second']:g} bytes/s" if fault.get("bytes_per_second") else "")
 
 
 def _notes(verdict: Plain) -> list[str]:

@@ -15,64 +15,63 @@ from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.core import effects as f
 from orchestrator.core import events
-from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
+from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import first_line
 from orchestrator.host.checkpoint_writer import CheckpointWriter
-from orchestrator.host.posting import Post
-from orchestrator.runtime.links import Link
-from orchestrator.runtime.workshop import Workshop
+from orchestrator.host.job_context import JobContext
+from orchestrator.runtime.connection import Connection
+from orchestrator.runtime.shard_worker import ShardWorker
 
 ANSWER_TIMEOUT_S = 10.0
 
 
 class CatchUps:
-    """``link`` finds the link to an incarnation, ``name`` what Ray calls its process."""
+    """``connection`` finds the connection to an incarnation, ``name`` what Ray calls its process."""
 
     def __init__(
         self,
-        link: Callable[[IslandId, Incarnation], Link | None],
+        context: JobContext,
+        connection: Callable[[IslandId, Incarnation], Connection | None],
         name: Callable[[IslandId, Incarnation], str],
-        epoch: Epoch,
-        workshop: Workshop,
+        shard: ShardWorker,
         checkpoints: CheckpointWriter,
-        post: Post,
     ) -> None:
-        self._link, self._name, self._epoch = link, name, epoch
-        self._workshop, self._checkpoints, self._post = workshop, checkpoints, post
+        self._connection, self._name, self._shard = connection, name, shard
+        self._epoch, self._post, self._checkpoints = context.epoch, context.post, checkpoints
         self._count = count(1)
 
-    def begin(self, effect: f.BeginCatchUp) -> tuple[Link, Any] | None:
+    def begin(self, effect: f.BeginCatchUp) -> tuple[Connection, Any] | None:
         """The call under way, for ``wait``; ``None`` where nobody listens to the island any more."""
-        link = self._link(effect.island, effect.incarnation)
-        if link is None:
+        connection = self._connection(effect.island, effect.incarnation)
+        if connection is None:
             return None
         match effect.source:
             case f.FromStandby():
-                call = link.actor.resume.remote(self._epoch, effect.cursor)
+                call = connection.actor.resume.remote(self._epoch, effect.cursor)
             case f.FromSynchroniser():
-                versions, step, payloads = self._workshop.whole_state()
-                call = link.actor.load.remote(self._epoch, versions, step, effect.cursor, *payloads)
+                versions, step, payloads = self._shard.whole_state()
+                call = connection.actor.load.remote(self._epoch, versions, step, effect.cursor, *payloads)
             case f.FromCheckpoint():
-                call = link.actor.load_saved.remote(self._epoch, self._checkpoints.resumed_from, effect.cursor)
+                call = connection.actor.load_saved.remote(self._epoch, self._checkpoints.resumed_from, effect.cursor)
             case f.FromPeers(donor, helpers):
                 donors = {self._name(*life): life[0] for life in (donor, *helpers)}
-                call = link.actor.load_from.remote(self._epoch, next(self._count), donors, effect.cursor)
+                call = connection.actor.load_from.remote(self._epoch, next(self._count), donors, effect.cursor)
             case unknown:
                 assert_never(unknown)
-        return link, call
+        return connection, call
 
-    def wait(self, effect: f.BeginCatchUp, link: Link, call: Any) -> None:
+    def wait(self, effect: f.BeginCatchUp, connection: Connection, call: Any) -> None:
         """In a thread of its own, until the island has answered or is not listened to any more."""
         island, incarnation = effect.island, effect.incarnation
         donor = effect.donor[0] if effect.donor is not None else None
-        while self._link(island, incarnation) is link:
+        while self._connection(island, incarnation) is connection:
             try:
                 ray.get(call, timeout=ANSWER_TIMEOUT_S)
                 return
             except TimeoutError:
                 continue  # the same call: a stopped island answers it when it goes on
             except ActorDiedError:
-                return  # the link says so, too
+                return  # the report link says so, too
             except RayError as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 self._post(

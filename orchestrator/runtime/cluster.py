@@ -42,7 +42,7 @@ def join(home: Path) -> None:
     import ray  # not before its environment is set
     from ray._private import services
 
-    services.resolve_ip_for_localhost = str  # 127.0.0.1 is meant (``ray_start.RAY``)
+    services.resolve_ip_for_localhost = _as_written  # 127.0.0.1 is meant (``ray_start.RAY``)
     if not ray.is_initialized():
         ray.init(
             address=cluster.address,
@@ -178,3 +178,7 @@ def end_own_actor() -> None:
     import ray
 
     ray.actor.exit_actor()
+
+
+def _as_written(host: str) -> str:
+    return host

@@ -10,6 +10,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from orchestrator import home_files
 from orchestrator.errors import DataError
 
 
@@ -31,7 +32,7 @@ class ClusterFile:
         """The cluster of ``home``, up or not; ``None`` if none was started. Raises DataError for a damaged file."""
         path = cls.path(home)
         try:
-            found = cls(**json.loads(path.read_text()))
+            found = cls(**json.loads(home_files.read(path)))
             found.require_sense()
             return found
         except FileNotFoundError:
@@ -57,9 +58,7 @@ class ClusterFile:
         path = self.path(home)
         if path.is_dir() and not path.is_symlink():
             set_aside(path)
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        os.replace(draft, path)
+        home_files.replace(path, json.dumps(asdict(self), indent=1) + "\n")
 
     def answers(self) -> bool:
         """Whether somebody listens at the head's port."""

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
-from orchestrator.errors import Conflict, InfrastructureError, NotFound, last_line
+from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, last_line
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import cluster
+from orchestrator.runtime import cluster, room
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.names import synchroniser_name
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, TOKEN_VARIABLE
@@ -110,8 +110,8 @@ class RayControlPort:
                 self._ask_head(lambda: cluster.end_actors_of(job_id))  # what it had already made included
             raise InfrastructureError(
                 detail=f"The synchroniser of job {job_id} did not start: {last_line(error)}",
-                remedy="Look at the cluster's logs (temp_dir in HOME/cluster.json). Is there room on that disk, and under "
-                "the run's folder? Without it no process begins.",
+                remedy=self._without_room()
+                or "Look at the cluster's logs (temp_dir in HOME/cluster.json), and whether the run's folder has room.",
             ) from error
 
     def status(self, job_id: str) -> dict[str, Any]:
@@ -129,7 +129,8 @@ class RayControlPort:
             name: str = self._ask(job_id, "save_parameters", timeout_s=SAVE_TIMEOUT_S)
         except OSError as error:
             detail = f"The parameters of job {job_id} could not be written: {error.strerror or error}."
-            raise InfrastructureError(detail=detail, remedy="Make room on the disk of its run folder.") from error
+            remedy = f"{disk_remedy(error)}, on the disk of its run folder."
+            raise InfrastructureError(detail=detail, remedy=remedy) from error
         return name
 
     def close(self) -> None:
@@ -153,8 +154,14 @@ class RayControlPort:
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise InfrastructureError(
                 detail=f"The synchroniser of job {job_id} does not answer: {last_line(error)}",
-                remedy="Try again; training goes on meanwhile.",
+                remedy=f"{no_room} Training goes on meanwhile."
+                if (no_room := self._without_room())
+                else "Try again; training goes on meanwhile.",
             ) from error
+
+    def _without_room(self) -> str:
+        """What a lack of room under Ray's folder asks for, as a sentence; empty if there is room."""
+        return room.remedy(Path(self._head.temp_dir)) if self._head is not None else ""
 
     def _ask_head(self, call: Callable[[], Answer], within_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """What the call returns. Raises InfrastructureError at once where nobody listens, later where nobody answers."""

@@ -2,15 +2,16 @@
 
 A detached actor beside the synchroniser, so that slow Ray calls never hold up a decision. Responsible for: placing by
 label and resources, saying why it could not, ending processes for certain. Refuses to decide when an island is placed
-or given up (``core.fleet``).
+or given up (``core.island_record``).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import cluster
+from orchestrator.runtime import cluster, room
 from orchestrator.runtime.making import CONCURRENCY, make
 from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
 from orchestrator.runtime.nodes import NodeWatch
-from orchestrator.runtime.placement import Placement, Unplaced, refusal, resources_of
+from orchestrator.runtime.placement import Placement, Refusal, Unplaced, refusal, resources_of
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
 from orchestrator.runtime.strays import Strays
 from orchestrator.runtime.wardens import Wardens
@@ -54,6 +55,7 @@ class Controller:
         self._document = {**spec.model_dump(mode="json"), "legs": legs, "roots": roots}
         self._shards = list(spec.island_sections(spares=True))
         self._sections = {**spec.island_sections(spares=True), **spec.standby_sections()}
+        self._folder = room.cluster_folder(os.environ)
         self._lock = threading.Lock()
         self._actors: dict[Life, Any] = {}
         self._placements: dict[Life, Placement] = {}
@@ -100,7 +102,7 @@ class Controller:
         wanted = resources_of(section)
         life = (island, incarnation)
         deadline = time.monotonic() + CAPACITY_WAIT_S
-        while (no := refusal(section.node_group, wanted, self._nodes.known())) is not None:
+        while (no := self._refusal(section.node_group, wanted)) is not None:
             if no.final or time.monotonic() > deadline:
                 return Unplaced(no.reason)
             if self._over(life):
@@ -123,7 +125,7 @@ class Controller:
             about = ray.get(actor.hello.remote(), timeout=HELLO_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)
-            now = refusal(section.node_group, wanted, self._nodes.known())
+            now = self._refusal(section.node_group, wanted)
             return Unplaced(now.reason if now else f"its process did not answer: {first_line(error)}")
         self._wardens.ensure(about["node_id"])
         placed = Placement(island_name(self._job, island, incarnation), **about)
@@ -134,6 +136,13 @@ class Controller:
             self.end(island, incarnation)
             return UNWANTED
         return placed
+
+    def _refusal(self, group: str, wanted: Mapping[str, float]) -> Refusal | None:
+        """Why no process can begin on the group now: for want of what it books, or of room on this cluster's disk."""
+        if (no := refusal(group, wanted, self._nodes.known())) is not None:
+            return no
+        said = room.lacking(self._folder)
+        return Refusal(said, final=False) if said else None
 
     def _take(self, life: Life, standby: Life) -> Placement | Unplaced:
         island, incarnation = life
@@ -146,7 +155,7 @@ class Controller:
         try:
             if actor is None or before is None:
                 return Unplaced(f"the standby {standby[0]} is gone")
-            call = actor.take_over.remote(island, self._shards.index(island), book)
+            call = actor.promote.remote(island, self._shards.index(island), book)
             placed = Placement(before.actor, **ray.get(call, timeout=HELLO_TIMEOUT_S))
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)
@@ -190,8 +199,8 @@ class Controller:
         placed = self._placed(island, incarnation)
         with self._lock:
             self._ended.add(life)
-        away = placed is not None and not self._closing and self._nodes.out_of_reach(placed.node_id)
-        if away and self._strays.add(life, placed.node_id):
+        node = placed.node_id if placed is not None and not self._closing else None
+        if node is not None and self._nodes.out_of_reach(node) and self._strays.add(life, node):
             # Ray would call it dead at once, and nobody could ever ask it what it trained meanwhile
             log.warning("%s.%s is ended once its node can be reached", island, incarnation)
             return

@@ -14,6 +14,7 @@ machine failed us, 2 the settings are wrong.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import secrets
@@ -32,7 +33,7 @@ from orchestrator import printable
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
-from orchestrator.runtime import processes
+from orchestrator.runtime import processes, room
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
 from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
@@ -97,7 +98,12 @@ def down(home: Path) -> int:
     path = ClusterFile.path(home)
     if path.is_dir() and not path.is_symlink():
         set_aside(path)
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        _say(f"{path} cannot be removed: its disk is read-only. It names a cluster that is gone")
     return count
 
 
@@ -241,7 +247,7 @@ def _raise_start_failure(cluster: ClusterFile, name: str, code: int | None) -> N
     how = f"did not start within {START_TIMEOUT_S:.0f} s" if code is None else f"ended with code {code}"
     raise InfrastructureError(
         detail=f"The Ray node {name!r} {how}. Its last words: {' | '.join(log[-3:]) or '(none)'}",
-        remedy="Check memory and disk, then try again.",
+        remedy=room.remedy(Path(cluster.temp_dir)) or "Check memory and disk, then try again.",
     )
 
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator import home_files
 from orchestrator.errors import DataError
 from orchestrator.marks import is_of, mark_of, of_home
 from orchestrator.runtime import processes
@@ -80,7 +81,7 @@ def remove(folder: Path) -> None:
 
 def _is_marked(folder: Path, home: Path) -> bool:
     try:
-        return is_of(home, (folder / MARK).read_text())
+        return is_of(home, home_files.read(folder / MARK))
     except (OSError, ValueError):
         return False
 

@@ -1,43 +1,41 @@
 """Effects into calls: the one place where what the core wants becomes work. Nothing here waits.
 
-Refuses to decide. Each effect is handed to somebody with a thread of its own (links, workshop, timers, controller calls),
-and whatever comes of it returns as an event.
+Refuses to decide. Each effect is handed to somebody with a thread of its own (connections, shard, evaluation, timers,
+controller calls), and whatever comes of it returns as an event.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import RayError
 
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
-from orchestrator.core.vocabulary import Epoch, Incarnation, Instant, IslandId, Life, ReleaseReason
+from orchestrator.core.vocabulary import Incarnation, IslandId, Life, ReleaseReason
 from orchestrator.errors import first_line
 from orchestrator.host.checkpoint_writer import CheckpointWriter
-from orchestrator.host.posting import Post
+from orchestrator.host.job_context import JobContext
 from orchestrator.host.timers import Timers
 from orchestrator.impairment import LinkImpairment
 from orchestrator.runtime import cluster
 from orchestrator.runtime.catch_ups import CatchUps
-from orchestrator.runtime.links import Failed, Link
+from orchestrator.runtime.connection import Connection
+from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.names import island_name
-from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.runtime.parameter_link import Delivery
 from orchestrator.runtime.placement import Placement, Unplaced
-from orchestrator.runtime.workshop import Workshop
+from orchestrator.runtime.shard_worker import ShardWorker
 
 log = logging.getLogger(__name__)
 
 PLACEMENT_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 10.0
-TELL_ATTEMPTS = 5
-RETRY_S = 0.5
 
 
 class Interpreter:
@@ -45,32 +43,28 @@ class Interpreter:
 
     def __init__(
         self,
-        job: str,
+        context: JobContext,
         *,
         island_count: int,
         controller: Any,
-        workshop: Workshop,
-        payloads: PayloadTable,
+        shard: ShardWorker,
+        evaluation: Evaluation,
         timers: Timers,
-        epoch: Epoch,
-        post: Post,
-        kept_count: Callable[[], int],
+        durable_count: Callable[[], int],
         resolve: Callable[[f.ResolveCommand], None],
         finish: Callable[[f.FinishJob], None],
         checkpoints: CheckpointWriter,
-        now: Callable[[], Instant],
-        failed: Failed,
     ) -> None:
-        self._job, self._controller, self._workshop, self._payloads = job, controller, workshop, payloads
-        self._timers, self._post, self._resolve, self._finish = timers, post, resolve, finish
-        self._failed, self._epoch, self._kept_count = failed, epoch, kept_count
-        self._checkpoints, self._now = checkpoints, now
-        self._catch_ups = CatchUps(self._link, self._name, epoch, workshop, checkpoints, post)
-        self._links: dict[Life, Link] = {}
-        self._strays: dict[Life, Link] = {}  # over, and silent when that was decided
+        self._context, self._post = context, context.post
+        self._controller, self._shard, self._evaluation = controller, shard, evaluation
+        self._timers, self._durable_count, self._checkpoints = timers, durable_count, checkpoints
+        self._resolve, self._finish = resolve, finish
+        self._catch_ups = CatchUps(context, self._connection, self._name, shard, checkpoints)
+        self._connections: dict[Life, Connection] = {}
+        self._strays: dict[Life, Connection] = {}  # over, and silent when that was decided
         self._over: set[Life] = set()
         self._processes: dict[Life, Life] = {}  # lives that go on as the process of another: a standby's
-        self._lives = threading.Lock()  # guards the two above: placing threads open links, the pump closes them
+        self._lives = threading.Lock()  # guards the first three: placing threads open connections, the pump closes them
         self._placing = ThreadPoolExecutor(max(4, island_count), "place")
         self._asking = ThreadPoolExecutor(max(8, 4 * island_count), "ask")
 
@@ -83,21 +77,21 @@ class Interpreter:
         self._timers.set(effect.timer, effect.serial, effect.due_at)
 
     def merge_fragment(self, effect: f.MergeFragment) -> None:
-        self._workshop.merge(effect)
+        self._shard.merge(effect)
 
     def publish_fragment(self, effect: f.PublishFragment) -> None:
-        published = self._workshop.published(effect.fragment)
+        published = self._shard.published(effect.fragment)
         if published.version != effect.version:
             return  # a newer one is there, and so is, or soon will be, its own publication
         for to in effect.recipients:
-            if (link := self._link(to.island, to.incarnation)) is not None:
-                outgoing = (effect.version, effect.step, to.merged_offer, effect.fix, published.payload)
-                link.publish(effect.fragment, outgoing)
+            if (connection := self._connection(to.island, to.incarnation)) is not None:
+                delivery = Delivery(published, effect.step, to.merged_offer, effect.fix)
+                connection.parameters.publish(effect.fragment, delivery)
 
     def release_payload(self, effect: f.ReleasePayload) -> None:
         """A lost one died with the process before; what lies under its name was offered to this one meanwhile."""
         if effect.reason is not ReleaseReason.LOST:
-            self._payloads.release(effect.payload)
+            self._shard.release(effect.payload)
 
     def place_island(self, effect: f.PlaceIsland) -> None:
         if effect.standby is not None:
@@ -124,33 +118,33 @@ class Interpreter:
         self.end(effect.island, effect.incarnation)
 
     def evaluate(self, effect: f.Evaluate) -> None:
-        self._workshop.evaluate(effect.global_version)
+        self._evaluation.evaluate(effect.global_version)
 
     def resolve_command(self, effect: f.ResolveCommand) -> None:
         self._resolve(effect)
 
     def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
         """What is saved here is cut before any island hears of it."""
-        self._checkpoints.act(effect, self._now())
+        self._checkpoints.act(effect, self._context.now())
         if self._checkpoints.is_open(effect.checkpoint):
             folder = self._checkpoints.folder(effect.checkpoint).url
             for life in effect.islands:
-                if (link := self._link(*life)) is not None:
-                    link.mark(effect.checkpoint, folder)
+                if (connection := self._connection(*life)) is not None:
+                    connection.parameters.mark(effect.checkpoint, folder)
 
     def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
-        self._checkpoints.act(effect, self._now())
+        self._checkpoints.act(effect, self._context.now())
 
     def drop_checkpoint(self, effect: saving.DropCheckpoint) -> None:
-        self._checkpoints.act(effect, self._now())
+        self._checkpoints.act(effect, self._context.now())
 
     def restore_fragments(self, effect: saving.RestoreFragments) -> None:
-        self._workshop.restore(effect, self._checkpoints.folder)
+        self._shard.restore(effect, self._checkpoints.folder)
 
     def finish_job(self, effect: f.FinishJob) -> None:
         self._finish(effect)
 
-    # ── processes, and the links to them ──────────────────────────────────────────────────────────────────────────
+    # ── processes, and the connections to them ──────────────────────────────────────────────────────────────────────────
 
     def reconnect(self, island: IslandId, incarnation: Incarnation, process: Life | None, *, lost: bool) -> None:
         """Listen to a process that an earlier synchroniser placed, and did not hear any more if ``lost``.
@@ -165,41 +159,44 @@ class Interpreter:
             self._post(lambda at: events.ConnectionLost(at, island, incarnation, True, gone))
             return
         with self._lives:
-            self._links[island, incarnation] = self._linked(island, incarnation, actor, lost=lost)
+            self._connections[island, incarnation] = self._connected(island, incarnation, actor, lost=lost)
 
     def end(self, island: IslandId, incarnation: Incarnation) -> None:
-        """End the process of this incarnation for certain, and hear nothing more of it; of a silent one, its last words."""
+        """End the process of this incarnation for certain, and read nothing more of it but a silent one's final reports."""
         life = (island, incarnation)
         with self._lives:
             self._over.add(life)
-            link = self._strays.pop(life, None)
-            if link is None and (link := self._links.pop(life, None)) is not None and link.silent:
-                link.hear_out()
-                self._strays[life], link = link, None
-        if link is not None:
-            link.close()
+            connection = self._strays.pop(life, None)
+            if connection is None:
+                connection = self._connections.pop(life, None)
+                if connection is not None and connection.reports.silent:
+                    connection.reports.read_final_reports()
+                    self._strays[life], connection = connection, None
+        if connection is not None:
+            connection.close()
         self._ask("end", island, incarnation)
 
     def forget(self, island: IslandId, incarnation: Incarnation) -> None:
-        """The process is known to be gone, or broken: close the link; what is left of it is ended."""
-        if (island, incarnation) in self._links or (island, incarnation) in self._strays:
+        """The process is known to be gone, or broken: close its connection; what is left of it is ended."""
+        if (island, incarnation) in self._connections or (island, incarnation) in self._strays:
             self.end(island, incarnation)
 
     def impairment(self, island: IslandId, incarnation: Incarnation) -> LinkImpairment | None:
         """What chaos may change about the link of this incarnation; None if there is no link."""
-        link = self._link(island, incarnation)
-        return None if link is None else link.passage.impairment
+        connection = self._connection(island, incarnation)
+        return None if connection is None else connection.link.impairment
 
     def close(self) -> None:
         with self._lives:
-            links = [*self._links.values(), *self._strays.values()]
-            self._links, self._strays = {}, {}
-        for link in links:
-            link.close()
+            connections = [*self._connections.values(), *self._strays.values()]
+            self._connections, self._strays = {}, {}
+        for connection in connections:
+            connection.close()
         self._placing.shutdown(wait=False, cancel_futures=True)
         self._asking.shutdown(wait=False)
         self._timers.close()
-        self._workshop.close()
+        self._shard.close()
+        self._evaluation.close()
         self._checkpoints.close()
 
     def _take(self, standby: Life, life: Life) -> None:
@@ -207,13 +204,13 @@ class Interpreter:
         self._processes[life] = standby
         with self._lives:
             self._over.add(standby)
-            link = self._links.pop(standby, None)
-        if link is not None:
-            link.close()
+            connection = self._connections.pop(standby, None)
+        if connection is not None:
+            connection.close()
 
     def _name(self, island: IslandId, incarnation: Incarnation) -> str:
         """What Ray calls the process of this incarnation."""
-        return island_name(self._job, *self._processes.get((island, incarnation), (island, incarnation)))
+        return island_name(self._context.job, *self._processes.get((island, incarnation), (island, incarnation)))
 
     def _place(self, island: IslandId, incarnation: Incarnation, standby: Life | None) -> None:
         """In a thread of its own: have the process made, or the standby's taken, then listen to it."""
@@ -236,44 +233,25 @@ class Interpreter:
             if (island, incarnation) in self._over:
                 return
             self._post(lambda at: events.IslandPlaced(at, island, incarnation, node, pid))
-            self._links[island, incarnation] = self._linked(island, incarnation, actor)
+            self._connections[island, incarnation] = self._connected(island, incarnation, actor)
 
-    def _linked(self, island: IslandId, incarnation: Incarnation, actor: Any, *, lost: bool = False) -> Link:
-        return Link(
-            island,
-            incarnation,
-            actor,
-            self._epoch,
-            self._payloads,
-            self._post,
-            self._kept_count,
-            self._workshop.fragment,
-            self._failed,
-            lost=lost,
-        )
+    def _connected(self, island: IslandId, incarnation: Incarnation, actor: Any, *, lost: bool = False) -> Connection:
+        return Connection(island, incarnation, actor, self._context, self._shard, self._durable_count, lost=lost)
 
-    def _link(self, island: IslandId, incarnation: Incarnation) -> Link | None:
-        """The link, if there is one. Under the lock: a link is heard (``IslandReady``) while it is still being opened."""
+    def _connection(self, island: IslandId, incarnation: Incarnation) -> Connection | None:
+        """Its connection, if it has one. Under the lock: one is heard (``IslandReady``) while it is still being opened."""
         with self._lives:
-            return self._links.get((island, incarnation))
+            return self._connections.get((island, incarnation))
 
     def _tell(self, island: IslandId, incarnation: Incarnation, what: str, *facts: Any) -> None:
-        if (link := self._link(island, incarnation)) is not None:
-            self._asking.submit(self._guarded, self._insist, island, incarnation, link, what, *facts)
-
-    def _insist(self, island: IslandId, incarnation: Incarnation, link: Link, what: str, *facts: Any) -> None:
         """Calls that may be made twice are made again when they get lost."""
-        for _ in range(TELL_ATTEMPTS):
-            if not link.passage.open() or self._links.get((island, incarnation)) is not link:
-                return
-            try:
-                ray.get(getattr(link.actor, what).remote(self._epoch, *facts), timeout=ANSWER_TIMEOUT_S)
-                return
-            except ActorDiedError:
-                return  # the link says so, too
-            except (RayError, TimeoutError) as error:
-                log.warning("%s.%s: %s was not answered: %s", island, incarnation, what, first_line(error))
-                time.sleep(RETRY_S)
+        if (connection := self._connection(island, incarnation)) is not None:
+
+            def command() -> None:
+                life = (island, incarnation)
+                connection.reports.command(what, *facts, wanted=lambda: self._connections.get(life) is connection)
+
+            self._asking.submit(self._guarded, command)
 
     def _ask(self, what: str, island: IslandId, incarnation: Incarnation) -> None:
         self._asking.submit(self._guarded, self._end_for_certain, what, island, incarnation)
@@ -291,4 +269,4 @@ class Interpreter:
         try:
             work(*arguments)
         except Exception as error:  # a bug of ours, which a pool would keep to itself
-            self._failed(error)
+            self._context.failed(error)

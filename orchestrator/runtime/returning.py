@@ -23,7 +23,7 @@ from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
 from orchestrator.core.commands import island_of, kind_of
-from orchestrator.core.membership import WITH_PROCESS, Island
+from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPolicy
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError, first_line
@@ -58,7 +58,7 @@ def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPo
     except (OSError, DataError):  # it begins, or its files are judged when they are opened
         return spec.policy(regions, spares=True, standbys=True)
     plans = (*header.policy.islands, *header.policy.standbys) if isinstance(header, Header) else ()
-    begun_in = {plan.node_group: plan.region for plan in plans}
+    begun_in: dict[str, str] = {plan.node_group: plan.region for plan in plans}
     return spec.policy({**regions, **begun_in}, spares=True, standbys=True)
 
 

@@ -3,7 +3,7 @@
 Responsible for: that head, nodes, workers and drivers agree. Ray reads ``RAY_*`` once, when a process first imports it,
 so whoever starts or joins a cluster sets these before. Refuses to know what runs on the cluster.
 
-Source: our own measurements on Ray 2.60 (DESIGN section 9): a node cut off from the head is declared dead after
+Source: our own measurements on Ray 2.60: a node cut off from the head is declared dead after
 ``health_check_failure_threshold`` failed checks, and a node once declared dead can never rejoin. The other two defaults
 (60 s each) would end a node's control connection before that.
 """

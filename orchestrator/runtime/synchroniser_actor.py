@@ -1,8 +1,8 @@
 """The synchroniser of one job, live: a detached Ray actor around the core.
 
-    links, timers, workshop, commands ──▶ one queue ──▶ pump: driver.step ──▶ interpreter ──▶ links, workshop, controller
-                                          stamped                │
-                                                                 └──▶ tape, folds
+    links, timers, shard, commands ──▶ one queue ──▶ pump: driver.step ──▶ interpreter ──▶ links, shard, controller
+                                       stamped                │
+                                                              └──▶ tape, folds
 
 Responsible for: one order of events, stamped on entry; nothing done before it is on the tape; the job's files at its end,
 and everything let go. It outlives whoever started it. Where its process dies, Ray makes it again with the same arguments,
@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,17 +36,19 @@ from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, Island
 from orchestrator.errors import Conflict, DataError, Fenced, NotFound, first_line
 from orchestrator.host import records, tape_sync
 from orchestrator.host.checkpoint_writer import CheckpointWriter
+from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import SNAPSHOT
 from orchestrator.host.posting import Undated
 from orchestrator.host.retry import RUN_FOLDER_REFUSES, TAPE_REFUSES, RetryingSink, only_full
 from orchestrator.host.snapshot_writer import SnapshotWriter
 from orchestrator.host.timers import Timers
+from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import ending, faults, returning
 from orchestrator.runtime.controller import controller_of
+from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.payloads import PayloadTable
-from orchestrator.runtime.workshop import Workshop
+from orchestrator.runtime.shard_worker import ShardWorker
 from orchestrator.tape import command_codec
 from orchestrator.tape.driver import Driver
 
@@ -80,7 +83,10 @@ class SynchroniserActor:
         resumption = returning.resumption_of(spec, self._run_dir, roots)
         self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
         self._core, past = self._files.core, self._files.past
-        self._goodput, self._statistics = self._files.folds
+        goodput, statistics = self._files.folds  # these two, or a snapshot's of the same kinds
+        assert isinstance(goodput, Goodput)
+        assert isinstance(statistics, Statistics)
+        self._goodput, self._statistics = goodput, statistics
         self._started_at, self._zero = returning.clock(self._files, self._run_dir)
         self._posted = past.count if past else 0
         self._retrier, self._tape_sync = tape_sync.of(spec, self._files.tape)
@@ -89,36 +95,29 @@ class SynchroniserActor:
         every = spec.synchroniser.durability.snapshot_every_records
         self._snapshots = SnapshotWriter(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
         controller = controller_of(job, spec, run_dir, roots)
-        payloads = PayloadTable()
-        kept = self._files.journal, self._files.epoch, self._retrier.until_done
-        self._workshop = Workshop(job, spec, self._run_dir, payloads, *kept, self._post, self._queue.put, roots)
+        epoch, retry = self._files.epoch, self._retrier.until_done
+        context = JobContext(job, spec, self._run_dir, roots, epoch, self._now, self._post, self._queue.put)
+        self._shard = ShardWorker(context, ParameterShard(self._files.journal, epoch, retry))
+        self._evaluation = Evaluation(context, self._shard.parameters)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
-            job,
+            context,
             island_count=len(self._core.state.islands),
             controller=controller,
-            workshop=self._workshop,
-            payloads=payloads,
+            shard=self._shard,
+            evaluation=self._evaluation,
             timers=timers,
-            epoch=self._files.epoch,
-            post=self._post,
-            kept_count=self._tape_sync.kept_count,
+            durable_count=self._tape_sync.kept_count,
             resolve=self._resolve,
             finish=self._finish,
             checkpoints=CheckpointWriter(
-                job,
-                spec,
-                self._run_dir,
+                context,
                 resumption,
                 self._core.state,
                 self._goodput.ledger,
-                self._workshop.take_outer,
-                lambda: self._retrier.until_done(TAPE_REFUSES, self._files.tape.sync),
-                self._post,
-                roots,
+                self._shard.cut,
+                lambda: retry(TAPE_REFUSES, self._files.tape.sync),
             ),
-            now=self._now,
-            failed=self._queue.put,
         )
         self._chaos = faults.Chaos(controller, self._interpreter, self._post, self._resolve, self._incarnation_of)
         if past is not None:
@@ -131,10 +130,13 @@ class SynchroniserActor:
             self._post(make)
         if not self._files.started:
             self._begin(cordoned, resumption)
-        if self._files.outer is None:
-            self._workshop.seed(resumption)
+        if self._files.outer is not None:
+            self._shard.recover(self._files)
+        elif resumption is not None:
+            self._shard.resume(resumption)
         else:
-            self._workshop.remember(self._files.outer, self._files.merges)
+            self._shard.seed(self._evaluation.initial_parameters())
+        self._evaluation.measure_unigram()
         if past is not None:
             returning.reconnect(past, self._interpreter, timers, controller)
         threading.Thread(target=self._pump, name="pump", daemon=True).start()
@@ -182,7 +184,13 @@ class SynchroniserActor:
 
     def save_parameters(self) -> str:
         """Write Θ as it stands into the run folder, for the caller to read and remove; returns the file's name."""
-        return self._workshop.save_parameters(self._run_dir)
+        if not self._shard.seeded:
+            raise Conflict(detail=f"Job {self._job} has no parameters yet.", remedy="Ask again once it trains.")
+        parameters, versions = self._shard.parameters()
+        facts = {"job": self._job, "versions": ",".join(map(str, versions)), "spec": self._spec.model_dump_json()}
+        name = f"parameters-{uuid.uuid4().hex}.safetensors"
+        records.write_parameters(self._run_dir, parameters, facts, name)
+        return name
 
     def _submit(self, command: CommandId, caller: str, request: Command) -> None:
         names, island = self._core.state.islands, island_of(request)
@@ -292,8 +300,9 @@ class SynchroniserActor:
         facts = {"job": self._job, "outcome": outcome.value, "spec": self._spec.model_dump_json()}
         if self._files.outer is not None:  # it ended in an earlier life
             records.write_parameters(self._run_dir, self._files.outer.parameters(), facts)
-        elif self._workshop.seeded:
-            records.write_parameters(self._run_dir, self._workshop.parameters(), facts)
+        elif self._shard.seeded:
+            parameters, _ = self._shard.parameters()
+            records.write_parameters(self._run_dir, parameters, facts)
 
     def _leave_report(self) -> None:
         with self._state:
@@ -302,7 +311,7 @@ class SynchroniserActor:
 
     def _report(self) -> dict[str, Any]:
         facts = {"job_id": self._job, "name": self._spec.name, "started_at": self._started_at}
-        facts["loss_unigram"] = self._workshop.unigram_loss
+        facts["loss_unigram"] = self._evaluation.unigram_loss
         return report.build(self._policy, self._goodput, self._statistics, facts)
 
     def _incarnation_of(self, island: IslandId) -> Incarnation:
@@ -322,6 +331,6 @@ class SynchroniserActor:
             "statistics": statistics,
             "loss_curve": statistics["loss_curve"],
             "commands": {name: dict(noted) for name, noted in self._commands.items()},
-            "unigram_loss": self._workshop.unigram_loss,
-            "fragment_parameters": self._workshop.fragment_parameters(),
+            "unigram_loss": self._evaluation.unigram_loss,
+            "fragment_parameters": self._shard.fragment_parameters(),
         }

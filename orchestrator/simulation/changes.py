@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.documents import read_yaml
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.replica.work import AdoptionRule
 from orchestrator.sections import RecoverySection, Section, SynchroniserSection
 
 SYMBOLS: Mapping[str, str] = {
@@ -39,7 +40,7 @@ class Settings:
     """What may be changed: the core's policy, and what islands do when they adopt."""
 
     policy: JobPolicy
-    adoption: str
+    adoption: AdoptionRule
 
 
 def apply(before: Settings, changes: Mapping[str, str]) -> Settings:

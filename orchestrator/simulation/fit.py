@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Any
 
 from orchestrator.accounting.series import median
 from orchestrator.core import events as e
@@ -29,7 +28,7 @@ from orchestrator.simulation.misfortune import DETECT_S, Misfortune
 from orchestrator.simulation.observed import Observed, ObservedLife
 from orchestrator.simulation.plan import Capacity, Latency, Life, WorldPlan
 from orchestrator.simulation.speeds import DIGITS
-from orchestrator.tape.schema import Header, Tape
+from orchestrator.tape.schema import Header, Tape, job_steps
 
 SAMPLES_MAX = 50
 STEP_TIMES_KEPT = 64
@@ -65,9 +64,7 @@ def job_header(tape: Tape) -> Header:
 
 def observe(tape: Tape) -> Observed:
     seen = Observed()
-    for record in tape.records:
-        event: Any = record.event
-        effects: Any = record.effects
+    for event, effects in job_steps(tape):
         seen.apply(event, effects)
     return seen
 

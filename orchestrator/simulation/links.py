@@ -94,15 +94,15 @@ class Links:
 
         def moved() -> None:
             if effect.held:
-                host.process.take_over()
-                self._load(host, CaughtUp(None, host.process.versions, host.process.step, 0.0))
+                host.process.replica.promote()
+                self._load(host, CaughtUp(None, host.process.replica.versions, host.process.replica.step, 0.0))
                 return
             if effect.donor is None:
                 versions = tuple(version for version, _ in outer)
                 self._load(host, CaughtUp(None, versions, max(step for _, step in outer), seconds))
                 return
             if (process := self._giving(host, effect.donor, fails)) is not None:
-                self._load(host, CaughtUp(effect.donor[0], process.versions, process.step, seconds))
+                self._load(host, CaughtUp(effect.donor[0], process.replica.versions, process.replica.step, seconds))
 
         if effect.donor is not None and world.policy.donors_max > 1:
             self._gather(host, (effect.donor, *effect.helpers), life.transfer_s)
@@ -111,7 +111,7 @@ class Links:
 
     def _gather(self, host: Host, donors: Sequence[tuple[IslandId, Incarnation]], transfer_s: Duration | None) -> None:
         """What is missing is dealt among the donors; each gives its share when its own move ends."""
-        world, count = self._world, len(host.process.work)
+        world, count = self._world, self._world.policy.fragment_count
         missing = [p for p in map(FragmentId, range(count)) if p not in host.pieces]
         began = world.now
 
@@ -119,7 +119,7 @@ class Links:
             if len(host.pieces) == count or (process := self._giving(host, donor, fails)) is None:
                 return
             for p in share:
-                host.pieces.setdefault(p, Piece(donor[0], process.versions[p], process.step))
+                host.pieces.setdefault(p, Piece(donor[0], process.replica.versions[p], process.replica.step))
             if len(host.pieces) == count:
                 pieces = [host.pieces[FragmentId(p)] for p in range(count)]
                 lead = max(pieces, key=lambda piece: piece.step)
@@ -142,7 +142,7 @@ class Links:
         return process
 
     def _load(self, host: Host, letter: CaughtUp) -> None:
-        if host.process.stepping or host.process.flushing:
+        if host.process.stepping or host.process.replica.flushing:
             return  # asked twice, because it was silent meanwhile: it trains on the state that came first
         host.process.load(letter.versions, letter.step)
         self._post(host, letter)

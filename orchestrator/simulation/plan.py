@@ -18,6 +18,7 @@ from orchestrator.core.vocabulary import (
     JobPolicy,
     NodeGroupId,
 )
+from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.distributions import Distribution
 
 Range = tuple[Duration, Duration]
@@ -132,7 +133,7 @@ class WorldPlan:
     step_s: tuple[Duration, ...]
     step_jitter_ratio: float = 0.05
     tokens_per_step: int = 512
-    adoption: str = "replace"
+    adoption: AdoptionRule = "replace"
     faults: tuple[Fault, ...] = ()
     calm_at: Instant = float("inf")
     place_s: Latency = (0.05, 0.4)

@@ -146,11 +146,12 @@ class LockStepWorld(World):
     def _begin_step(self, host: Host) -> None:
         key = (host.process.island, host.process.incarnation)
         away, seen = self._away.setdefault(key, {}), self._seen.setdefault(key, {})
-        for n, work in enumerate(host.process.work):
+        replica = host.process.replica
+        for n, work in enumerate(replica.fragments):
             fragment = FragmentId(n)
-            if work.offer > seen.get(fragment, 0):
-                seen[fragment], away[fragment] = work.offer, (host.process.step, work.version)
-        if any(host.process.step >= step + self.policy.overlap_steps for step, _ in away.values()):
+            if work.latest_offer > seen.get(fragment, 0):
+                seen[fragment], away[fragment] = work.latest_offer, (replica.step, work.version)
+        if any(replica.step >= step + self.policy.overlap_steps for step, _ in away.values()):
             self._waiting[key] = host
         else:
             super()._begin_step(host)

@@ -24,7 +24,7 @@ from orchestrator.simulation.changes import Settings, apply
 from orchestrator.simulation.fit import FittedWorld, fit, job_header
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
-from orchestrator.tape.schema import Tape
+from orchestrator.tape.schema import Tape, job_steps
 
 HAPPENED, UNCHANGED, CHANGED = "happened", "unchanged", "changed"
 BADPUT_ROWS = 8
@@ -108,9 +108,7 @@ class WhatIf:
     def _happened(self) -> Iterator[Progress]:
         policy = job_header(self._tape).policy
         goodput, statistics = Goodput(policy), Statistics(policy)
-        for record in self._tape.records:
-            event: Any = record.event
-            effects: Any = record.effects
+        for event, effects in job_steps(self._tape):
             goodput.apply(event, effects)
             statistics.apply(event, effects)
         self.columns[HAPPENED] = Column(policy, complete=True, figures=_figures(policy, goodput, statistics))

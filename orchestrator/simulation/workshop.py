@@ -1,6 +1,8 @@
 """Where the simulated world merges and evaluates: Θ as versions and steps, without a tensor.
 
-As ``runtime.workshop`` does live. A merge of bytes that are not held is our own bug, and is said at once. An evaluation that
+As ``runtime.shard_worker`` and ``runtime.evaluation`` do live.
+
+A merge of bytes that are not held is our own bug, and is said at once. An evaluation that
 is under way when the islands stop stepping is done sooner, where the plan knows how long one takes then.
 """
 

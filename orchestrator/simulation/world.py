@@ -255,8 +255,8 @@ class World:
     # ── stepping ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, host: Host) -> None:
-        host.process.draining = False
-        if host.process.stepping or host.process.drained:
+        host.process.replica.start()
+        if host.process.stepping or host.process.replica.drained:
             return  # asked twice, or too late
         host.process.stepping = True
         life = self.life(host)
@@ -307,19 +307,19 @@ class World:
 
     def _flush(self, host: Host) -> None:
         """A step in progress is finished first, unless the island stands still."""
-        host.process.flushing = True
+        host.process.replica.flush()
         if not host.process.stepping or self.stepping.still(host.process.island):
             host.post(host.process.flush())
             self.links.carry(host)
 
     def delivered(self, host: Host, effect: f.PublishFragment) -> None:
         """A published version has arrived in the island's mailbox."""
-        if host.process.draining and not host.process.stepping:
+        if host.process.replica.draining and not host.process.stepping:
             self.drain(host)  # no step is coming at whose end it would adopt
 
     def drain(self, host: Host) -> None:
         """A step in progress is finished first, also when the island stands still: it may be told to train on."""
-        host.process.draining = True
+        host.process.replica.drain()
         if not host.process.stepping:
             host.post(host.process.hand_over())
             self.links.carry(host)

@@ -115,8 +115,8 @@ def parse(data: Mapping[str, Any]) -> FittedWorld:
     except ValidationError as error:
         problems = problems_of(error, unknown=UNKNOWN, missing=MISSING, under="world")
         raise InvalidJobSpec(detail=DETAIL, problems=tuple(problems), omitted_count=omitted_count(error)) from error
-    if problems := tuple(_between(part)):
-        raise InvalidJobSpec(detail=DETAIL, problems=problems)
+    if between := tuple(_between(part)):
+        raise InvalidJobSpec(detail=DETAIL, problems=between)
     return _world(part)
 
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event
@@ -94,6 +94,12 @@ class Tape:
     def count(self) -> int:
         """The number of the last record."""
         return self.before + len(self.records)
+
+
+def job_steps(tape: Tape) -> Iterator[tuple[Event, tuple[Effect, ...]]]:
+    """Every event of a job's tape with what was decided on it; a fleet's tape has others."""
+    for record in tape.records:
+        yield cast("tuple[Event, tuple[Effect, ...]]", (record.event, record.effects))
 
 
 @dataclass(slots=True)

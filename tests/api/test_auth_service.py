@@ -227,4 +227,6 @@ def test_jobs_may_name_code_of_a_package_that_the_service_was_started_with(cold:
         foreign = http.post("/v1/jobs", json=cold.spec(model={"factory": "os:system"}, colour="red"))
         assert foreign.status_code == 422
         assert {p["path"] for p in foreign.json()["problems"]} == {"model.factory", "colour"}
+        foreign = http.post("/v1/jobs", json=cold.spec() | {"trainer": "os:system"})
+        assert [p["path"] for p in foreign.json()["problems"]] == ["trainer"]
         assert http.post("/v1/jobs", json=cold.spec(model={"factory": "ours.models:make"})).status_code == 201

@@ -18,18 +18,11 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import saving
 from orchestrator.core.commands import Command, Inject, Kill, Scale, island_of, kind_of
+from orchestrator.core.hearing import contribution_of, event_of
+from orchestrator.core.messages import Letter, Offer, Progress
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import (
-    CommandId,
-    Contribution,
-    FragmentId,
-    Incarnation,
-    IslandId,
-    JobPolicy,
-    NodeGroupId,
-    Version,
-    payload_id,
-)
+from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobPolicy, NodeGroupId
+from orchestrator.replica.replica import Publication, Replica, ReplicaPolicy, reports_of
 from orchestrator.tape import command_codec
 from orchestrator.tape.driver import Driver, MemorySink
 
@@ -140,14 +133,14 @@ class World:
 
     def publish_fragment(self, effect: f.PublishFragment) -> None:
         for to in effect.recipients:
-            self._adopt(self._now + 0.01, to.island, to.incarnation, effect)
+            self._adopt(self._now + 0.01, to, effect)
 
     def release_payload(self, effect: f.ReleasePayload) -> None:
         """There are no bytes in this world."""
 
     def place_island(self, effect: f.PlaceIsland) -> None:
         who = (effect.island, effect.incarnation)
-        self._lives[effect.island] = Life(effect.incarnation, self.policy.fragment_count)
+        self._lives[effect.island] = Life(*who, self.policy.fragment_count)
         self._push(e.IslandPlaced(self._now + 0.05, *who, node="here", pid=1000 + effect.incarnation))
         self._push(e.IslandReady(self._now + 0.1, *who, device_count=1, start_seconds=0.05))
 
@@ -158,9 +151,11 @@ class World:
         versions = tuple(fragment.version for fragment in self.core.view(self._now).fragments)
         who = (effect.island, effect.incarnation)
         self._push(e.IslandCaughtUp(self._now + 0.02, *who, donor, versions, step=0, transfer_seconds=0.01))
-        life.versions = list(versions)
+        life.replica.hold(versions, 0)
 
     def start_training(self, effect: f.StartTraining) -> None:
+        if (life := self._lives.get(effect.island)) and life.incarnation == effect.incarnation:
+            life.replica.start(effect.fix)
         self._push(Tick(self._now + STEP_S, effect.island, effect.incarnation))
 
     def flush_island(self, effect: f.FlushIsland) -> None:
@@ -206,18 +201,15 @@ class World:
             del self._lives[island]
             self._push(e.ConnectionLost(self._now + 0.01, island, incarnation, True, "killed"))
 
-    def _adopt(self, at: float, island: IslandId, incarnation: Incarnation, published: f.PublishFragment) -> None:
-        life = self._lives.get(island)
-        if life is None or life.incarnation != incarnation:
+    def _adopt(self, at: float, to: f.Recipient, published: f.PublishFragment) -> None:
+        """At once, for whoever runs like clockwork is at a boundary whenever one is wanted."""
+        life = self._lives.get(to.island)
+        if life is None or life.incarnation != to.incarnation:
             return
-        life.versions[published.fragment] = published.version
-        life.since[published.fragment] = life.steps
-        tokens = life.steps * self._tokens_per_step
-        self._push(
-            e.FragmentAdopted(
-                at, island, incarnation, published.fragment, published.version, life.steps, tokens, kept_tokens=0
-            )
-        )
+        terms = (published.fragment, published.version, published.step, to.merged_offer, published.fix)
+        life.replica.publication_arrived(Publication(*terms))
+        for report in reports_of(life.replica.adopt()):
+            self._push(life.event_of(report, at))
 
     def _strike(self, fault: e.FaultInjected) -> None:
         """A stopped island steps on when its time is over; it is never so long that it would be missed."""
@@ -241,27 +233,20 @@ class World:
         if at < life.stopped_until:
             self._push(Tick(at + STEP_S, tick.island, tick.incarnation))
             return
-        life.steps += 1
-        who, tokens, step = (tick.island, tick.incarnation), life.steps * self._tokens_per_step, life.steps
-        loss = 5.5 / (1 + step / 100)
-        self._step_all(at, e.ProgressReported(at, *who, step, step, tokens, step * STEP_S, STEP_S, STEP_S, loss))
-        self._offer(at, life, FragmentId(step % self.policy.fragment_count), who)
-        self._push(Tick(at + STEP_S, *who))
-
-    def _offer(self, at: float, life: Life, fragment: FragmentId, who: tuple[IslandId, Any]) -> None:
-        step, steps = life.steps, life.steps - life.since[fragment]
-        if steps:
-            offer = Contribution(
-                payload_id(*who, fragment, step), *who, fragment, step, step, Version(life.versions[fragment]), steps,
-                steps * self._tokens_per_step, step * self._tokens_per_step,
-            )  # fmt: skip
-            self._step_all(at, e.ContributionArrived(at, offer))
+        life.replica.step_taken(self._tokens_per_step)
+        steps, tokens = life.replica.steps_total, life.replica.tokens_total
+        progress = Progress(life.replica.step, steps, tokens, steps * STEP_S, STEP_S, STEP_S, 5.5 / (1 + steps / 100))
+        self._step_all(at, life.event_of(progress, at))
+        for report in life.replica.boundary().reports():
+            self._step_all(at, life.event_of(report, at))
+        self._push(Tick(at + STEP_S, tick.island, tick.incarnation))
 
     def _drain(self, at: float, life: Life, island: IslandId) -> None:
         """It gives what is left, and soon after that is merged."""
         del self._lives[island]
-        for fragment in range(self.policy.fragment_count):
-            self._offer(at, life, FragmentId(fragment), (island, Incarnation(life.incarnation)))
+        life.replica.drain()
+        for report in life.replica.boundary().reports():
+            self._step_all(at, life.event_of(report, at))
         self._push(e.IslandDrained(at + 0.2, island, Incarnation(life.incarnation)))
 
     def _step_all(self, at: float, event: e.Event) -> None:
@@ -271,14 +256,25 @@ class World:
 
 
 class Life:
-    """One incarnation: its steps, and per fragment its version and the step of the last adoption."""
+    """One incarnation: a replica that offers one fragment in turn at every step, and whose offers arrive at once."""
 
-    def __init__(self, incarnation: int, fragment_count: int) -> None:
-        self.incarnation = incarnation
-        self.steps = 0
+    def __init__(self, island: IslandId, incarnation: Incarnation, fragment_count: int) -> None:
+        self.island, self.incarnation = island, incarnation
         self.stopped_until = 0.0
-        self.versions = [0] * fragment_count
-        self.since = [0] * fragment_count
+        self.replica = Replica(
+            ReplicaPolicy(
+                fragment_count=fragment_count,
+                interval_steps=fragment_count,
+                adoption="replace",
+                tokens_per_schedule_step=1,
+                snapshots_max=1,
+            )
+        )
+
+    def event_of(self, report: Letter, at: float) -> e.Event:
+        if isinstance(report, Offer):
+            return e.ContributionArrived(at, contribution_of(report, self.island, self.incarnation))
+        return event_of(report, at, self.island, self.incarnation)
 
 
 class Tick:

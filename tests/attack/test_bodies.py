@@ -110,6 +110,17 @@ def test_after_an_answer_that_was_our_fault_the_connection_goes_on(troubled: Ins
     assert "nobody has foreseen this" in log_of(troubled)
 
 
+def test_a_client_that_leaves_before_its_request_is_whole_is_no_failure_of_ours(troubled: Installation) -> None:
+    token, before = troubled.home.token() or "", log_of(troubled)
+    for path in ("/v1/jobs", "/v1/tokens"):
+        wire = Wire(troubled).ask("POST", path, token, b"{", Content_Length="10", Content_Type="application/json")
+        wire.close()
+    with troubled.http() as http:
+        wait_until(lambda: all(entry["status"] for entry in http.get("/v1/audit").json()["entries"][:2]))
+        assert [entry["status"] for entry in http.get("/v1/audit").json()["entries"][:2]] == [400, 400]
+    assert "Traceback" not in log_of(troubled)[len(before) :]
+
+
 def test_a_body_that_is_long_to_read_holds_up_nobody(troubled: Installation) -> None:
     body = b"a: [" + b"1," * (120 << 10) + b"1]"  # as long as YAML may be: of a longer one nothing would be read
     statuses: list[int] = []

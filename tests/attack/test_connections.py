@@ -130,6 +130,16 @@ def test_what_is_no_http_is_answered_as_a_problem_and_the_connection_ends(servic
         wire.close()
 
 
+def test_strangers_do_not_fill_the_disk_by_the_log(service: Installation) -> None:
+    """What is no HTTP is counted, and told once a minute. Before, each such request was a line."""
+    before = len(log_of(service))
+    for number in range(200):
+        wire = Wire(service).send(("nonsense\r\n\r\n", b"\x16\x03\x01" + bytes(60) + b"\r\n\r\n")[number % 2])
+        assert wire.answer()[0] == 400
+        wire.close()
+    assert len(log_of(service)) - before < 4096
+
+
 def test_no_other_protocol_is_spoken(service: Installation) -> None:
     upgrade = {
         "Connection": "Upgrade",

@@ -5,6 +5,7 @@ Through the HTTP interface of a real service. Whoever writes in run folders is t
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ import pytest
 from api.http.eventstream import frames
 from api.run.folder import Run
 from api.run.logs import Logbook, LogReader, newest
+from api.run.status import examine
+from orchestrator.bounds import ISLANDS_MAX
 from orchestrator.errors import NotFound
 from orchestrator.logbook import logbooks
 from tests.api.installation import Installation
@@ -303,3 +306,21 @@ def test_a_log_is_read_from_its_end_however_long_it_is(tmp_path: Path) -> None:
     os.mkfifo(folder / "controller-1.log")
     with pytest.raises(NotFound, match="no regular file"):
         LogReader(Logbook("controller", 1, False, folder / "controller-1.log"), tail=1)
+
+
+def test_a_final_state_of_more_islands_than_a_job_may_have_is_damage_and_read_once(tmp_path: Path) -> None:
+    """Within its 64 MiB there is room for 120,000 islands, of which each scrape of the metrics would make samples."""
+    run_dir = tmp_path / "trial-abcde"
+    run_dir.mkdir()
+    island = {"island": "a", "node_group": "a", "region": "a", "state": "lost", "reason": "", "node": "", "pid": None}
+    island |= dict.fromkeys(("accelerator_count", "incarnation", "step", "steps_total", "tokens_total", "restarts"), 0)
+    island |= dict.fromkeys(("step_seconds", "loss", "last_merge_at"))
+    view = {"phase": "finished", "outcome": "completed", "reason": "", "pause_reason": None, "fragments": []}
+    view |= dict.fromkeys(("epoch", "token_budget", "tokens_trained", "global_version"), 0)
+    told = {"job_id": run_dir.name, "name": "trial", "started_at": 0.0, "at": 1.0, "goodput": {}, "statistics": {}}
+    for count, is_state in ((ISLANDS_MAX, True), (ISLANDS_MAX + 1, False)):
+        status = told | {"view": view | {"islands": [island] * count}, "loss_curve": [], "commands": {}}
+        (run_dir / "status.json").write_text(json.dumps(status))
+        found = examine(run_dir)
+        assert bool(found.record) is is_state, found.damage
+        assert ("at most" in found.damage) is not is_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,24 +13,55 @@ import httpx
 import numpy as np
 import pytest
 
+from api.installation import doctor
+from api.installation.finding import Finding, State
+from api.installation.home import Home
+from api.installation.shipped import CONFIGS
 from orchestrator.host.records import write_parameters
+from orchestrator.runtime import room
 from tests.api.installation import CONTROL, Installation
 from tests.programs import missing, required
 from tests.waiting import wait_until
 
+DISK_BYTES = 16 << 20
 ISLANDS = [{"node_group": "asia", "cpus": 0.01}]
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
+def small_disk(folder: Path, megabytes: int = 8) -> Iterator[None]:
     """The folder is a disk of its own, of a few megabytes."""
     mount = required("mount")
     if os.geteuid() != 0:
         missing("root, which mounting a disk needs,")
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run([mount, "-t", "tmpfs", "-o", "size=8m,mode=700", "atoll-test", str(folder)], check=True)
+    subprocess.run([mount, "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "atoll-test", str(folder)], check=True)
     try:
         yield
+    finally:
+        subprocess.run([required("umount"), "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def failing_disk(folder: Path) -> Iterator[Callable[[], None]]:
+    """The folder is a disk of its own, which takes nothing any more once what is yielded was called."""
+    image = folder.with_suffix(".image")
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() != 0:
+        missing("root, which mounting a disk needs,")
+    with image.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    subprocess.run([required("mkfs.ext4"), "-q", str(image)], check=True)
+    mounted = subprocess.run([required("mount"), "-o", "loop", str(image), str(folder)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file can be mounted as a disk here: {mounted.stderr.strip()}")
+
+    def fail() -> None:
+        subprocess.run(
+            [required("mount"), "-o", "remount,abort", str(folder)], capture_output=True
+        )  # its answer varies
+
+    try:
+        yield fail
     finally:
         subprocess.run([required("umount"), "--lazy", str(folder)], check=True)
 
@@ -58,6 +89,13 @@ def installation(tmp_path: Path) -> Iterator[Installation]:
         there.up()
         yield there
         there.atoll("down")
+
+
+def found_of_disks(home: Home, runs: Path, patch: pytest.MonkeyPatch) -> Finding:
+    """What ``atoll doctor`` finds. Whether Ray and JAX can be imported, which takes long, it is not to see."""
+    patch.setattr(doctor, "PROBES", dict.fromkeys(doctor.PROBES, "print('not tried')"))
+    (finding,) = (one for one in doctor.examine(home, runs, CONFIGS / "groups.yaml") if one.check == "disk")
+    return finding
 
 
 def submit(http: httpx.Client, installation: Installation, key: str = "", **changes: object) -> httpx.Response:
@@ -112,6 +150,45 @@ def test_a_service_on_a_full_home_can_be_ended_and_a_new_home_there_is_refused(
     assert home.token() == token
     with installation.http() as http:
         assert [row["job"] for row in http.get("/v1/jobs").json()["jobs"]] == [job]
+
+
+def test_a_service_on_a_home_that_became_read_only_answers_and_can_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a disk becomes that failed."""
+    there = Installation(tmp_path)
+    with failing_disk(there.home.path) as fail:
+        there.up()
+        with there.http() as http:
+            assert submit(http, there).status_code == 201
+            fail()
+            refused = submit(http, there, "once")
+            assert refused.status_code == 503
+            assert str(there.home.path) in refused.json()["detail"]
+            assert http.get("/readyz").status_code == 503, "it is not to be sent work"
+            assert [http.get(path).status_code for path in ("/healthz", "/v1/whoami", "/metrics")] == [200] * 3
+        finding = found_of_disks(there.home, there.runs, monkeypatch)
+        assert finding.state is State.WRONG
+        assert finding.found == f"{there.home.path} cannot be written: Read-only file system"
+        assert "down" in there.atoll("down")
+        assert not there.home.running()
+        said = there.atoll("up", "--control", CONTROL, code=1)
+        assert "Read-only file system" in said
+        assert "Mount its disk writable" in said
+
+
+def test_what_is_wrong_with_the_disk_under_rays_folder_is_said(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with failing_disk(disk) as fail:
+        assert room.lacking(disk) == ""
+        with full(disk):
+            assert (
+                room.lacking(disk)
+                == f"the disk under {disk}, Ray's folder, is full, so no process begins: make room on it"
+            )
+        fail()
+        assert "is read-only, so no process begins: mount it writable" in room.lacking(disk)
+    assert room.lacking(tmp_path / "nowhere") == ""
 
 
 def test_a_full_disk_of_runs_refuses_what_needs_room_and_says_which_disk(installation: Installation) -> None:

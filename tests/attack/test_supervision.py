@@ -22,9 +22,10 @@ from api.jobs.shelf import Shelf
 from api.jobs.tending import Tending
 from api.metrics.exposition import JobsCollector, families_of
 from api.schemas import JobState
-from api.storage.store import CommandRow, Store
+from api.storage.store import CommandRow, JobRow, Store
+from orchestrator.config import parse_job
 from orchestrator.core import commands
-from orchestrator.errors import InfrastructureError
+from orchestrator.errors import InfrastructureError, StoreUnavailable
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
 from tests.waiting import wait_until
@@ -96,7 +97,7 @@ class Desk:
 
     def submit(self, **changes: Any) -> str:
         job = self.service.submit(self.installation.spec(islands=ISLANDS, **changes), "me", None).job
-        wait_until(lambda: self.service.job(job).islands_training == 2)
+        wait_until(lambda: (told := self.service.job(job)).islands_training == 2 or told.state.final)
         return job
 
     def states(self, *jobs: str) -> list[str]:
@@ -144,6 +145,46 @@ def test_two_jobs_of_unusable_checkpoint_folders_stop_the_supervision_of_nobody(
     assert "checkpoints.folder" in desk.service.job(worse).reason
     assert "No synchroniser could be placed" in desk.service.job(well).reason
     assert len([r for r in caplog.records if "whether it has checkpoints" in r.message]) == 2
+
+
+def test_a_running_job_whose_specification_is_damaged_holds_up_no_queue(desk: Desk) -> None:
+    """The queue asks what those that run want. Before, one such row ended each of its rounds, and each submission."""
+    large = [{"node_group": "asia", "cpus": 3}]
+    damaged = desk.submit()
+    running = desk.service.submit(desk.installation.spec(islands=large), "me", None).job
+    waiting = desk.service.submit(desk.installation.spec(islands=large), "me", None).job
+    for spec in ('{"islands": ', "[]", '{"islands": 7}', "null", '{"synchroniser": {"quorum": "x"}}'):
+        desk.edit(damaged, spec=spec)
+        desk.service.queue.dispatch()
+        assert desk.states(running, waiting) == ["running", "queued"]
+    desk.service.submit_command(running, commands.Cancel(), "me")
+    wait_until(lambda: desk.service.job(running).state.final)
+    desk.service.queue.dispatch()
+    assert desk.states(waiting) == ["running"]
+
+
+def test_a_store_that_fails_for_a_moment_fails_no_queued_job(tmp_path: Path) -> None:
+    class Moody(Store):
+        well = True
+
+        def job(self, job: str) -> JobRow | None:
+            if not self.well:
+                raise StoreUnavailable(detail="the database does not answer", remedy="")
+            return super().job(job)
+
+    store = Moody(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    spec = parse_job(Installation(tmp_path).spec()).model_dump(mode="json")
+    about = {"name": "trial", "caller": "me", "submitted_at": 1.0, "state": "queued"}
+    store.add_job(JobRow(job="trial-abcde", run_dir=str(tmp_path / "runs" / "trial-abcde"), spec=spec, **about))
+    service = Service(Clockwork(tmp_path / "clockwork"), store, tmp_path / "runs")
+    store.well = False
+    with pytest.raises(StoreUnavailable):
+        service.queue.dispatch()
+    store.well = True
+    assert [row.state for row in store.jobs()] == ["queued"]
+    service.queue.dispatch()
+    assert [row.state for row in store.jobs()] == ["running"]
+    store.close()
 
 
 def test_what_was_taken_down_is_forgotten_whatever_one_job_is(desk: Desk) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,8 +25,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from api.http.refusals import error_of
 from api.terminal.screen import Screen
 from orchestrator import printable
+from orchestrator.errors import TooManyFailures
 from orchestrator.logbook import write_printable
 from tests.api.installation import CONTROL, ROOT, Installation
 from tests.waiting import PATIENCE_S, wait_until
@@ -221,3 +224,11 @@ def test_errors_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     drawn = on_a_terminal(command)
     assert b"PWNED" in drawn
     assert b"\x1b]0;" not in drawn
+
+
+@pytest.mark.parametrize("said", ["9" * 5000, "-1", "1e9", "soon", "\u0663", ""])
+def test_a_server_of_somebodys_cannot_break_the_client_by_when_to_come_back(said: str) -> None:
+    document = {"type": "urn:atoll:problem:too-many-failures", "title": "t", "status": 429, "detail": "no"}
+    answer = httpx.Response(429, json=document, headers=[(b"Retry-After", said.encode())])
+    assert isinstance(error := error_of(answer), TooManyFailures)
+    assert error.retry_after_s == 0

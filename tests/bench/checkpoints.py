@@ -16,10 +16,10 @@ from typing import Any
 
 from learners import jax_trainer
 from learners.checkpointing import write
+from learners.contract import tokens_per_schedule_step
 from learners.loop import IslandLoop, LoopPlan
 from learners.niceness import give_way
 from learners.outbox import Outbox
-from learners.reckoning import tokens_per_schedule_step
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.config import parse_job
 from orchestrator.core.vocabulary import Incarnation, IslandId

@@ -18,9 +18,9 @@ import numpy as np
 from learners import jax_trainer
 from orchestrator.config import parse_job
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
-from orchestrator.journal.entry import Facts
-from orchestrator.journal.storage import Journal
-from orchestrator.merge import wire
+from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters.journal.entry import Facts
+from orchestrator.parameters.journal.storage import Journal
 from orchestrator.sections import SynchroniserSection
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
@@ -69,7 +69,7 @@ def step_seconds(preset: str) -> float:
 def kept(parameter_count: int, merges_max: int) -> tuple[list[float], list[float], int]:
     """The seconds of every merge, those of every round through all fragments, and a merge's bytes."""
     values = {"w": np.random.default_rng(1).standard_normal(parameter_count, np.float32)}
-    payload, digest = wire.encode(values), wire.digest(values)
+    payload, digest = wire_format.encode(values), tensors.digest(values)
     one, rounds = [], []
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=Path.cwd()) as folder:
         journal = Journal(Path(folder), merges_max=merges_max)

@@ -15,10 +15,10 @@ from orchestrator.checkpoints import writing
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Fragment, Manifest, part_digest
 from orchestrator.core.messages import Offer
-from orchestrator.core.vocabulary import Incarnation, IslandId
-from orchestrator.merge import fragment_map
-from orchestrator.merge.outer_optimizer import create
-from orchestrator.merge.outer_state import OuterState
+from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId
+from orchestrator.parameters import fragment_map
+from orchestrator.parameters.outer_optimizer import create
+from orchestrator.parameters.outer_state import OuterState
 from orchestrator.roots import AllowedRoots
 
 SPEC: dict[str, Any] = {
@@ -54,7 +54,7 @@ def make(
 ) -> Folder:
     """Checkpoint ``number`` of these islands, at version 0 of everything; ``orbax`` writes their arrays, or safetensors."""
     folder = writing.checkpoint_folder(Folder.within(AllowedRoots.only(root), str(root)), number)
-    states = [outer().state(p) for p in range(2)]
+    states = {FragmentId(p): outer().state(FragmentId(p)) for p in range(2)}
     files = list(writing.write_outer(folder, states))
     parts = []
     for shard, island in enumerate(islands):
@@ -69,7 +69,7 @@ def make(
         "at": 10.0 * number,
         "taken_at": 1e9 + number,
         "spec": SPEC,
-        "fragments": tuple(Fragment(state.version, 0, state.digest) for state in states),
+        "fragments": tuple(Fragment(state.version, 0, state.digest) for state in states.values()),
         "tokens_trained": sum(part.tokens_total for part in parts),
         "merged_tokens": (0, 0),
         "cursors": tuple(part.cursor for part in parts),

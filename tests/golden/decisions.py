@@ -5,7 +5,8 @@
 
 A digest holds the records and nothing else. The tape's header is left out, because a setting that is new and changes no
 decision is no difference. Decisions that a loss of power took from the tape are in, because the islands acted on them.
-Digests of Θ are replaced by the order in which they appear: their last bits are the processor's, not the core's.
+Digests of Θ, and checksums of damage, are replaced by the order in which they appear: the last bits of Θ are the
+processor's, not the core's.
 
 With deaths, a digest also depends on how often the synchroniser touches its disk, because its deaths are counted in writes.
 If the digests of mortal seeds change and those of plain ones do not, look there first.
@@ -28,7 +29,7 @@ DEATHS = 4
 """As often as in ``tests/simulation/test_mortality``."""
 CHARACTERS = 12
 """Of a digest that are kept: 48 bits, so that two of a thousand are never the same by chance."""
-_THETA = re.compile(r'"[0-9a-f]{32}"')
+_MACHINES_OWN = re.compile(r'"[0-9a-f]{32}"|checksum [0-9a-f]{8}, not [0-9a-f]{8}')
 
 
 class Decisions:
@@ -37,7 +38,7 @@ class Decisions:
     def __init__(self) -> None:
         self.count = 0
         self._digest = Digest()
-        self._thetas: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
 
     def append(self, record: Record) -> None:
         self._add(encode_record(record))
@@ -48,7 +49,7 @@ class Decisions:
 
     def _add(self, line: str) -> None:
         self.count += 1
-        self._digest.add(_THETA.sub(lambda found: str(self._thetas.setdefault(found[0], len(self._thetas))), line))
+        self._digest.add(_MACHINES_OWN.sub(lambda found: str(self._seen.setdefault(found[0], len(self._seen))), line))
 
     @property
     def digest(self) -> str:

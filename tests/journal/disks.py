@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.journal.storage import SUFFIX
+from orchestrator.parameters.journal.storage import SUFFIX
 from orchestrator.simulation.disk import Died, DiskFault, Operation, SimulatedDisk
 
 __all__ = ["Died", "FaultyDisk"]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.core import commands, events
+from orchestrator.core.vocabulary import FragmentId
 from orchestrator.disk import Disk
 from tests.journal.disks import Died
 from tests.journal.shell import FRAGMENTS, ISLANDS, ScriptedIsland, Shell, spec
@@ -96,10 +97,9 @@ class Lives:
 
     def bits(self) -> list[tuple[int, str, bytes, bytes]]:
         """Versions, digests, Θ and momentum."""
-        assert self.shell.keeper is not None
         told = []
         for p in range(FRAGMENTS):
-            state = self.shell.keeper.outer.state(p)
+            state = self.shell.shard.state(FragmentId(p))
             arrays = [np.concatenate([a.reshape(-1) for a in x.values()]) for x in (state.parameters, state.momentum)]
             told.append((state.version, state.digest, arrays[0].tobytes(), arrays[1].tobytes()))
         return told

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
+from orchestrator.checkpoints.writing import OuterCut, cut_of
 from orchestrator.config import JobSpec
 from orchestrator.core.saving import BeginCheckpoint, FragmentRestored, RestoreFragments, SavingEffect
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import FragmentId
 from orchestrator.host.checkpoint_writer import CheckpointWriter
+from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
-from orchestrator.journal.keeper import Keeper
-from orchestrator.merge.outer_state import FragmentState
+from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import Allowed, AllowedRoots
 
 POINTS = (
@@ -71,7 +71,7 @@ class Life(Protocol):
     files: JobFiles
     core: Synchroniser
     goodput: Goodput
-    keeper: Keeper | None
+    shard: ParameterShard
     published: dict[int, bytes]
     now: float
     reached: Callable[[str], None]
@@ -83,25 +83,15 @@ class Life(Protocol):
 
 
 class Saver:
-    """Of one life. ``steps`` are those of the fragments' last merges."""
+    """Of one life."""
 
     def __init__(self, shell: Life, folder: Path) -> None:
         self._shell = shell
-        self.steps = {FragmentId(facts.fragment): facts.step for facts in shell.files.merges}
         self._posted: list[Callable[[float], Any]] = []
         roots = AllowedRoots.only(folder)
+        context = JobContext("job", shell.job, folder, roots, shell.files.epoch, lambda: shell.now, self._post, _raise)
         self._real = CheckpointWriter(
-            "job",
-            shell.job,
-            folder,
-            None,
-            shell.core.state,
-            shell.goodput.ledger,
-            self._outer,
-            shell.files.tape.sync,
-            self._post,
-            roots,
-            AtOnce(),
+            context, None, shell.core.state, shell.goodput.ledger, self._cut, shell.files.tape.sync, AtOnce()
         )
         self._real.root = Watched(roots.checkpoint_folder(self._real.root.url), shell.reached)
 
@@ -120,25 +110,27 @@ class Saver:
             self._shell.tell(make)
 
     def _restore(self, order: RestoreFragments) -> None:
-        """As the workshop does: all are kept by the time that the first is told, or sooner."""
-        keeper, folder = self._shell.keeper, self._real.folder(order.checkpoint)
-        assert keeper is not None
-        states, told = outer_states(folder, manifest_of(folder)), []
+        """As ``runtime.shard_worker`` does: all are kept by the time that the first is told, or sooner."""
+        shard, folder = self._shell.shard, self._real.folder(order.checkpoint)
+        states, restored = outer_states(folder, manifest_of(folder)), []
         for fragment, version, step in order.fragments:
             self._shell.reached("before restore")
-            made = keeper.restore(fragment, version, step, order.epoch, states[fragment])
+            new = shard.restore(fragment, version, step, states[fragment])
             self._shell.reached("after keep")
-            self._shell.published[fragment], self.steps[fragment] = made.payload, step
-            told.append((fragment, version, order.checkpoint, made.facts.digest, made.facts.base_digest))
-        for facts in told:
+            self._shell.published[fragment] = new.publication.payload
+            restored.append((fragment, version, order.checkpoint, new.facts.digest, new.facts.base_digest))
+        for facts in restored:
             self._shell.tell(FragmentRestored, *facts)
 
-    def _outer(self) -> Future[list[tuple[FragmentState, int]]]:
-        keeper, taken = self._shell.keeper, Future[list[tuple[FragmentState, int]]]()
-        assert keeper is not None
-        taken.set_result([(keeper.outer.state(p), step) for p, step in sorted(self.steps.items())])
-        return taken
+    def _cut(self) -> Future[OuterCut]:
+        cut = Future[OuterCut]()
+        cut.set_result(cut_of(self._shell.shard.states()))
+        return cut
 
     def _post(self, make: Callable[[float], Any]) -> int:
         self._posted.append(make)
         return len(self._posted)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

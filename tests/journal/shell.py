@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from learners import checkpointing, synthetic
-from learners.correspondence import Correspondence
+from learners.contract import tokens_per_schedule_step
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.reckoning import tokens_per_schedule_step
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
@@ -27,15 +26,14 @@ from orchestrator.core import events as e
 from orchestrator.core import invariants, saving
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
-from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Incarnation, IslandId, Version
+from orchestrator.core.vocabulary import Incarnation, IslandId, Version
 from orchestrator.disk import Disk
 from orchestrator.host.job_files import SNAPSHOT, open_files
 from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.host.snapshot_writer import SnapshotWriter
-from orchestrator.journal.keeper import Keeper
-from orchestrator.merge import fragment_map, outer_optimizer, wire
-from orchestrator.merge.outer_state import OuterState
-from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
+from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.shard import ParameterShard
 from orchestrator.simulation.disk import SimulatedDisk
 from orchestrator.tape.driver import Driver
 from tests.journal.disks import Died
@@ -70,15 +68,6 @@ def spec(**synchroniser: Any) -> JobSpec:
     )
 
 
-class SteppedLoop(IslandLoop):
-    """Takes no step unless it is told to, in the thread of whoever tells it."""
-
-    def _begin(self, fix: Fix = NO_FIX) -> None:
-        self._fix = fix
-        self._exports.open()
-        self._cuts.open()
-
-
 class ScriptedIsland:
     """An island's real loop, stepped by hand, and its letters."""
 
@@ -89,9 +78,8 @@ class ScriptedIsland:
         sizes = dict.fromkeys(self.trainer.tensor_shapes(), 1)
         fragments, adoption = fragment_map.build(sizes, FRAGMENTS), document["synchroniser"]["adoption"]
         plan = LoopPlan(fragments, INTERVAL, adoption, tokens_per_schedule_step=tokens_per_schedule_step(document))
-        self.outbox = Outbox()
-        self.loop = SteppedLoop(self.trainer, plan, self.outbox)
-        self.correspondence = Correspondence(self.outbox, self.loop.standing_offers)
+        self.outbox = Outbox(lambda: self.loop.standing_offers())
+        self.loop = IslandLoop(self.trainer, plan, self.outbox)
         self.outbox.put(Ready(1, 0.1))
         self.holds = self.trains = False
 
@@ -107,7 +95,7 @@ class ScriptedIsland:
         def write(asked: Future[checkpointing.Cut]) -> None:
             cut = asked.result()
             part = checkpointing.write(cut, Folder.own(Path(folder)), self.name, Incarnation(1), orbax=False)
-            self.outbox.put(Saved(checkpoint, part_digest(part), cut.tokens_total, 0.0))
+            self.outbox.put(Saved(checkpoint, part_digest(part), cut.position.tokens_total, 0.0))
 
         self.loop.request_cut().add_done_callback(write)
 
@@ -136,14 +124,14 @@ class Shell:
         every = job.synchroniser.durability.snapshot_every_records
         self.snapshots = SnapshotWriter(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
         self.now = past.at if past else 0.0
-        self.payloads = PayloadTable()
-        self.keeper: Keeper | None = None
+        self.shard = ParameterShard(self.files.journal, self.files.epoch, self._retry)
         self.published: dict[int, bytes] = {}
         self.read = dict.fromkeys(islands, 0)
         self.unsynced: dict[str, list[tuple[int, int]]] = {name: [] for name in islands}
         self.saver = Saver(self, folder)
         if self.files.outer is not None:
-            self._holds(self.files.outer)
+            recovered = self.shard.recover(self.files.outer, self.files.merges)
+            self.published = {publication.fragment: publication.payload for publication in recovered}
 
     def begin(self) -> None:
         """Tell what comes first in this life."""
@@ -178,42 +166,38 @@ class Shell:
         """Nothing is late here: every round needs all islands, and no deadline ever passes."""
 
     def merge_fragment(self, effect: f.MergeFragment) -> None:
-        assert self.keeper is not None
         self.reached("before merge")
-        made = self.keeper.merge(effect, [(self.payloads.get(i.payload), i.weight) for i in effect.inputs])
+        merged = self.shard.merge(effect)
         self.reached("after keep")
-        self.published[effect.fragment], self.saver.steps[effect.fragment] = made.payload, effect.step
-        facts = made.facts
+        self.published[effect.fragment] = merged.publication.payload
+        facts = merged.facts
         self.tell(e.MergeCompleted, effect.fragment, effect.version, facts.digest, 0.0, facts.base_digest)
 
     def publish_fragment(self, effect: f.PublishFragment) -> None:
-        assert self.keeper is not None
         self.reached("before publish")
-        state = self.keeper.outer.state(effect.fragment)
-        if state.version == effect.version:
+        if self.shard.state(effect.fragment).version == effect.version:
             for to in effect.recipients:
                 island = self.islands[to.island]
-                island.correspondence.heed(self.files.epoch)
-                payload = wire.decode(self.published[effect.fragment])
+                island.outbox.heed(self.files.epoch)
+                payload = wire_format.decode(self.published[effect.fragment])
                 terms = (effect.version, effect.step, payload, to.merged_offer, effect.fix)
                 island.loop.deliver(effect.fragment, *terms)
         self.reached("after publish")
 
     def release_payload(self, effect: f.ReleasePayload) -> None:
-        self.payloads.release(effect.payload)
+        self.shard.release(effect.payload)
 
     def place_island(self, effect: f.PlaceIsland) -> None:
         self.tell(e.IslandPlaced, effect.island, effect.incarnation, "node", 1)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
-        assert self.keeper is not None
         assert effect.source == f.FromSynchroniser(), "all begin at once, and none of them is ever lost"
-        outer = self.keeper.outer
-        self.islands[effect.island].load(outer.parameters(), outer.versions, effect.cursor)
+        versions = tuple(state.version for state, _ in self.shard.states().values())
+        self.islands[effect.island].load(self.shard.parameters(), versions, effect.cursor)
 
     def start_training(self, effect: f.StartTraining) -> None:
         self.islands[effect.island].trains = True
-        self.islands[effect.island].loop.start(effect.fix)
+        self.islands[effect.island].loop.open(effect.fix)
 
     def flush_island(self, effect: f.FlushIsland) -> None:
         """The job's budget is never used up."""
@@ -258,7 +242,7 @@ class Shell:
 
     def _hear(self, name: str) -> bool:
         island = self.islands[name]
-        letters = island.correspondence.letters(self.files.epoch, self.read[name], 0, 0.0)
+        letters = island.outbox.read(self.files.epoch, self.read[name], 0, 0.0)
         for number, letter in letters:
             if isinstance(letter, Offer):
                 self._take(name, letter)
@@ -277,7 +261,7 @@ class Shell:
         synced = [number for count, number in self.unsynced[name] if count <= self.files.tape.synced_count]
         if synced:
             self.reached("before acknowledge")
-            self.islands[name].correspondence.letters(self.files.epoch, self.read[name], max(synced), 0.0)
+            self.islands[name].outbox.read(self.files.epoch, self.read[name], max(synced), 0.0)
             self.unsynced[name] = self.unsynced[name][len(synced) :]
             self.reached("after acknowledge")
 
@@ -287,7 +271,7 @@ class Shell:
         if arrays is None:
             return
         contribution = contribution_of(offer, IslandId(name), FIRST)
-        self.payloads.hold(contribution.payload, arrays)
+        self.shard.hold(contribution.payload, arrays)
         self.reached("after pull")
         self.tell(e.ContributionArrived, contribution)
 
@@ -295,17 +279,11 @@ class Shell:
         trainer = next(iter(self.islands.values())).trainer
         names = fragment_map.build(dict.fromkeys(trainer.tensor_shapes(), 1), FRAGMENTS)
         outer = OuterState(trainer.initial_parameters(), names, "radial", outer_optimizer.create("nesterov", 0.7, 0.9))
-        keeper = self._holds(outer)
-        for fragment in map(FragmentId, range(FRAGMENTS)):
-            self.saver.steps[fragment] = keeper.begin(fragment, self.files.epoch).facts.step
-        self.tell(e.OuterStateSeeded, 210, wire.digest(outer.parameters()))
+        seeded = self.shard.seed(outer, {})
+        self.published = {new.publication.fragment: new.publication.payload for new in seeded}
+        self.tell(e.OuterStateSeeded, 210, tensors.digest(outer.parameters()))
 
-    def _holds(self, outer: OuterState) -> Keeper:
-        self.keeper = Keeper(outer, self.files.journal, self._insist)
-        self.published = {p: wire.encode(outer.state(FragmentId(p)).parameters) for p in range(FRAGMENTS)}
-        return self.keeper
-
-    def _insist(self, what: str, work: Callable[[], None]) -> None:
+    def _retry(self, what: str, work: Callable[[], None]) -> None:
         self.reached("after merge")
         Retrier(retry_s=0.0).until_done(what, work)
 

@@ -14,10 +14,10 @@ from orchestrator.disk import Disk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
 from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.retry import Retrier
-from orchestrator.journal.keeper import Keeper
-from orchestrator.journal.storage import Journal
-from orchestrator.merge import outer_optimizer
-from orchestrator.merge.outer_state import OuterState
+from orchestrator.parameters import outer_optimizer
+from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journaled_store import JournaledStore
+from orchestrator.parameters.outer_state import OuterState
 from orchestrator.tape.schema import with_checksum, without_checksum
 from tests.journal.disks import FaultyDisk
 from tests.journal.shell import Fate, spec
@@ -49,7 +49,7 @@ def test_a_job_that_ran_is_remembered_with_its_parameters_and_a_new_epoch(tmp_pa
     assert files.epoch == 2
     assert [type(make(9.0)) for make in files.first_events] == [e.SynchroniserRestarted]
     assert files.outer is not None
-    assert files.outer.versions == before.shell.keeper.outer.versions
+    assert files.outer.versions == tuple(state.version for state, _ in before.shell.shard.states().values())
     assert [facts.version for facts in files.merges] == list(files.outer.versions)
 
 
@@ -125,12 +125,12 @@ def test_what_a_disk_refuses_is_asked_again_and_seen_meanwhile() -> None:
     assert retrier.trouble is None
 
 
-def test_how_long_a_merge_took_to_be_kept_includes_the_disks_refusals(tmp_path: Path) -> None:
+def test_how_long_a_merge_took_to_be_journalled_includes_the_disks_refusals(tmp_path: Path) -> None:
     optimizer = outer_optimizer.create("nesterov", 0.7, 0.9)
     outer = OuterState({"w": np.zeros(4, np.float32)}, (("w",),), "radial", optimizer)
     journal = Journal(tmp_path, disk=FaultyDisk(append={2: "full", 3: "full"}))
-    keeper = Keeper(outer, journal, Retrier(retry_s=RETRY_S).until_done)
-    quick, slow = (keeper.begin(FragmentId(0), Epoch(1)).journal_seconds for _ in range(2))
+    store = JournaledStore(outer, journal, Retrier(retry_s=RETRY_S).until_done)
+    quick, slow = (store.begin(FragmentId(0), Epoch(1)).journal_seconds for _ in range(2))
     assert 0.0 < quick < slow
     assert slow >= 2 * RETRY_S
 

@@ -13,10 +13,10 @@ import pytest
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.vocabulary import Contribution, FragmentId, RoundPhase
 from orchestrator.errors import DataError
-from orchestrator.journal import entry
-from orchestrator.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
-from orchestrator.journal.storage import ENTRIES_PER_SEGMENT, Journal
-from orchestrator.merge import wire
+from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters.journal import entry
+from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
+from orchestrator.parameters.journal.storage import ENTRIES_PER_SEGMENT, Journal
 from tests.journal.disks import Died, FaultyDisk
 
 
@@ -24,9 +24,9 @@ def made(fragment: int, version: int) -> tuple[entry.Facts, bytes, bytes]:
     generator = np.random.default_rng([fragment, version])
     parameters = {"w": generator.standard_normal((5, 3), np.float32), "b": generator.standard_normal(3, np.float32)}
     momentum = {name: array.reshape(-1) * 2 for name, array in parameters.items()}
-    digest = wire.digest(parameters)
+    digest = tensors.digest(parameters)
     facts = entry.Facts(fragment, version, version * 4, 1, digest, "before", (("a", 0.25), ("b", 0.75)), 0.01)
-    return facts, wire.encode(parameters), wire.encode(momentum)
+    return facts, wire_format.encode(parameters), wire_format.encode(momentum)
 
 
 def filled(folder: Path, last: int, fragments: int = 1, **options: object) -> Journal:
@@ -43,7 +43,7 @@ def assert_holds(journal: Journal, fragment: int, version: int) -> None:
     assert facts == expected
     assert (state.version, state.digest) == (version, expected.digest)
     for kept, sent in ((state.parameters, parameters), (state.momentum, momentum)):
-        wanted = wire.decode(sent)
+        wanted = wire_format.decode(sent)
         assert list(kept) == list(wanted)
         assert all(np.array_equal(kept[name], wanted[name]) for name in wanted)
 

@@ -15,7 +15,7 @@ from learners.contract import Arrays
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.laboratory.baselines import as_diloco
 from orchestrator.laboratory.multiplex import MultiplexedJob, Outcome
-from orchestrator.merge import fragment_map
+from orchestrator.parameters import fragment_map
 from tests.laboratory.array_trainer import TOKENS
 from tests.laboratory.quadratic import LR, SHAPES, QuadraticTrainer, gradient, initial
 

@@ -143,7 +143,7 @@ class _Watched(World):
     def tell(self, event: e.Event) -> None:
         if isinstance(event, e.IslandCaughtUp) and event.donor is not None:
             donor = max(life for life in self.hosts if life[0] == event.donor)
-            self.donor_steps[event.island, event.incarnation] = self.hosts[donor].process.steps_total
+            self.donor_steps[event.island, event.incarnation] = self.hosts[donor].process.replica.steps_total
         super().tell(event)
 
 

@@ -6,6 +6,7 @@ import optax
 import pytest
 
 from learners import inner_optimizer
+from learners.contract import tokens_per_schedule_step
 from orchestrator.config import parse_job
 
 SECTION = {
@@ -61,3 +62,8 @@ def test_two_scaled_updates_equal_optaxs_own_adamw_after_clipping():
 def test_the_horizon_from_plain_data_is_the_specifications_own(budget):
     job = parse_job({"islands": [{"node_group": "a", "count": 3}, {"node_group": "b"}], "budget": budget})
     assert inner_optimizer.horizon_steps(job.model_dump(mode="json")) == job.horizon_steps
+
+
+def test_a_step_of_the_schedule_is_one_of_every_island_that_the_job_begins_with(make_job) -> None:
+    spec = make_job()
+    assert tokens_per_schedule_step(spec) == parse_job(spec).tokens_per_schedule_step == 2 * 4 * 32

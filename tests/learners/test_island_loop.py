@@ -17,14 +17,6 @@ from tests.learners.stepped import ISLANDS, TOKENS, alone, offers
 from tests.waiting import PATIENCE_S
 
 
-def test_fragments_are_offered_when_due_with_what_was_trained_since_adoption(new_island):
-    island = new_island().start()  # H = 4, P = 2: fragment 0 at 4, 8, …; fragment 1 at 2, 6, …
-    assert offers(island.steps(1)) == []
-    assert offers(island.steps(1)) == [Offer(1, 1, 2, 0, 2, 2 * TOKENS, 2 * TOKENS)]
-    assert offers(island.steps(2)) == [Offer(0, 2, 4, 0, 4, 4 * TOKENS, 4 * TOKENS)]
-    assert offers(island.steps(2)) == [Offer(1, 3, 6, 0, 6, 6 * TOKENS, 6 * TOKENS)]
-
-
 def test_an_offers_bytes_are_those_of_its_step_however_late_they_are_taken(new_island):
     island = new_island().start()
     island.steps(2)
@@ -95,24 +87,6 @@ def test_rebasing_on_a_version_that_left_out_ones_offer_keeps_all_work_since_the
     assert Adopted(1, 2, 5, 5 * TOKENS, kept_tokens=5 * TOKENS) in island.steps(1)
 
 
-def test_only_the_newest_of_several_published_versions_is_adopted_and_older_ones_never(new_island):
-    island = new_island().start(versions=(3, 3))
-    for version in (5, 7, 6):
-        island.loop.deliver(0, version, 1, island.published(0, version))
-    island.loop.deliver(1, 3, 1, island.published(1, 0.5))
-    adopted = [letter for letter in island.steps(1) if isinstance(letter, Adopted)]
-    assert adopted == [Adopted(0, 7, 1, TOKENS, 0)]
-
-
-def test_a_fragment_from_further_on_raises_the_logical_clock_and_what_it_passes_is_offered(new_island):
-    island = new_island(interval=12, fragments=4).start()  # due at 12, 3, 6, 9
-    island.steps(1)
-    island.loop.deliver(0, 1, 7, island.published(0, 0.5))
-    letters = island.steps(1)
-    assert [(o.fragment, o.step, o.step_count) for o in offers(letters)] == [(1, 7, 2), (2, 7, 2)]
-    assert [(o.fragment, o.step) for o in offers(island.steps(2))] == [(3, 9)]
-
-
 def test_the_schedule_follows_what_the_job_has_trained_and_not_the_clock(new_island):
     island = new_island(interval=12, fragments=4).start()
     island.steps(3)
@@ -158,14 +132,6 @@ def test_flushing_offers_all_uncovered_work_then_says_so_and_steps_no_more(new_i
     assert not island.trainer.at_gate.acquire(blocking=False)
 
 
-def test_an_offer_that_covers_everything_is_not_repeated_by_a_flush(new_island):
-    island = new_island().start()
-    island.loop.flush()
-    island.trainer.permits.release()
-    first = offers(island.letters_until(Flushed))
-    assert [o.fragment for o in first] == [0, 1]
-
-
 def test_an_island_without_a_state_is_flushed_at_once(new_island):
     island = new_island()
     island.loop.flush()
@@ -202,28 +168,6 @@ def test_a_drain_that_is_called_off_lets_the_island_train_on(new_island):
     island.loop.start()
     assert island.trainer.at_gate.acquire(timeout=PATIENCE_S)
     assert [o.step_count for o in offers(island.steps(2))] == [4]
-
-
-def test_counters_obey_conservation_under_every_adoption_rule(new_island):
-    """Per fragment: tokens trained = covered by the last offer of each base + overwritten + still unoffered."""
-    for adoption, kept_expected in (("replace", 0), ("mix", TOKENS), ("rebase", TOKENS)):
-        island = new_island(adoption=adoption).start()
-        letters = island.steps(4)
-        for version in (1, 2, 3):
-            merged = [letter.offer for letter in letters if isinstance(letter, Offer) and letter.fragment == 0][-1]
-            island.loop.deliver(0, version, 0, island.published(0, 0.1 * version), merged_offer=merged)
-            letters += island.steps(4)
-        mine = [letter for letter in letters if getattr(letter, "fragment", None) == 0]
-        trained, kept, covered, overwritten = 0, 0, 0, 0
-        for letter in mine:
-            if isinstance(letter, Offer):
-                assert letter.token_count == letter.tokens_total - trained + kept
-                covered = letter.token_count
-            else:
-                overwritten += letter.tokens_total - trained + kept - covered - letter.kept_tokens
-                trained, kept, covered = letter.tokens_total, letter.kept_tokens, 0
-                assert letter.kept_tokens == kept_expected
-        assert overwritten == (3 * TOKENS if adoption == "replace" else 0)
 
 
 def test_misuse_by_the_service_fails_loudly(new_island):

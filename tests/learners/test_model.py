@@ -10,7 +10,7 @@ import pytest
 
 from learners import model
 from orchestrator.errors import ConfigurationError
-from orchestrator.merge import fragment_map
+from orchestrator.parameters import fragment_map
 
 logits = jax.jit(model.logits, static_argnums=(0, 1))
 

@@ -106,8 +106,8 @@ def test_a_resumed_island_is_the_uninterrupted_one_bit_for_bit(
     island.deliver(1, 1, published[1], 0)  # behind the marker: not in the cut, though it comes at the same boundary
     after = island.steps(1)
     cut = asked.result(0)
-    assert cut.versions == (1, 0)
-    assert cut.cursor == cut.steps_total == BEFORE + 1
+    assert cut.position.versions == (1, 0)
+    assert cut.cursor == cut.position.steps_total == BEFORE + 1
     after += island.steps(AFTER)
     part = write(cut, Folder.own(tmp_path), "it", 1, orbax=kind == "jax")
     names = {file.name for file in part.files}

@@ -24,9 +24,9 @@ from orchestrator.core import events as e
 from orchestrator.core.commands import Command, Kill, island_of
 from orchestrator.core.vocabulary import CommandId
 from orchestrator.errors import NotFound
-from orchestrator.journal.entry import Facts
-from orchestrator.journal.storage import Journal
-from orchestrator.merge import wire
+from orchestrator.parameters import wire_format
+from orchestrator.parameters.journal.entry import Facts
+from orchestrator.parameters.journal.storage import Journal
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.simulation.world import World
 
@@ -130,7 +130,7 @@ class Keeping:
 
     def __init__(self, folder: Path) -> None:
         self._journal = Journal(folder, merges_max=UNSYNCED_MAX)
-        self._payload = wire.encode({"w": np.zeros(FRAGMENT_PARAMETERS, np.float32)})
+        self._payload = wire_format.encode({"w": np.zeros(FRAGMENT_PARAMETERS, np.float32)})
         self.seconds = Histogram(JOURNAL_BOUNDS_S)
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.merge import fragment_map
+from orchestrator.parameters import fragment_map
 
 SIZES = st.dictionaries(st.text("abc/", min_size=1, max_size=6), st.integers(1, 1000), min_size=1, max_size=40)
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from whole_average import average
 
-from orchestrator.merge.outer_gradient import (
+from orchestrator.parameters.outer_gradient import (
     DIRECTION_MIN,
     SCRATCH_BYTES,
     Averaging,

@@ -7,8 +7,8 @@ import plain_model
 import pytest
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.merge import outer_optimizer
-from orchestrator.merge.outer_optimizer import Nesterov, Sgd
+from orchestrator.parameters import outer_optimizer
+from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
 
 STEPS = 200
 

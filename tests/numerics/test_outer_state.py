@@ -9,29 +9,29 @@ from whole_average import average
 
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InternalError
-from orchestrator.merge import wire
-from orchestrator.merge.benchmark import cases
-from orchestrator.merge.outer_gradient import SCRATCH_BYTES, Averaging
-from orchestrator.merge.outer_optimizer import Nesterov, Sgd
-from orchestrator.merge.outer_state import NotFinite, OuterState, outer_step
+from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters.outer_gradient import SCRATCH_BYTES, Averaging
+from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
+from orchestrator.parameters.outer_state import NotFinite, OuterState, outer_step
+from tests.bench.merge import cases
 
 NESTEROV = Nesterov(lr=0.7, decay=0.9)
 SHAPES = {"embed": (5, 4), "layer/kernel": (4, 6), "layer/scale": (), "norm": (3,)}
 FRAGMENTS = (("embed", "norm"), ("layer/kernel", "layer/scale"))
 
 
-def tensors(seed, names=SHAPES):
+def random_tensors(seed, names=SHAPES):
     generator = np.random.default_rng(seed)
     return {name: np.array(generator.standard_normal(SHAPES[name]), np.float32) for name in names}
 
 
 def contributions(seed, fragment, count=3):
     weights = np.random.default_rng(seed).dirichlet(np.ones(count))
-    return [(tensors([seed, island], FRAGMENTS[fragment]), float(weights[island])) for island in range(count)]
+    return [(random_tensors([seed, island], FRAGMENTS[fragment]), float(weights[island])) for island in range(count)]
 
 
 def state(averaging="radial", optimizer=NESTEROV):
-    return OuterState(tensors(0), FRAGMENTS, averaging, optimizer)
+    return OuterState(random_tensors(0), FRAGMENTS, averaging, optimizer)
 
 
 def merged_often(outer, fragments_in_order):
@@ -42,7 +42,7 @@ def merged_often(outer, fragments_in_order):
 
 def test_many_merges_follow_the_formulas_tensor_by_tensor():
     outer = state()
-    exact = {name: array.ravel().tolist() for name, array in tensors(0).items()}
+    exact = {name: array.ravel().tolist() for name, array in random_tensors(0).items()}
     momentum = {name: [0.0] * len(values) for name, values in exact.items()}
     order = [0, 1, 1, 0, 1, 0, 0, 1] * 3
     merged_often(outer, order)
@@ -92,7 +92,7 @@ def test_asking_again_for_a_version_changes_nothing_and_gives_the_same_digest():
     before = outer.state(FragmentId(0))
     assert outer.merge(FragmentId(0), Version(1), contributions(2, 0)) == first
     assert outer.state(FragmentId(0)) is before
-    assert first == wire.digest(outer.fragment(FragmentId(0)))
+    assert first == tensors.digest(outer.fragment(FragmentId(0)))
 
 
 @pytest.mark.parametrize("version", [0, 1, 4])
@@ -122,17 +122,17 @@ def test_momentum_and_version_belong_to_one_fragment_alone():
 
 
 def test_arrays_handed_out_or_taken_in_are_never_changed():
-    given_parameters = tensors(0)
+    given_parameters = random_tensors(0)
     outer = OuterState(given_parameters, FRAGMENTS, "radial", NESTEROV)
     handed_out = [outer.parameters(), outer.fragment(FragmentId(0)), dict(outer.state(FragmentId(0)).momentum)]
     copies = [{name: array.copy() for name, array in arrays.items()} for arrays in handed_out]
     inputs = contributions(1, 0)
-    inputs_before = [wire.digest(arrays) for arrays, _ in inputs]
+    inputs_before = [tensors.digest(arrays) for arrays, _ in inputs]
     outer.merge(FragmentId(0), Version(1), inputs)
     outer.merge(FragmentId(0), Version(2), contributions(2, 0))
-    assert [wire.digest(arrays) for arrays, _ in inputs] == inputs_before
+    assert [tensors.digest(arrays) for arrays, _ in inputs] == inputs_before
     for arrays, before in zip(handed_out, copies, strict=True):
-        assert wire.digest(arrays) == wire.digest(before)
+        assert tensors.digest(arrays) == tensors.digest(before)
 
     later = outer.state(FragmentId(0)).digest
     for array in given_parameters.values():
@@ -140,9 +140,11 @@ def test_arrays_handed_out_or_taken_in_are_never_changed():
     for arrays, _ in inputs:
         for array in arrays.values():
             array[...] = 9.0
-    assert wire.digest(outer.fragment(FragmentId(0))) == later
-    untouched = tensors(0)
-    assert wire.digest(outer.fragment(FragmentId(1))) == wire.digest({name: untouched[name] for name in FRAGMENTS[1]})
+    assert tensors.digest(outer.fragment(FragmentId(0))) == later
+    untouched = random_tensors(0)
+    assert tensors.digest(outer.fragment(FragmentId(1))) == tensors.digest(
+        {name: untouched[name] for name in FRAGMENTS[1]}
+    )
 
 
 def test_nobody_can_write_to_what_was_handed_out():
@@ -156,7 +158,7 @@ def test_nobody_can_write_to_what_was_handed_out():
 def test_decoded_payloads_can_be_merged_as_they_are():
     sent, direct = state(), state()
     inputs = contributions(1, 1)
-    travelled = [(wire.decode(wire.encode(arrays)), weight) for arrays, weight in inputs]
+    travelled = [(wire_format.decode(wire_format.encode(arrays)), weight) for arrays, weight in inputs]
     assert sent.merge(FragmentId(1), Version(1), travelled) == direct.merge(FragmentId(1), Version(1), inputs)
 
 
@@ -164,12 +166,12 @@ def test_decoded_payloads_can_be_merged_as_they_are():
     "inputs",
     [
         [],
-        [(tensors(1, FRAGMENTS[0]), 0.5)],
-        [(tensors(1, FRAGMENTS[0]), 1.5), (tensors(2, FRAGMENTS[0]), -0.5)],
-        [(tensors(1, FRAGMENTS[0]), float("nan"))],
-        [(tensors(1, FRAGMENTS[1]), 1.0)],
-        [({**tensors(1, FRAGMENTS[0]), "norm": np.ones(4, np.float32)}, 1.0)],
-        [({"embed": tensors(1)["embed"]}, 1.0)],
+        [(random_tensors(1, FRAGMENTS[0]), 0.5)],
+        [(random_tensors(1, FRAGMENTS[0]), 1.5), (random_tensors(2, FRAGMENTS[0]), -0.5)],
+        [(random_tensors(1, FRAGMENTS[0]), float("nan"))],
+        [(random_tensors(1, FRAGMENTS[1]), 1.0)],
+        [({**random_tensors(1, FRAGMENTS[0]), "norm": np.ones(4, np.float32)}, 1.0)],
+        [({"embed": random_tensors(1)["embed"]}, 1.0)],
     ],
     ids=["none", "not-normalised", "negative", "nan", "other-fragment", "other-shape", "part"],
 )
@@ -184,7 +186,7 @@ def test_a_merge_the_core_could_never_ask_for_fails_loudly_and_changes_nothing(i
 @pytest.mark.parametrize("fragments", [FRAGMENTS[:1], (*FRAGMENTS, ("norm",)), (*FRAGMENTS, ("other",))])
 def test_a_map_that_does_not_cover_the_parameters_once_is_our_bug(fragments):
     with pytest.raises(InternalError, match="same tensors"):
-        OuterState(tensors(0), fragments, "radial", NESTEROV)
+        OuterState(random_tensors(0), fragments, "radial", NESTEROV)
 
 
 def test_a_reader_sees_version_and_parameters_that_belong_together_while_fragments_merge_in_two_threads():
@@ -200,7 +202,7 @@ def test_a_reader_sees_version_and_parameters_that_belong_together_while_fragmen
         while not all(merge.done() for merge in pending):
             for fragment in (0, 1):
                 now = outer.state(FragmentId(fragment))
-                assert wire.digest(now.parameters) == now.digest
+                assert tensors.digest(now.parameters) == now.digest
                 seen.append((fragment, now.version, now.digest))
     digests = [["", *future.result()] for future in pending]
     assert seen
@@ -215,7 +217,7 @@ def test_the_benchmarks_cases_run_and_each_does_something():
 
 def test_a_step_whose_result_is_not_finite_is_thrown_away_with_its_momentum():
     outer = merged_often(state(optimizer=Nesterov(lr=1e30, decay=0.9)), [])
-    far = [({name: array * np.float32(1e12) for name, array in tensors(1, FRAGMENTS[0]).items()}, 1.0)]
+    far = [({name: array * np.float32(1e12) for name, array in random_tensors(1, FRAGMENTS[0]).items()}, 1.0)]
     before = outer.state(FragmentId(0))
     said = "Version 1 of fragment 0 cannot be used: embed holds values from"
     with np.errstate(over="ignore"), pytest.raises(NotFinite, match=said):
@@ -228,7 +230,7 @@ def test_a_step_whose_result_is_not_finite_is_thrown_away_with_its_momentum():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e20])
 def test_parameters_that_are_no_numbers_are_no_beginning(value):
-    parameters = tensors(0)
+    parameters = random_tensors(0)
     parameters["norm"][1] = value
     with pytest.raises(NotFinite, match="The initial parameters cannot be used: norm holds"):
         OuterState(parameters, FRAGMENTS, "radial", NESTEROV)

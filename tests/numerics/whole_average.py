@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.merge.outer_gradient import Array, Averaging, coefficients, gram
+from orchestrator.parameters.outer_gradient import Averaging, coefficients, gram
+from orchestrator.parameters.tensors import Array
 
 
 def average(deltas: Sequence[Array], weights: Sequence[float], averaging: Averaging) -> Array:

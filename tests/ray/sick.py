@@ -13,11 +13,11 @@ import numpy as np
 
 from learners.contract import StepResult
 from learners.synthetic import SyntheticTrainer
-from orchestrator.merge import wire
+from orchestrator.parameters import wire_format
 
 SICK_SHARD = 1
 DIVERGES_AT, GARBLES_FROM, EXPLODES_AT = 40, 100, 170
-_encode = wire.encode
+_encode = wire_format.encode
 _kinds = cycle(("flipped", "truncated", "oversized"))
 
 
@@ -37,7 +37,7 @@ class SickTrainer(SyntheticTrainer):
             name = min(self._parameters)
             self._parameters[name] = np.where(np.arange(8) == 3, np.float32(np.nan), self._parameters[name])
         elif DIVERGES_AT <= self._began_at < GARBLES_FROM == read:
-            wire.encode = _garbled  # the bytes of its offers, on their way
+            wire_format.encode = _garbled  # the bytes of its offers, on their way
         elif GARBLES_FROM <= self._began_at < EXPLODES_AT == read:
             self._parameters = {name: array * np.float32(1e6) for name, array in self._parameters.items()}
         return result

@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 
 from orchestrator.core import events
-from orchestrator.merge import fragment_map, wire
+from orchestrator.parameters import fragment_map, tensors
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job, synthetic
 
@@ -29,4 +29,4 @@ def test_what_a_running_job_gives_away_is_what_it_merged(start: Callable[..., Jo
     digests = {(merge.fragment, merge.version): merge.digest for merge in merges}
     for fragment, version in enumerate(versions):
         given = {name: arrays[name] for name in fragments[fragment]}
-        assert digests[fragment, version] == wire.digest(given)
+        assert digests[fragment, version] == tensors.digest(given)

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from orchestrator.config import parse_job
 from orchestrator.core import effects as f
-from orchestrator.core.vocabulary import Epoch, PayloadId, ReleaseReason
+from orchestrator.core.vocabulary import (
+    CloseReason,
+    Epoch,
+    FragmentId,
+    IslandId,
+    PayloadId,
+    ReleaseReason,
+    Version,
+    WeightedPayload,
+)
 from orchestrator.errors import InternalError
+from orchestrator.host.job_context import JobContext
 from orchestrator.host.timers import Timers
-from orchestrator.runtime.payloads import PayloadTable
+from orchestrator.parameters import outer_optimizer, wire_format
+from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.shard import Held, ParameterShard
+from orchestrator.roots import AllowedRoots
 
 if TYPE_CHECKING:
     from orchestrator.runtime.interpreter import Interpreter
@@ -20,57 +36,67 @@ if TYPE_CHECKING:
 PAYLOAD = PayloadId("asia.1.0.7")
 
 
+SPEC = parse_job({"islands": [{"node_group": "here"}], "budget": {"steps": 10}})
+
+
 class Closed:
-    """Nothing is merged here, and nothing saved."""
+    """Nothing is measured here, and nothing saved."""
 
     def close(self) -> None:
         pass
 
 
 @pytest.fixture
-def payloads() -> PayloadTable:
-    """A link heard the island's standing offer before the pump came to the restart, and holds its bytes."""
-    table = PayloadTable()
-    table.hold(PAYLOAD, {"w": np.ones(3, np.float32)})
-    return table
+def shard(tmp_path: Path) -> ParameterShard:
+    """A link heard the island's standing offer before the pump came to the restart, and the shard holds its bytes."""
+    optimizer = outer_optimizer.create("sgd", 1.0, 0.0)
+    made = ParameterShard(Journal(tmp_path), Epoch(2), lambda _, work: work())
+    made.seed(OuterState({"w": np.zeros(3, np.float32)}, (("w",),), "mean", optimizer), {})
+    assert isinstance(made.receive(PAYLOAD, FragmentId(0), wire_format.encode({"w": np.ones(3, np.float32)})), Held)
+    return made
 
 
 @pytest.fixture
-def interpreter(port: object, payloads: PayloadTable) -> Iterator[Interpreter]:
+def interpreter(port: object, shard: ParameterShard, tmp_path: Path) -> Iterator[Interpreter]:
     from orchestrator.runtime.interpreter import Interpreter  # imports Ray, which reads its environment then
+    from orchestrator.runtime.shard_worker import ShardWorker
 
     nobody: Any = None
+    context = JobContext("job", SPEC, tmp_path, AllowedRoots(), Epoch(2), lambda: 0.0, nobody, nobody)
     made = Interpreter(
-        "job",
+        context,
         island_count=1,
         controller=nobody,
-        workshop=Closed(),
-        payloads=payloads,
+        shard=ShardWorker(context, shard),
+        evaluation=Closed(),
         timers=Timers(lambda: 0.0, nobody),
-        epoch=Epoch(2),
-        post=nobody,
-        kept_count=nobody,
+        durable_count=nobody,
         resolve=nobody,
         finish=nobody,
         checkpoints=Closed(),
-        now=nobody,
-        failed=nobody,
     )
     yield made
     made.close()
 
 
+def merged(shard: ParameterShard) -> float:
+    """What becomes of the fragment by a merge of the payload alone. Raises InternalError where that is not held."""
+    inputs = (WeightedPayload(PAYLOAD, IslandId("asia"), 1.0),)
+    shard.merge(f.MergeFragment(Epoch(2), FragmentId(0), Version(1), 7, inputs, CloseReason.EVERYONE_IN, ""))
+    return float(shard.state(FragmentId(0)).parameters["w"].sum())
+
+
 def test_bytes_that_came_anew_before_their_loss_was_decided_are_kept(
-    interpreter: Interpreter, payloads: PayloadTable
+    interpreter: Interpreter, shard: ParameterShard
 ) -> None:
     interpreter.act(f.ReleasePayload(PAYLOAD, ReleaseReason.LOST))
-    assert payloads.get(PAYLOAD)["w"].sum() == 3.0
+    assert merged(shard) == 3.0
 
 
 @pytest.mark.parametrize("reason", [reason for reason in ReleaseReason if reason is not ReleaseReason.LOST])
 def test_for_any_other_reason_they_are_let_go(
-    interpreter: Interpreter, payloads: PayloadTable, reason: ReleaseReason
+    interpreter: Interpreter, shard: ParameterShard, reason: ReleaseReason
 ) -> None:
     interpreter.act(f.ReleasePayload(PAYLOAD, reason))
     with pytest.raises(InternalError, match="not held"):
-        payloads.get(PAYLOAD)
+        merged(shard)

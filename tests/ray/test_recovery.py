@@ -17,8 +17,8 @@ import pytest
 from orchestrator.core import commands, events
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
 from orchestrator.core.vocabulary import FragmentId
-from orchestrator.journal.storage import Journal
 from orchestrator.logbook import service_logbook
+from orchestrator.parameters.journal.storage import Journal
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import island_name
 from orchestrator.tape.replay import replay

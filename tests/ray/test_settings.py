@@ -1,6 +1,6 @@
 """What every Ray process must have been told, in its own environment: Ray reads its settings once, wherever it is imported.
 
-The figures are what DESIGN section 9 found by cutting networks, not what ``runtime/settings.py`` says. Cuts that are short
+The figures are what cutting networks has shown of Ray 2.60, not what ``runtime/settings.py`` says. Cuts that are short
 enough for a test Ray survives without any of them.
 """
 

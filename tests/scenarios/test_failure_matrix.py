@@ -66,7 +66,7 @@ class Scenario:
         tokens = world.goodput.summary()["tokens"]
         assert tokens["in_flight"] == 0.0
         assert tokens["merged"] + tokens["discarded"] == pytest.approx(tokens["trained"])
-        assert tokens["trained"] <= sum(host.process.tokens_total for host in world.hosts.values())
+        assert tokens["trained"] <= sum(host.process.replica.tokens_total for host in world.hosts.values())
         return world
 
 
@@ -111,7 +111,7 @@ def others_never_stalled(world: MortalWorld, *struck: IslandId) -> None:
 
 def counters_are_right(world: MortalWorld, island: IslandId) -> None:
     """What the job counts of the island is what its processes trained, to the token."""
-    true = sum(host.process.tokens_total for (name, _), host in world.hosts.items() if name == island)
+    true = sum(host.process.replica.tokens_total for (name, _), host in world.hosts.items() if name == island)
     assert world.goodput.ledger.trained[island] == true
 
 

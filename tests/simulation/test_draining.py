@@ -36,7 +36,7 @@ def test_its_data_goes_on_where_it_was_when_it_is_added_again() -> None:
     world = drained(3.0).run()
     europe = world.hosts["europe", 1].process
     asked = [x for r in world.sink.records for x in r.effects if isinstance(x, f.BeginCatchUp) and x.island == "europe"]
-    assert [x.cursor for x in asked] == [0, europe.steps_total]
+    assert [x.cursor for x in asked] == [0, europe.replica.steps_total]
     assert world.core.state.islands["europe"].last_merge_at > READD_AT
     assert replay(world.tape).exact
 

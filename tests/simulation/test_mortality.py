@@ -23,11 +23,11 @@ import pytest
 
 from orchestrator.core import checkpoints, commands, fragment_life, recovery, saving
 from orchestrator.core.effects import Effect, ReleasePayload
-from orchestrator.core.letters import Letters
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Epoch, RefusalReason, RoundPhase
-from orchestrator.journal.keeper import Keeper
-from orchestrator.journal.storage import Journal
+from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.journaled_store import JournaledStore
+from orchestrator.replica.outbox import NumberedReports
 from orchestrator.simulation.swarm import trial
 from orchestrator.simulation.swarm.configurations import SAVING, draw
 from orchestrator.simulation.swarm.mortality import draw_mortality
@@ -68,9 +68,14 @@ def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
     assert frozenset().union(*saved) >= {kind.__name__ for kind in kinds - RARE}
 
 
-def test_a_seed_with_deaths_is_found_again_by_its_command() -> None:
-    first, again = survived(5), trial.run(5, DEATHS)
-    assert first.digest == again.digest != trial.run(5).digest
+MADE_KNOWN_BY_THE_JOURNAL = 25
+"""A seed whose synchroniser dies between keeping a merge and telling it, so that the tape has what the journal has of it."""
+
+
+@pytest.mark.parametrize("seed", [5, MADE_KNOWN_BY_THE_JOURNAL])
+def test_a_seed_with_deaths_is_found_again_by_its_command(seed: int) -> None:
+    first, again = survived(seed), trial.run(seed, DEATHS)
+    assert first.digest == again.digest != trial.run(seed).digest
 
 
 # ── planted bugs ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -81,8 +86,8 @@ def _skips_fsync(monkeypatch: Patch) -> None:
 
 
 def _accepts_an_old_epoch(monkeypatch: Patch) -> None:
-    heed = Letters.heed
-    monkeypatch.setattr(Letters, "heed", lambda mine, epoch: epoch >= mine.epoch and heed(mine, epoch))
+    heed = NumberedReports.heed
+    monkeypatch.setattr(NumberedReports, "heed", lambda mine, epoch: epoch >= mine.epoch and heed(mine, epoch))
 
 
 def _counts_a_late_offer(monkeypatch: Patch) -> None:
@@ -145,12 +150,12 @@ def _counts_lost_work(monkeypatch: Patch) -> None:
 
 
 def _restores_what_is_there(monkeypatch: Patch) -> None:
-    restore = Keeper.restore
+    restore = JournaledStore.restore
 
-    def present(keeper: Keeper, fragment: int, *rest: object) -> object:
+    def present(keeper: JournaledStore, fragment: int, *rest: object) -> object:
         return restore(keeper, fragment, *rest[:-1], keeper.outer.state(fragment))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Keeper, "restore", present)
+    monkeypatch.setattr(JournaledStore, "restore", present)
 
 
 def _cuts_too_early(monkeypatch: Patch) -> None:

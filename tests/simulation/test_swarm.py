@@ -38,7 +38,7 @@ from typing import get_args
 import pytest
 
 from orchestrator.accounting.ledger import Ledger
-from orchestrator.core import admission, commands, fleet, fragment_life, fragment_round, membership, saving, standby
+from orchestrator.core import admission, commands, fragment_life, fragment_round, island_record, saving, standby
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
@@ -153,8 +153,8 @@ def _hears_the_dead(monkeypatch):
 
 
 def _forgets_to_stop(monkeypatch):
-    real = fleet.lose
-    monkeypatch.setattr(fleet, "lose", lambda *facts, dead: real(*facts, dead=True))
+    real = island_record.lose
+    monkeypatch.setattr(island_record, "lose", lambda *facts, dead: real(*facts, dead=True))
 
 
 def _skips_versions(monkeypatch):
@@ -187,8 +187,8 @@ def _publishes_a_false_step(monkeypatch):
 
 
 def _is_not_repeatable(monkeypatch):
-    real, clock = fleet.backoff, itertools.count(1)
-    monkeypatch.setattr(fleet, "backoff", lambda *facts: real(*facts) * (1 - 1e-12 * next(clock)))
+    real, clock = island_record.backoff, itertools.count(1)
+    monkeypatch.setattr(island_record, "backoff", lambda *facts: real(*facts) * (1 - 1e-12 * next(clock)))
 
 
 def _loses_count(monkeypatch):
@@ -211,13 +211,13 @@ def _never_quarantines(monkeypatch):
 
 
 def _gives_up_too_late(monkeypatch):
-    real = fleet.quarantine
+    real = island_record.quarantine
 
     def lenient(before, policy, *rest):
         more = replace(policy.health, quarantines_max=policy.health.quarantines_max + 1)
         return real(before, replace(policy, health=more), *rest)
 
-    monkeypatch.setattr(fleet, "quarantine", lenient)
+    monkeypatch.setattr(island_record, "quarantine", lenient)
 
 
 def _forgets_who_stands_by(monkeypatch):
@@ -230,8 +230,8 @@ def _takes_who_is_silent(monkeypatch):
 
 
 def _asks_one_donor_twice(monkeypatch):
-    real = membership.choose_donors
-    monkeypatch.setattr(membership, "choose_donors", lambda steps, who, count: real(steps, who, 1) * min(count, 2))
+    real = island_record.choose_donors
+    monkeypatch.setattr(island_record, "choose_donors", lambda steps, who, count: real(steps, who, 1) * min(count, 2))
 
 
 @pytest.mark.parametrize(

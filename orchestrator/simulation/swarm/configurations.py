@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from orchestrator.core.vocabulary import Duration, HealthPolicy, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
 from orchestrator.simulation.swarm.operators import Saving, draw_saving
 from orchestrator.simulation.swarm.standbys import with_standbys
@@ -123,7 +124,7 @@ class _Draw:
         slowest = max(max(self.step_s) * (1 + plan.step_jitter_ratio), *map(max, plan.step_samples), 0.0)
         slowest += max(plan.pause_s, default=0.0)
         carriage = plan.payload_bytes / min(plan.bandwidth_bytes_per_s, default=1.0)
-        links = 2 * carriage + sum(high for _, high in (plan.pull_s, plan.delivery_s, plan.merge_s))
+        links = 2 * carriage + sum(map(_longest, (plan.pull_s, plan.delivery_s, plan.merge_s)))
         patience = 1.0 + 3 * self.interval * slowest + 5 * links
         policy = self._policy(patience)
         if self.on(SEVERAL_DONORS):
@@ -180,11 +181,13 @@ class _Draw:
 
     def _plan(self) -> WorldPlan:
         choice, uniform = self.random.choice, self.random.uniform
-        self._adoption = choice(("replace", "rebase"))
+        self._adoption: AdoptionRule = choice(("replace", "rebase"))
         # A simulated link that needs longer for a fragment than until its next offer never delivers one: leave it room.
         slow = 0.2 * self.interval * min(self.step_s) / self.fragments
         pull: Latency = (0.0, slow) if self.on("slow links") else (0.002, 0.02)
-        samples, pauses, bandwidth = (), (), ()
+        samples: tuple[tuple[float, ...], ...] = ()
+        pauses: tuple[float, ...] = ()
+        bandwidth: tuple[float, ...] = ()
         if self.on("sampled steps"):
             samples = tuple(tuple(s * choice((0.5, 1.0, 1.0, 4.0)) for _ in range(5)) for s in self.step_s)
         if self.on("pauses"):
@@ -284,3 +287,8 @@ class _Draw:
             diverged=self._probability("diverged islands", 0.5),
             failed_evaluation=self._probability("failed evaluations", 1.0),
         )
+
+
+def _longest(latency: Latency) -> float:
+    assert isinstance(latency, tuple), "this world draws its latencies from ranges"
+    return latency[1]

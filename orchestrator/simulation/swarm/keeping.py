@@ -1,4 +1,7 @@
-"""Merges of small real tensors into a real journal, on a simulated disk. As ``runtime.workshop`` does live."""
+"""The live parameter shard in the simulated world: small real tensors, merged into a real journal on a simulated disk.
+
+As ``runtime.shard_worker`` does live, but that merges take virtual time, and die with their process.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored, RestoreFragments
-from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, PayloadId, Version
+from orchestrator.core.vocabulary import Contribution, Epoch, FragmentId, IslandId, PayloadId, Version
 from orchestrator.errors import InternalError
 from orchestrator.host.retry import Retrier
-from orchestrator.journal.entry import Facts
-from orchestrator.journal.keeper import Keeper
-from orchestrator.journal.storage import Journal
-from orchestrator.merge import outer_optimizer
-from orchestrator.merge.outer_optimizer import OuterOptimizer
-from orchestrator.merge.outer_state import FragmentState, OuterState
+from orchestrator.parameters import outer_optimizer, wire_format
+from orchestrator.parameters.journal.entry import Facts
+from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.outer_optimizer import OuterOptimizer
+from orchestrator.parameters.outer_state import FragmentState, OuterState
+from orchestrator.parameters.shard import Held, ParameterShard
 from orchestrator.simulation.workshop import Surroundings, Workshop
 
 SIZE = 3
@@ -36,39 +39,49 @@ class MortalSurroundings(Surroundings, Protocol):
 
 
 class MortalWorkshop(Workshop):
-    """Merges that are under way die with the process; ``keeper`` is None until there is Θ."""
+    """Of one life of the synchroniser: merges that are under way die with it."""
 
     def __init__(self, world: MortalSurroundings) -> None:
         super().__init__(world)
         self._mortal = world
-        self.keeper: Keeper | None = None
-        self.gone: set[PayloadId] = set()
+        self.shard: ParameterShard | None = None
         self.under_way: dict[FragmentId, Version] = {}
         self.made: dict[tuple[FragmentId, Version], tuple[FragmentState, int]] = {}
         """Every version of this life, with its step."""
 
     def seed(self, outer: OuterState, journal: Journal) -> None:
         world = self._mortal
-        keeper = Keeper(outer, journal, insist)
-        for p in map(FragmentId, range(world.policy.fragment_count)):
-            keeper.begin(p, world.epoch)
-            self.made[p, outer.version(p)] = (outer.state(p), 0)
-        self.keeper = keeper
+        shard = ParameterShard(journal, world.epoch, insist, lambda: world.now)
+        shard.seed(outer, {})
+        for p in shard.fragments:
+            self.made[p, outer.version(p)] = shard.states()[p]
+        self.shard = shard
         world.tell(e.OuterStateSeeded(world.now, SIZE * world.policy.fragment_count, "0" * 32))
 
     def remember(self, outer: OuterState, merges: Sequence[Facts], journal: Journal) -> None:
-        """Go on from Θ as the journal has it; the bytes of what was held are ``gone``."""
-        self.keeper = Keeper(outer, journal, insist)
+        """Go on from Θ as the journal has it; the bytes of what was held are gone."""
+        world = self._mortal
+        self.shard = ParameterShard(journal, world.epoch, insist, lambda: world.now)
+        self.shard.recover(outer, merges)
         self.outer = [(facts.version, facts.step) for facts in merges]
         for facts in merges:
             p = FragmentId(facts.fragment)
             self.made[p, facts.version] = (outer.state(p), facts.step)
 
+    def receive(self, contribution: Contribution) -> None:
+        """What the island sent arrives, and is held by the shard."""
+        fragment, payload = contribution.fragment, contribution.payload
+        content = wire_format.encode(bytes_of(fragment, payload))
+        if self.shard is None or not isinstance(self.shard.receive(payload, fragment, content), Held):
+            raise InternalError(detail=f"The payload {payload} cannot be held.")
+
+    def release(self, payload: PayloadId) -> None:
+        if self.shard is not None:
+            self.shard.release(payload)
+
     def merge(self, effect: f.MergeFragment) -> None:
         world = self._mortal
         self.check_held(effect)
-        if lost := [item.payload for item in effect.inputs if item.payload in self.gone]:
-            raise InternalError(detail=f"Fragment {effect.fragment} is to merge {lost}, which died.")
         self.under_way[effect.fragment] = effect.version
         took, fails = world.draw(world.plan.merge_s), world.chance(world.plan.merge_failure)
         world.while_alive(took, lambda: self._complete(effect, fails))
@@ -82,9 +95,8 @@ class MortalWorkshop(Workshop):
             merged = tuple(item.payload for item in effect.inputs)
             world.tell(e.MergeFailed(world.now, effect.fragment, effect.version, merged, "a value is not finite"))
             return
-        assert self.keeper is not None
-        inputs = [(bytes_of(effect.fragment, item.payload), item.weight) for item in effect.inputs]
-        facts = self.keeper.merge(effect, inputs).facts
+        assert self.shard is not None
+        facts = self.shard.merge(effect).facts
         self._stands(effect.fragment, effect.version, effect.step)
         world.tell(e.MergeCompleted(world.now, effect.fragment, effect.version, facts.digest, 0.0, facts.base_digest))
 
@@ -94,8 +106,8 @@ class MortalWorkshop(Workshop):
 
         def next_one() -> None:
             fragment, version, step = left.pop(0)
-            assert self.keeper is not None
-            facts = self.keeper.restore(fragment, version, step, order.epoch, states[fragment]).facts
+            assert self.shard is not None
+            facts = self.shard.restore(fragment, version, step, states[fragment]).facts
             self._stands(fragment, version, step)
             told = (fragment, version, order.checkpoint, facts.digest, facts.base_digest)
             if left:
@@ -105,9 +117,9 @@ class MortalWorkshop(Workshop):
         world.while_alive(world.draw(world.plan.merge_s), next_one)
 
     def _stands(self, fragment: FragmentId, version: Version, step: int) -> None:
-        assert self.keeper is not None
+        assert self.shard is not None
         self.outer[fragment] = (version, step)
-        self.made[fragment, version] = (self.keeper.outer.state(fragment), step)
+        self.made[fragment, version] = (self.shard.state(fragment), step)
 
 
 def insist(what: str, work: Callable[[], None]) -> None:

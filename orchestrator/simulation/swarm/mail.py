@@ -1,6 +1,6 @@
 """Links that a synchroniser's death cuts, and islands that keep their letters until they are acknowledged.
 
-As ``runtime.links`` and ``learners.correspondence`` do live, with the same ``core.letters``: letters are read in order,
+As ``runtime.report_link`` and ``learners.outbox`` do live, with the same ``replica.outbox``: letters are read in order,
 those whose records are kept are acknowledged, and a synchroniser that took another's place hears again what was not.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Protocol, cast
 
 from orchestrator.core import events as e
-from orchestrator.core.letters import Letters
 from orchestrator.core.messages import Letter, Offer
 from orchestrator.core.vocabulary import Epoch
+from orchestrator.replica.outbox import NumberedReports
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.links import Links, Surroundings
@@ -26,7 +26,7 @@ class Mail:
     """
 
     def __init__(self) -> None:
-        self.letters = Letters()
+        self.letters = NumberedReports()
         self.connected = False
         self.newest_epoch = Epoch(0)
         self._read = self._acknowledged = 0
@@ -57,7 +57,7 @@ class Mail:
 
     def clear(self) -> None:
         """The process is gone, and its letters with it."""
-        self.letters = Letters()
+        self.letters = NumberedReports()
         self.connected = False
 
     def hang_up(self) -> None:

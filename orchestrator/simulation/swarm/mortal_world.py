@@ -18,12 +18,12 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.membership import WITH_PROCESS
+from orchestrator.core.island_record import WITH_PROCESS
 from orchestrator.core.vocabulary import FragmentId, IslandState, JobPhase, JobPolicy, ReleaseReason
 from orchestrator.errors import DataError, Fenced
 from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.retry import Retrier, RetryingSink
-from orchestrator.journal.storage import Journal
+from orchestrator.parameters.journal.storage import Journal
 from orchestrator.simulation.disk import Died, SimulatedDisk
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
@@ -118,6 +118,8 @@ class MortalWorld(RoughWorld):
         if self.finished is not None:
             return  # the process has let everything go
         if self.alive:
+            if isinstance(event, e.ContributionArrived):
+                self.workshop.receive(event.contribution)
             self._mortally(lambda: super(MortalWorld, self).tell(event))
         elif isinstance(event, e.CommandRequested):
             self._unheard.append(event)  # who asked for it asks again
@@ -170,13 +172,13 @@ class MortalWorld(RoughWorld):
     def release_payload(self, effect: f.ReleasePayload) -> None:
         if effect.reason is ReleaseReason.LOST:
             self.held.discard(effect.payload)
-            self.workshop.gone.discard(effect.payload)
         else:
             super().release_payload(effect)
+            self.workshop.release(effect.payload)
 
     def publish_fragment(self, effect: f.PublishFragment) -> None:
-        assert self.workshop.keeper is not None
-        state = self.workshop.keeper.outer.state(effect.fragment)
+        assert self.workshop.shard is not None
+        state = self.workshop.shard.state(effect.fragment)
         if state.version == effect.version and effect.recipients:
             self.promises.told(effect.fragment, state)
         super().publish_fragment(effect)
@@ -246,7 +248,6 @@ class MortalWorld(RoughWorld):
             return
         self.held = {c.payload for r in files.core.state.rounds for c in r.offered.values()}
         self.workshop = MortalWorkshop(self)
-        self.workshop.gone = set(self.held)
         if files.outer is not None:
             self.promises.recovered(files.outer)
             self.workshop.remember(files.outer, files.merges, files.journal)

@@ -11,6 +11,8 @@ from orchestrator.core.vocabulary import CheckpointPolicy, CommandId, Instant
 
 _OPERATOR = "operator"
 
+_Request = tuple[Instant, CommandId, commands.JobCommand]
+
 
 @dataclass(frozen=True, slots=True)
 class Saving:
@@ -21,9 +23,9 @@ class Saving:
     rollbacks: tuple[Instant, ...]
 
     def commands(self) -> list[tuple[Instant, e.CommandRequested]]:
-        saves = [(at, CommandId(f"save-{at!r}"), commands.Checkpoint()) for at in self.checkpoints]
-        backs = [(at, CommandId(f"back-{at!r}"), commands.Rollback(0)) for at in self.rollbacks]
-        both = sorted([*saves, *backs], key=lambda command: command[0])
+        saves: list[_Request] = [(at, CommandId(f"save-{at!r}"), commands.Checkpoint()) for at in self.checkpoints]
+        backs: list[_Request] = [(at, CommandId(f"back-{at!r}"), commands.Rollback(0)) for at in self.rollbacks]
+        both = sorted([*saves, *backs], key=lambda request: request[0])
         return [(at, e.CommandRequested(at, command, _OPERATOR, request)) for at, command, request in both]
 
 

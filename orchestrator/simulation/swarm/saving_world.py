@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, Part, encode_part, part_digest
 from orchestrator.checkpoints.reading import manifest_of, outer_states, verified
+from orchestrator.checkpoints.writing import OuterCut, cut_of
 from orchestrator.core import events as e
 from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.saving import (
@@ -30,7 +31,9 @@ from orchestrator.core.saving import (
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
 from orchestrator.errors import AtollError, InternalError
 from orchestrator.host.checkpoint_writer import CheckpointWriter
-from orchestrator.merge.outer_state import FragmentState
+from orchestrator.host.job_context import JobContext
+from orchestrator.parameters.outer_state import FragmentState
+from orchestrator.replica.replica import Position
 from orchestrator.roots import AllowedRoots
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
@@ -95,19 +98,12 @@ class SavingWorld(MortalWorld):
         """Of this life."""
         if self._saver is None or self._saver[0] != self.generation:
             worker = Worker(self)
-            saver = CheckpointWriter(
-                "job",
-                self._spec,
-                FOLDER,
-                None,
-                self.core.state,
-                self.goodput.ledger,
-                worker.outer,
-                lambda: insist("the tape cannot be written", self._files.tape.sync),
-                self._post,
-                self._roots,
-                worker,
+            context = JobContext(
+                "job", self._spec, FOLDER, self._roots, self.epoch, lambda: self.now, self._post, _raise
             )
+            sync_tape = partial(insist, "the tape cannot be written", self._files.tape.sync)
+            ledger = self.goodput.ledger
+            saver = CheckpointWriter(context, None, self.core.state, ledger, worker.outer, sync_tape, worker)
             self._saver = self.generation, saver
         return self._saver[1]
 
@@ -148,7 +144,7 @@ class SavingWorld(MortalWorld):
             require(merged == sum(known.values()), "a checkpoint has what was merged", (number, p, merged, known))
             right = merged + kept <= manifest.tokens_trained
             require(right, "a checkpoint has no token twice", (number, p, merged, kept, manifest.tokens_trained))
-        true = sum(host.process.tokens_total for host in self.hosts.values())
+        true = sum(host.process.replica.tokens_total for host in self.hosts.values())
         require(manifest.tokens_trained <= true, "no more is in a checkpoint than was trained", (number, true))
 
     # ── the islands' ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,23 +157,22 @@ class SavingWorld(MortalWorld):
                 return
             self._marked.add((id(host), number))
             if host.process.stepping:
-                host.process.at_boundary(cut)
+                host.process.cut(cut)
             else:
                 self._answer(host, NotSaved(number, "it does not train"))
 
-        def cut() -> None:
-            process = host.process
+        def cut(position: Position) -> None:
             part = Part(
-                island=process.island,
-                incarnation=process.incarnation,
-                step=process.step,
-                asked_step=process.step,
-                steps_total=process.steps_total,
-                tokens_total=process.tokens_total,
-                cursor=process.steps_total,
-                versions=process.versions,
-                step_counts=tuple(work.steps for work in process.work),
-                token_counts=tuple(work.tokens for work in process.work),
+                island=host.process.island,
+                incarnation=host.process.incarnation,
+                step=position.step,
+                asked_step=position.step,
+                steps_total=position.steps_total,
+                tokens_total=position.tokens_total,
+                cursor=position.steps_total,
+                versions=position.versions,
+                step_counts=position.step_counts,
+                token_counts=position.token_counts,
             )
             self.later(self.draw(WRITING_S), partial(self._write, host, number, folder, part))
 
@@ -207,7 +202,7 @@ class Worker(Executor):
             self._go_on()
         return Future()
 
-    def outer(self) -> Future[list[tuple[FragmentState, int]]]:
+    def outer(self) -> Future[OuterCut]:
         """Θ when the merges ordered so far are done."""
         under_way, stands = dict(self._workshop.under_way), self._workshop.outer
         self._awaited |= set(under_way.items())
@@ -226,12 +221,18 @@ class Worker(Executor):
             self._go_on()
 
 
-class Outer(Future[list[tuple[FragmentState, int]]]):
+class Outer(Future[OuterCut]):
     """Of what was made; a merge that failed left its fragment as it was."""
 
     def __init__(self, made: dict[tuple[FragmentId, Version], tuple[FragmentState, int]], cut: Versions) -> None:
         super().__init__()
         self._made, self._cut = made, cut
 
-    def result(self, timeout: float | None = None) -> list[tuple[FragmentState, int]]:
-        return [self._made.get((p, v)) or self._made[p, Version(v - 1)] for p, v in sorted(self._cut.items())]
+    def result(self, timeout: float | None = None) -> OuterCut:
+        return cut_of(
+            {p: self._made.get((p, v)) or self._made[p, Version(v - 1)] for p, v in sorted(self._cut.items())}
+        )
+
+
+def _raise(error: BaseException) -> None:
+    raise error

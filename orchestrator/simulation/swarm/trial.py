@@ -95,13 +95,16 @@ def run(seed: int, deaths: int = 0) -> Survived:
     def checkers_of() -> Checkers:
         return Checkers(drawn.policy, drawn.plan.calm_at, drawn.patience)
 
-    checkers, world = checkers_of(), None
+    checkers = checkers_of()
+    world: RoughWorld | None = None
     try:
         if deaths:
-            world = SavingWorld(drawn.policy, drawn.plan, seed, drawn.weather, mortality, checkers_of, drawn.saving)
-            with closing(world):
-                world.run(until=UNTIL_S)
-            checkers = world.checkers
+            world = mortal = SavingWorld(
+                drawn.policy, drawn.plan, seed, drawn.weather, mortality, checkers_of, drawn.saving
+            )
+            with closing(mortal):
+                mortal.run(until=UNTIL_S)
+            checkers = mortal.checkers
         else:
             world = RoughWorld(drawn.policy, drawn.plan, seed, drawn.weather, folds=(checkers,))
             world.run(until=UNTIL_S)
@@ -150,12 +153,12 @@ def _check_end(world: World, checkers: Checkers) -> None:
     kept_away = {island for island, life in lives.items() if not life.wanted or checkers.lives.held(island)}
     able = any(not life.given_up for island, life in lives.items() if island not in kept_away)
     finished = world.finished
-    require(finished is not None or (kept_away and not able), "a job ends once faults are over", lives)
+    require(finished is not None or (bool(kept_away) and not able), "a job ends once faults are over", lives)
     for island, accounts in world.goodput.ledger.accounts.items():
         merged_tokens = [account.merged for account in accounts]
         same = merged_tokens == checkers.rounds.merged_tokens[island]
         require(same, "the ledger counts as merged what was merged", (island, merged_tokens))
-        true = sum(host.process.tokens_total for (name, _), host in world.hosts.items() if name == island)
+        true = sum(host.process.replica.tokens_total for (name, _), host in world.hosts.items() if name == island)
         counted = world.goodput.ledger.trained[island]
         require(counted <= true, "no more is counted than was trained", (island, counted, true))
     if world.plan.adoption == "rebase":
@@ -176,9 +179,11 @@ def _check_drained(world: World, checkers: Checkers) -> None:
             undone |= lives
         elif isinstance(record.event, e.IslandCaughtUp):
             lives.add((record.event.island, record.event.incarnation))
-        drained = isinstance(record.event, e.IslandDrained) and any(isinstance(x, f.StopIsland) for x in record.effects)
-        if drained and (life := (record.event.island, record.event.incarnation)) not in undone:
-            trained, merged = world.hosts[life].process.tokens_total, checkers.rounds.merged_up_to(*life)
+        elif isinstance(record.event, e.IslandDrained) and any(isinstance(x, f.StopIsland) for x in record.effects):
+            life = (record.event.island, record.event.incarnation)
+            if life in undone:
+                continue
+            trained, merged = world.hosts[life].process.replica.tokens_total, checkers.rounds.merged_up_to(*life)
             require(set(merged) == {trained}, "a drained island lost nothing", (life, trained, merged))
 
 

@@ -1,7 +1,8 @@
 """Islands, seen from outside: one process at a time, rising incarnations, and the dead are not listened to.
 
 Responsible for: where every island is in its life, worked out anew from events and effects (neither the core's records
-nor the accounting's are asked), and the sentences of DESIGN section 4 about it. Refuses to know: fragments and tokens.
+nor the accounting's are asked), and what docs/architecture.md says of an island's states. Refuses to know: fragments
+and tokens.
 """
 
 from __future__ import annotations

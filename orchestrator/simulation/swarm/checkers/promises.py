@@ -21,8 +21,8 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import FROM_JOURNAL, BeginCheckpoint, FragmentRestored
 from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
-from orchestrator.merge.outer_optimizer import OuterOptimizer
-from orchestrator.merge.outer_state import FragmentState, OuterState
+from orchestrator.parameters.outer_optimizer import OuterOptimizer
+from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.simulation.swarm.checkers.violation import require
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -66,7 +66,7 @@ class Promises:
         """What an undisturbed merge of these contributions gives."""
         merged = (order.fragment, before.digest, tuple((item.payload, item.weight) for item in order.inputs))
         if merged not in self._made:
-            alone = OuterState.restored([before], self._averaging, self._optimizer)
+            alone = OuterState.restored({FragmentId(0): before}, self._averaging, self._optimizer)
             inputs = [(self._bytes_of(order.fragment, item.payload), item.weight) for item in order.inputs]
             alone.merge(FragmentId(0), order.version, inputs)
             self._made[merged] = alone.state(FragmentId(0))

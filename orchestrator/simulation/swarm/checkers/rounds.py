@@ -1,6 +1,6 @@
 """Contributions and merges, seen from outside: nothing lost, nothing counted twice, no merge but a right one.
 
-Responsible for: the sentences of DESIGN section 3 and of the paper about one fragment, from events and effects alone:
+Responsible for: the sentences of docs/concepts.md and of the paper about one fragment, from events and effects alone:
 every payload is held or released, every contribution gets one verdict with a true reason, a merge has its quorum, weights
 by the formula and the next version, and a round that has nobody to wait for does not wait. Refuses to know: seconds.
 

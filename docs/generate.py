@@ -1,0 +1,336 @@
+"""Write the references that are made from code: ``make reference``.
+
+    docs/reference/config.md               every field of a job specification, from the pydantic sections
+    docs/reference/cli.md                  every command and option of ``atoll``, from its command line
+    docs/reference/events-and-effects.md   every event and effect of the core, from its dataclasses
+
+Responsible for these pages saying what the code says: ``rendered`` returns them, and a test compares them with what is
+committed. Refuses to add a word of its own beyond headings and introductions: what a page lacks belongs into the docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import click
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from api.cli import app
+from orchestrator import bounds, config
+from orchestrator.core import vocabulary
+from orchestrator.core.effects import Effect
+from orchestrator.core.events import Event
+
+FOLDER = Path(__file__).resolve().parent / "reference"
+COLUMNS = 110
+MADE = "<!-- Made by `make reference` from {}: change the code, not this page. -->"
+
+
+def main() -> None:
+    for path, text in rendered().items():
+        path.write_text(text)
+        print(path.relative_to(FOLDER.parent.parent))
+
+
+def rendered() -> dict[Path, str]:
+    """Every generated page with its text."""
+    pages = {"config.md": config_page(), "cli.md": cli_page(), "events-and-effects.md": events_page()}
+    return {FOLDER / name: "\n".join(lines).rstrip() + "\n" for name, lines in pages.items()}
+
+
+# ── the job specification ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def config_page() -> Iterator[str]:
+    yield "# The job specification"
+    yield ""
+    yield MADE.format("orchestrator/sections.py, bounds.py")
+    yield ""
+    yield from prose(
+        "A job is one YAML or JSON document of these sections. A field that is left out has its default. A mistake "
+        "is reported with all others and a remedy each, and nothing is started. Durations are in seconds and end in "
+        "`_s`. `deploy/configs/` has complete examples."
+    )
+    yield ""
+    yield "## The document"
+    yield ""
+    yield from fields_of(config.JobSpec, "")
+    for name, field in config.JobSpec.model_fields.items():
+        inner = annotation_model(field)
+        if inner is not None:
+            yield from section_of(inner, name)
+    yield "## Reasons for the bounds"
+    yield ""
+    for name, reason in attribute_docs(bounds).items():
+        if get_origin(getattr(bounds, name)) is Annotated:
+            yield from prose(f"- **{name}**, {in_words(getattr(bounds, name))}: {reason}", hanging="  ")
+
+
+def section_of(kind: type[BaseModel], path: str) -> Iterator[str]:
+    """A section and, behind it, the sections within it."""
+    yield f"## `{path}`"
+    yield ""
+    if own_doc(kind):
+        yield from paragraphs(own_doc(kind))
+        yield ""
+    yield from fields_of(kind, path)
+    for name, field in kind.model_fields.items():
+        inner = annotation_model(field)
+        if inner is not None:
+            yield from section_of(inner, f"{path}.{name}")
+
+
+def fields_of(kind: type[BaseModel], path: str) -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        takes, default = takes_of(f"{path}.{name}".lstrip("."), field), default_of(field)
+        said = f"; {field.description}" if field.description else ""
+        yield from prose(f"- `{name}`: {takes}, {default}{said}", hanging="  ")
+    yield ""
+
+
+def annotation_model(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field holds, alone, in a tuple, or as an option."""
+    for kind in (field.annotation, *flattened(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def flattened(kind: Any) -> Iterator[Any]:
+    for part in get_args(kind):
+        yield part
+        yield from flattened(part)
+
+
+def takes_of(path: str, field: FieldInfo) -> str:
+    """What a field takes, in words; a section by a link to it."""
+    if annotation_model(field):
+        link = f"[`{path}`](#{path.replace('.', '')})"
+        parts = (field.annotation, *flattened(field.annotation))
+        return f"a list of {link}" if any(get_origin(part) is tuple for part in parts) else link
+    return in_words(field.annotation, tuple(field.metadata))
+
+
+def in_words(kind: Any, limits: tuple[Any, ...] = ()) -> str:
+    """A kind of value with its limits, which stand beside it where it is a field's, and in it where it is a part's."""
+    if get_origin(kind) is Annotated:
+        base, *inner = get_args(kind)
+        return in_words(base, (*limits, *(limit for one in inner for limit in getattr(one, "metadata", (one,)))))
+    if literals(kind):
+        return " or ".join(f"`{value}`" for value in literals(kind))
+    if get_origin(kind) is tuple:
+        return f"a list, each {in_words(get_args(kind)[0])}"
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join("`null`" if part is type(None) else in_words(part, limits) for part in get_args(kind))
+    return limits_in_words(kind, {name: value for limit in limits for name, value in limit_values(limit)})
+
+
+def literals(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def default_of(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined or isinstance(value, BaseModel):
+        return "all defaults"
+    if value is None or value == ():
+        return "absent if not given"
+    return f"default `{value:,}`".replace(",", "") if isinstance(value, int) else f"default `{value}`"
+
+
+def limits_in_words(base: type[Any], limits: dict[str, Any]) -> str:
+    if base is str:
+        pattern, most = limits.get("pattern"), limits.get("max_length")
+        length = f" of {limits.get('min_length', 0)} to {most:,} characters" if most else ""
+        if pattern == bounds.PRINTABLE:
+            return f"text{length} without control characters"
+        return f"text{length} that matches `{pattern}`" if pattern else f"text{length}"
+    if base is bool:
+        return "`true` or `false`"
+    what = {int: "a whole number", float: "a number"}[base]
+    return f"{what} {range_in_words(limits)}" if limits else what
+
+
+def limit_values(limit: Any) -> Iterator[tuple[str, Any]]:
+    """The limits that one piece of pydantic's metadata sets."""
+    for name in ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern"):
+        if (value := getattr(limit, name, None)) is not None:
+            yield name, value
+
+
+def range_in_words(found: dict[str, Any]) -> str:
+    """``from 1 to 10,000``; ``from 0 to below 1``; ``above 1, to 1e+12``."""
+    least = f"from {figure(found['ge'])}" if "ge" in found else f"above {figure(found['gt'])},"
+    most = f"to {figure(found['le'])}" if "le" in found else f"to below {figure(found['lt'])}"
+    return f"{least} {most}"
+
+
+def figure(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def attribute_docs(module: ModuleType) -> dict[str, str]:
+    """The text that stands below an assignment, as one line, by the name assigned to."""
+    body = ast.parse(inspect.getsource(module)).body
+    found = {}
+    for before, after in pairwise(body):
+        told = after.value if isinstance(after, ast.Expr) else None
+        if isinstance(before, ast.Assign) and isinstance(told, ast.Constant) and isinstance(told.value, str):
+            (target,) = before.targets
+            found[ast.unparse(target)] = " ".join(told.value.split())
+    return found
+
+
+# ── the command line ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cli_page() -> Iterator[str]:
+    yield "# The command line"
+    yield ""
+    yield MADE.format("api/cli.py and api/commands")
+    yield ""
+    root = typer.main.get_command(app)
+    yield from command_of(root, "atoll", None)
+
+
+def command_of(command: Any, name: str, parent: click.Context | None) -> Iterator[str]:
+    """A command with its options; a group with its commands behind it."""
+    context = command.context_class(command, info_name=name.rpartition(" ")[2], parent=parent)
+    if parent is not None:
+        yield f"## `{name}`"
+        yield ""
+    yield from paragraphs(command.help or "")
+    yield ""
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    yield from ["```text", usage, "```", ""]
+    lines = list(parameters_of(command, context))
+    if lines:
+        yield from [*lines, ""]
+    for inner in sorted(getattr(command, "commands", {})):
+        if not command.commands[inner].hidden:
+            yield from command_of(command.commands[inner], f"{name} {inner}", context)
+
+
+def parameters_of(command: Any, context: click.Context) -> Iterator[str]:
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if record is None or "--help" in parameter.opts:
+            continue
+        written, said = (" ".join(part.split()) for part in record)
+        if isinstance(parameter, click.Argument) or parameter.param_type_name == "argument":
+            written = written.removesuffix("*").strip()
+        yield from prose(f"- `{written}`{f': {said}' if said else ''}", hanging="  ")
+
+
+# ── events and effects ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def events_page() -> Iterator[str]:
+    yield "# Events and effects"
+    yield ""
+    yield MADE.format("orchestrator/core")
+    yield ""
+    yield from prose(
+        "The core is told *events*, each of which is already true, and answers with *effects*, which the shell carries "
+        "out in their order. Both are frozen dataclasses. A line of the [tape](tape.md) is one event and the effects "
+        "that were decided on it, in JSON: each with its class's name under `type`, and its fields under their names."
+    )
+    for heading, union in (("Events", Event), ("Effects", Effect)):
+        yield from ["", f"## {heading}", ""]
+        for kind in sorted(get_args(union), key=lambda kind: kind.__name__):
+            yield from message_of(kind)
+    yield from ["## Records and words within them", ""]
+    for kind in sorted(nested_kinds(), key=lambda kind: kind.__name__):
+        yield from words_of(kind) if issubclass(kind, Enum) else message_of(kind)
+
+
+def message_of(kind: type[Any]) -> Iterator[str]:
+    yield f"### {kind.__name__}"
+    yield ""
+    if own_doc(kind):
+        yield from paragraphs(own_doc(kind))
+        yield ""
+    hints = inspect.get_annotations(kind)
+    for field in dataclasses.fields(kind):
+        default = "" if field.default is dataclasses.MISSING else f", default `{shown(field.default)}`"
+        yield f"- `{field.name}`: `{hints[field.name]}`{default}"
+    yield ""
+
+
+def words_of(kind: type[Enum]) -> Iterator[str]:
+    yield f"### {kind.__name__}"
+    yield ""
+    if own_doc(kind):
+        yield from paragraphs(own_doc(kind))
+        yield ""
+    yield from prose("One of " + ", ".join(f"`{word.value}`" for word in kind) + ".")
+    yield ""
+
+
+def nested_kinds() -> set[type[Any]]:
+    """The dataclasses and enumerations that fields of events and effects hold, and fields of those."""
+    seen: set[type[Any]] = set()
+    waiting = list(get_args(Event) + get_args(Effect))
+    messages = set(waiting)
+    while waiting:
+        for hint in get_type_hints(waiting.pop()).values():
+            for kind in (hint, *flattened(hint)):
+                ours = isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, Enum))
+                if ours and kind not in seen | messages:
+                    seen.add(kind)
+                    waiting.extend([kind] if dataclasses.is_dataclass(kind) else [])
+    return seen
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    for name, constant in vars(vocabulary).items():
+        if name.isupper() and dataclasses.is_dataclass(constant) and constant == value:
+            return name
+    return repr(value)
+
+
+# ── prose ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def own_doc(kind: type[Any]) -> str:
+    """The class's docstring, unless it is what dataclasses or enumerations write by themselves."""
+    doc = inspect.cleandoc(kind.__doc__ or "") if "__doc__" in vars(kind) else ""
+    return "" if doc.startswith(f"{kind.__name__}(") else doc
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """A docstring as Markdown: its paragraphs in lines of our width, what is indented as it is."""
+    blocks = re.split(r"\n\s*\n", inspect.cleandoc(text.replace("\b", "")).replace("``", "`"))
+    for index, block in enumerate(blocks):
+        if index:
+            yield ""
+        if block.startswith("    "):
+            yield from block.splitlines()
+        else:
+            yield from prose(block)
+
+
+def prose(text: str, hanging: str = "") -> list[str]:
+    flat = " ".join(text.replace("``", "`").split())
+    return textwrap.wrap(flat, COLUMNS, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    main()

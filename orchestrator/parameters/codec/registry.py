@@ -1,0 +1,28 @@
+"""The codecs by name. Only this module lists them; a codec's own module is imported when it is first needed.
+
+So the specification and the command line, which know names only, do not load numpy.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from orchestrator.parameters.codec.interface import Codec
+
+CodecName = Literal["float32", "bfloat16"]
+"""What a specification's ``synchroniser.wire`` may be. Each is the name of a module beside this one."""
+CODEC_NAMES: tuple[CodecName, ...] = get_args(CodecName)
+PUBLICATION_CODEC: CodecName = "float32"
+"""Whatever the uplink: islands must stand on Θ itself, or its rounding would come back as their work."""
+JOURNAL_CODEC: CodecName = "float32"
+"""Of journal and checkpoints, which hold what a merge made bit for bit."""
+
+
+@cache
+def codec(name: CodecName) -> Codec:
+    """The codec of this name."""
+    found: Codec = import_module(f"{__package__}.{name}").CODEC
+    return found

@@ -1,0 +1,225 @@
+"""The journal on disk: append-only segments per fragment, ``fragment-PPPP-SSSSSS.journal``, a few entries in each.
+
+Responsible for: an entry being durable, as the policy has it, when ``append`` returns; a torn end being cut when the
+journal is opened; older segments going once every entry in them is superseded by ``versions_kept`` durable ones. A
+failed append leaves nothing that counts: its rest is cut off, and the next attempt begins a new segment, for what the
+system says of pages after a failed fsync cannot be trusted.
+
+    sync                      every merge is on the disk before anybody hears of it
+    async (merges_max)        at most so many merges are only with the operating system: they survive the process, and a
+                              loss of power may take them
+
+Refuses to interpret (``entry``), to retry (who calls knows whether there is still a job), and to judge whether what it
+holds fits the tape (``reconciliation``). Not for several threads at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.disk import Disk, LocalDisk
+from orchestrator.errors import DataError
+from orchestrator.parameters.journal.entry import PREFIX_BYTES, Facts, decode, encode, facts_of, sizes_of
+from orchestrator.parameters.outer_state import FragmentState
+
+ENTRIES_PER_SEGMENT = 4
+"""Few, because a segment goes as a whole: a fragment's disk use is at most twice this and ``versions_kept`` in entries."""
+SEGMENT_BYTES_FULL = 64 << 20
+"""From here on a segment takes no more, however few its entries: large fragments are not kept eight times."""
+SUFFIX = ".journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an entry lies."""
+
+    path: Path
+    start: int
+    count: int
+
+
+@dataclass(slots=True)
+class _Segment:
+    path: Path
+    size: int = 0
+    entries: dict[Version, Place] = field(default_factory=dict)
+    full: bool = False
+    synced: bool = True
+    doubtful: bool = False
+    """A sync of it failed: the system counts as written what may not be."""
+
+
+class Journal:
+    """``damage`` says what was cut off when it was opened, in words."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        versions_kept: int = 1,
+        merges_max: int = 0,
+        disk: Disk | None = None,
+        before_sync: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open, or begin, the journal in ``folder``; ``merges_max`` 0 is sync. Raises OSError when it cannot be read.
+
+        ``before_sync`` makes durable what entries rest on (the tape, on which they were decided), or raises OSError.
+        """
+        self._folder, self._disk, self._before_sync = folder, disk or LocalDisk(), before_sync
+        self._writing = threading.Lock()  # the merges' thread appends while the pump settles what was found
+        self._versions_kept, self._merges_max = versions_kept, merges_max
+        self._segments: dict[FragmentId, list[_Segment]] = {}
+        self._unsynced = 0
+        self._numbers = 0
+        self.damage: list[str] = []
+        for name, size in sorted(self._disk.files(folder).items()):
+            if name.endswith(SUFFIX):
+                self._open(name, size)
+
+    def append(self, facts: Facts, parameters: bytes, momentum: bytes) -> None:
+        """Keep a merge. Raises OSError when it could not be kept; nothing of it counts then, and it may be asked again."""
+        with self._writing:
+            self._append(facts, encode(facts, parameters, momentum))
+
+    def settle(self) -> None:
+        """What was found when it was opened is durable, and may be told. Raises OSError, and may be asked again."""
+        with self._writing:
+            self._sync_all()
+
+    def clear(self) -> None:
+        """Forget everything: what it holds is of a beginning that nobody heard of."""
+        for segments in self._segments.values():
+            for segment in segments:
+                self._disk.remove(segment.path)
+        self._segments.clear()
+
+    def drop_newest(self, fragment: FragmentId) -> str:
+        """Forget the fragment's newest merge; returns what that was, in words. Raises OSError."""
+        segment = max(self._segments[fragment], key=lambda found: max(found.entries, default=-1))
+        version = max(segment.entries)
+        segment.size = segment.entries.pop(version).start
+        self._disk.truncate(segment.path, segment.size)
+        segment.synced = False
+        return f"{segment.path.name}: version {version}, whose decision is not on the tape"
+
+    @property
+    def fragments(self) -> tuple[FragmentId, ...]:
+        """Of which it has a file, in order."""
+        return tuple(sorted(self._segments))
+
+    def versions(self, fragment: FragmentId) -> tuple[Version, ...]:
+        """The versions of the fragment that it holds, in order."""
+        return tuple(sorted({version for s in self._segments.get(fragment, []) for version in s.entries}))
+
+    def newest(self, fragment: FragmentId) -> Version | None:
+        return max(self.versions(fragment), default=None)
+
+    def read(self, fragment: FragmentId, version: Version) -> tuple[Facts, FragmentState]:
+        """The fragment at that version. Raises DataError when it is not here, or damaged."""
+        for segment in reversed(self._segments.get(fragment, [])):
+            if (place := segment.entries.get(version)) is not None:
+                return decode(self._disk.read(place.path, place.start, place.count))
+        here = ", ".join(map(str, self.versions(fragment))) or "none"
+        raise DataError(
+            detail=f"The journal {self._folder} lacks version {version} of fragment {fragment}; it has {here}."
+        )
+
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _append(self, facts: Facts, parts: Sequence[bytes]) -> None:
+        segments = self._segments.setdefault(facts.fragment, [])
+        if not segments or segments[-1].full:
+            segments.append(self._begun(facts.fragment))
+        segment = segments[-1]
+        count = sum(len(part) for part in parts)
+        try:
+            self._disk.append(segment.path, parts)
+            segment.synced = False
+            if self._unsynced + 1 > self._merges_max:
+                self._sync_all()
+            else:
+                self._unsynced += 1
+        except OSError:
+            segment.full = True  # for the next attempt
+            with suppress(OSError):
+                self._disk.truncate(segment.path, segment.size)
+            raise
+        segment.entries[facts.version] = Place(segment.path, segment.size, count)
+        segment.size += count
+        segment.full = len(segment.entries) >= ENTRIES_PER_SEGMENT or segment.size >= SEGMENT_BYTES_FULL
+        if self._unsynced == 0:
+            self._drop_old()
+
+    def _sync_all(self) -> None:
+        self._before_sync()
+        for fragment, segments in self._segments.items():
+            for n, segment in enumerate(segments):
+                if segment.doubtful and segment.entries:
+                    segment = segments[n] = self._copied(fragment, segment)
+                if not segment.synced:
+                    self._sync(segment)
+        self._unsynced = 0
+
+    def _sync(self, segment: _Segment) -> None:
+        try:
+            self._disk.sync(segment.path)
+        except OSError:
+            segment.doubtful = True
+            raise
+        segment.synced, segment.doubtful = True, False
+
+    def _begun(self, fragment: FragmentId) -> _Segment:
+        self._numbers += 1
+        return _Segment(self._folder / f"fragment-{fragment:04d}-{self._numbers:08d}{SUFFIX}")
+
+    def _copied(self, fragment: FragmentId, old: _Segment) -> _Segment:
+        """Its entries in a file of which nothing is believed yet."""
+        new = self._begun(fragment)
+        for version, place in old.entries.items():
+            entry = self._disk.read(place.path, place.start, place.count)
+            decode(entry)
+            self._disk.append(new.path, [entry])
+            new.entries[version] = Place(new.path, new.size, place.count)
+            new.size += place.count
+        new.full, new.synced = True, False
+        self._disk.remove(old.path)
+        return new
+
+    def _drop_old(self) -> None:
+        for segments in self._segments.values():
+            newest = max((version for s in segments for version in s.entries), default=Version(0))
+            oldest_kept = newest - self._versions_kept + 1
+            for segment in segments[:-1]:
+                if max(segment.entries, default=-1) < oldest_kept:
+                    with suppress(OSError):  # it is tried again with the next merge
+                        self._disk.remove(segment.path)
+                        segments.remove(segment)
+
+    def _open(self, name: str, size: int) -> None:
+        """Find the entries of one segment; what follows the last whole one is cut off."""
+        _, fragment, number = name.removesuffix(SUFFIX).split("-")
+        segment = _Segment(self._folder / name, full=True)
+        self._numbers = max(self._numbers, int(number))
+        while segment.size < size:
+            try:
+                facts, place = self._entry_at(segment.path, segment.size)
+            except DataError as error:
+                self.damage.append(f"{name}: {size - segment.size} bytes from {segment.size} on were cut off: {error}")
+                self._disk.truncate(segment.path, segment.size)
+                break
+            segment.entries[facts.version] = place
+            segment.size += place.count
+        segment.synced = False  # whoever wrote it may have died before
+        self._segments.setdefault(FragmentId(int(fragment)), []).append(segment)
+
+    def _entry_at(self, path: Path, start: int) -> tuple[Facts, Place]:
+        """The whole entry that begins here. Its tensors are verified too: a torn write may have the right length."""
+        sizes = sizes_of(self._disk.read(path, start, PREFIX_BYTES))
+        facts_of(self._disk.read(path, start, PREFIX_BYTES + sizes.header))
+        facts, _ = decode(self._disk.read(path, start, sizes.total))
+        return facts, Place(path, start, sizes.total)

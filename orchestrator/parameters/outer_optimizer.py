@@ -1,0 +1,83 @@
+"""The outer step: from Θ and an outer gradient to the next Θ.
+
+An optimizer is a frozen description with two pure functions; its state is one array per tensor, kept by the caller.
+Steps are elementwise, so a caller may take them on any part of a tensor. Nothing here knows where gradients come from.
+
+Source: DiLoCo, arXiv:2311.08105, Algorithm 1. Both are checked against optax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.parameters.tensors import Array
+
+
+class OuterOptimizer(Protocol):
+    def initial_momentum(self, parameters: Array) -> Array:
+        """The state at version 0."""
+        ...
+
+    def step(self, parameters: Array, gradient: Array, momentum: Array) -> tuple[Array, Array]:
+        """Return the next parameters and momentum; the arguments stay as they are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    """Gradient descent with Nesterov momentum.
+
+        parameters  (n,) float32  Θ, the synchroniser's copy at version v
+        gradient    (n,) float32  Δ, merged from Θ − θ_m. It points *away* from the islands, so descending it moves Θ
+                                  towards them
+        momentum    (n,) float32  μ at version v; zeros at version 0
+
+        μ' = decay·μ + Δ              Θ' = Θ − lr·(Δ + decay·μ')
+
+    Equal to ``optax.sgd(lr, momentum=decay, nesterov=True)``.
+    """
+
+    lr: float
+    decay: float
+
+    def initial_momentum(self, parameters: Array) -> Array:
+        return np.zeros_like(parameters)
+
+    def step(self, parameters: Array, gradient: Array, momentum: Array) -> tuple[Array, Array]:
+        next_momentum: Array = np.multiply(momentum, self.decay)
+        next_momentum += gradient
+        update: Array = np.multiply(next_momentum, self.decay)
+        update += gradient
+        update *= self.lr
+        return np.subtract(parameters, update), next_momentum
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd:
+    """Plain gradient descent, Θ' = Θ − lr·Δ. Equal to ``optax.sgd(lr)``; lr = 1 is the islands' average itself.
+
+    It has no momentum: an empty array, which can be sliced and assigned to like any other.
+    """
+
+    lr: float
+
+    def initial_momentum(self, parameters: Array) -> Array:
+        return np.empty(0, np.float32)
+
+    def step(self, parameters: Array, gradient: Array, momentum: Array) -> tuple[Array, Array]:
+        return parameters - self.lr * gradient, momentum
+
+
+def create(kind: str, lr: float, momentum: float) -> OuterOptimizer:
+    """The optimizer of a job specification. Plain ``sgd`` has no use for ``momentum``."""
+    if kind == "nesterov":
+        return Nesterov(lr, momentum)
+    if kind == "sgd":
+        return Sgd(lr)
+    raise ConfigurationError(
+        detail=f"synchroniser.outer_optimizer.kind is {kind!r}, which is unknown. Use 'nesterov' or 'sgd'."
+    )

@@ -1,0 +1,196 @@
+"""A parameter shard: the fragments of Θ that one process owns, from a contribution's bytes to the next publication.
+
+    receive ▸ validate ▸ hold ─▶ merge ▸ journal ▸ publication
+                                 restore ▸ journal ▸ publication
+
+Orders and results are plain data: fragment ids, payload ids, versions, digests, and bytes in a codec that only this package
+reads. So a job may have one shard in the synchroniser's process or several in processes of their own, each with a journal
+of its own and a part of the fragments; which one owns a fragment is the business of whoever drives them.
+
+A shard has no thread, and knows no time of the job's. ``receive``, ``hold``, ``release`` and everything that only reads may
+be called from any thread at any time; orders that change Θ come one at a time, in the order in which they take effect.
+Refuses to know why a merge is ordered, who is told of a version, and how bytes travel.
+
+Source: Decoupled DiLoCo, arXiv:2604.21428 (the synchroniser is sharded by fragment).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.core.effects import MergeFragment
+from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, RefusalReason, Version
+from orchestrator.errors import InternalError
+from orchestrator.parameters import wire_format
+from orchestrator.parameters.codec.registry import JOURNAL_CODEC, PUBLICATION_CODEC, codec
+from orchestrator.parameters.journal.entry import Facts
+from orchestrator.parameters.journaled_store import JournaledStore, JournaledVersion, MergeLog, Retry
+from orchestrator.parameters.outer_state import FragmentState, OuterState
+from orchestrator.parameters.payload_table import PayloadTable
+from orchestrator.parameters.tensors import Array, Tensors
+from orchestrator.parameters.validation import validated
+from orchestrator.parameters.wire_format import InvalidPayload
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A contribution's bytes are here and may enter a merge. ``displacement`` is ‖Θ_p − θ‖ as they came."""
+
+    displacement: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A contribution's bytes may not enter a merge, and are not held."""
+
+    reason: RefusalReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A fragment at one version, as islands are sent it. ``value_bytes`` is the payload without its header."""
+
+    fragment: FragmentId
+    version: Version
+    payload: bytes
+    value_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """A version that is journalled and may be told.
+
+    ``journal_seconds`` is how long the entry took to be durable, also where the disk refused for a while.
+    """
+
+    facts: Facts
+    journal_seconds: float
+    publication: Publication
+
+
+class ParameterShard:
+    """Of one epoch. Until ``seed`` or ``recover`` there is no Θ, and nothing to ask for."""
+
+    def __init__(
+        self, journal: MergeLog, epoch: Epoch, retry: Retry, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``retry`` is given every write to the journal, and returns once it is done; ``clock`` times outer steps."""
+        self._journal, self._epoch, self._retry, self._clock = journal, epoch, retry, clock
+        self._payloads = PayloadTable()
+        self._store: JournaledStore | None = None
+        self._steps: dict[FragmentId, int] = {}
+
+    # ── Θ begins ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def seed(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> tuple[NewVersion, ...]:
+        """Journal the fragments as they begin; ``steps`` are those of their last merges in an earlier job, else 0."""
+        store = JournaledStore(outer, self._journal, self._retry, self._clock)
+        first = [store.begin(fragment, self._epoch, steps.get(fragment, 0)) for fragment in outer.fragments]
+        self._steps = {version.facts.fragment: version.facts.step for version in first}
+        self._store = store
+        return tuple(map(self._new, first))
+
+    def recover(self, outer: OuterState, merges: Sequence[Facts]) -> tuple[Publication, ...]:
+        """Go on from Θ as the journal has it; ``merges`` are the last of each fragment."""
+        self._steps = {FragmentId(facts.fragment): facts.step for facts in merges}
+        self._store = JournaledStore(outer, self._journal, self._retry, self._clock)
+        return tuple(map(self.publication, outer.fragments))
+
+    # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, payload: PayloadId, fragment: FragmentId, content: bytes) -> Held | Unusable:
+        """Validate the bytes that an island sent, and hold them under the payload's name."""
+        try:
+            tensors, displacement = validated(content, self._outer.fragment(fragment))
+        except InvalidPayload as error:
+            return Unusable(error.reason, error.detail)
+        self.hold(payload, tensors)
+        return Held(displacement)
+
+    def hold(self, payload: PayloadId, tensors: Tensors) -> None:
+        """Hold tensors that need no validation: they never travelled."""
+        self._payloads.hold(payload, tensors)
+
+    def release(self, payload: PayloadId) -> None:
+        self._payloads.release(payload)
+
+    # ── orders ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def merge(self, order: MergeFragment) -> NewVersion:
+        """Take the outer step and journal it. Raises NotFinite where nothing that may be published came of it.
+
+        Raises InternalError when an input is not held.
+        """
+        inputs = [(self._payloads.get(item.payload), item.weight) for item in order.inputs]
+        version = self._require_store().merge(order, inputs)
+        self._steps[order.fragment] = order.step
+        return self._new(version)
+
+    def restore(self, fragment: FragmentId, version: Version, step: int, state: FragmentState) -> NewVersion:
+        """Put an earlier state in the fragment's place, as its next version, and journal that."""
+        restored = self._require_store().restore(fragment, version, step, self._epoch, state)
+        self._steps[fragment] = step
+        return self._new(restored)
+
+    # ── questions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def seeded(self) -> bool:
+        return self._store is not None
+
+    @property
+    def fragments(self) -> tuple[FragmentId, ...]:
+        """The fragments owned, in order; none while there is no Θ."""
+        return () if self._store is None else self._outer.fragments
+
+    def state(self, fragment: FragmentId) -> FragmentState:
+        return self._outer.state(fragment)
+
+    def states(self) -> dict[FragmentId, tuple[FragmentState, int]]:
+        """Every fragment with the step of its last merge."""
+        return {fragment: (self._outer.state(fragment), self._steps[fragment]) for fragment in self.fragments}
+
+    def parameters(self) -> dict[str, Array]:
+        """Θ as it stands; its fragments may be at different versions."""
+        return self._outer.parameters()
+
+    def sizes(self) -> dict[FragmentId, int]:
+        """How many parameters each fragment has."""
+        return {p: sum(array.size for array in self.state(p).parameters.values()) for p in self.fragments}
+
+    def step(self) -> int:
+        """The highest logical step that a merge here has been told of."""
+        return max(self._steps.values())
+
+    def publication(self, fragment: FragmentId) -> Publication:
+        """The fragment as it stands, encoded anew: for whoever did not keep the one that its merge gave."""
+        state = self._outer.state(fragment)
+        return _publication(fragment, state, wire_format.encode(state.parameters, PUBLICATION_CODEC))
+
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _new(self, version: JournaledVersion) -> NewVersion:
+        fragment = FragmentId(version.facts.fragment)
+        if PUBLICATION_CODEC == JOURNAL_CODEC:  # the journal's bytes are what islands are sent: encoded once
+            publication = _publication(fragment, self._outer.state(fragment), version.payload)
+        else:
+            publication = self.publication(fragment)
+        return NewVersion(version.facts, version.journal_seconds, publication)
+
+    def _require_store(self) -> JournaledStore:
+        if self._store is None:
+            raise InternalError(detail="Θ was asked for before it was seeded.")
+        return self._store
+
+    @property
+    def _outer(self) -> OuterState:
+        return self._require_store().outer
+
+
+def _publication(fragment: FragmentId, state: FragmentState, payload: bytes) -> Publication:
+    coder = codec(PUBLICATION_CODEC)
+    size = sum(coder.data_bytes(array.size) for array in state.parameters.values())
+    return Publication(fragment, state.version, payload, size)

@@ -1,0 +1,172 @@
+"""The reliable outbox of an island: its reports to its synchronisers, one after another, each with its epoch.
+
+    put ──▶ UnreadReports ──read──▶ NumberedReports ──acknowledged──▶ forgotten
+            joined while unread      read again until then
+
+Unread reports are few, however long nobody reads: the service may be away for long, and the island never waits for it.
+Reports that were read are numbered, and kept until whoever reads them acknowledges that they are on the tape: an answer
+lost on the way, or a reader that dies, loses nothing. A new epoch means that everything the last synchroniser only held in
+memory is gone, so what still stands is reported again, offers under the numbers they had. A synchroniser of an older epoch
+is fenced: it was replaced, and must neither read reports nor command.
+
+Nothing here knows threads or calls (``learners.outbox`` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from orchestrator.core.messages import Flushed, Letter, Offer, Progress
+from orchestrator.core.vocabulary import Epoch
+from orchestrator.errors import Fenced
+
+Numbered = list[tuple[int, Letter]]
+
+
+class ReliableOutbox:
+    """Unread and numbered reports of one island."""
+
+    def __init__(self) -> None:
+        self._unread = UnreadReports()
+        self._numbered = NumberedReports()
+
+    def put(self, report: Letter) -> None:
+        self._unread.put(report)
+
+    def take(self) -> list[Letter]:
+        """All unread reports, oldest first, for a reader who loses none. Each is given out once."""
+        return self._unread.take()
+
+    def heed(self, epoch: Epoch) -> bool:
+        """Take note of who speaks: whether it took another's place, so that ``restate`` must follow. Raises Fenced."""
+        return self._numbered.heed(epoch)
+
+    def restate(self, standing: Iterable[Letter]) -> None:
+        """Report again what still stands and is in no report that is kept."""
+        for report in self._numbered.missing(standing):
+            if isinstance(report, Offer):
+                self._unread.put_again(report)
+            else:
+                self._unread.put(report)
+
+    def acknowledge(self, number: int) -> None:
+        """Reports up to this number are on the tape."""
+        self._numbered.forget(number)
+
+    def has_after(self, number: int) -> bool:
+        return bool(self._unread) or bool(self._numbered.after(number))
+
+    def read(self, after: int) -> Numbered:
+        """The reports behind this number, oldest first; unread ones get their numbers."""
+        self._numbered.write(self._unread.take())
+        return self._numbered.after(after)
+
+    def forget_all(self) -> None:
+        """Whoever reads next is somebody else's reader, and reads nothing that was put until now. Numbers go on."""
+        self._unread.take()
+        self._numbered.forget_all()
+
+
+class UnreadReports:
+    """Reports in the order things happened, joined so that they grow only with what the service itself sends.
+
+    Progress is cumulative, so of two neighbouring reports the later one is enough; and an offer takes the place of an older
+    offer of the same fragment, whose snapshot is gone.
+    """
+
+    def __init__(self) -> None:
+        self._reports: list[Letter] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._reports)
+
+    def put(self, report: Letter) -> None:
+        if isinstance(report, Offer):
+            self._reports = _without_offer_of(report.fragment, self._reports)
+        last = self._reports[-1] if self._reports else None
+        if isinstance(report, Progress) and isinstance(last, Progress):
+            self._reports[-1] = _joined(last, report)
+        else:
+            self._reports.append(report)
+
+    def put_again(self, offer: Offer) -> None:
+        """For a reader who may not know the offer; one of its fragment that waits already is newer, or the same.
+
+        ``Flushed`` stays behind it, for that says that all work was offered.
+        """
+        if any(isinstance(old, Offer) and old.fragment == offer.fragment for old in self._reports):
+            return
+        place = next((n for n, old in enumerate(self._reports) if isinstance(old, Flushed)), len(self._reports))
+        self._reports.insert(place, offer)
+
+    def take(self) -> list[Letter]:
+        """All of them, oldest first; none is left."""
+        reports, self._reports = self._reports, []
+        return reports
+
+
+class NumberedReports:
+    """Reports that are kept until they are acknowledged. ``epoch`` is the newest synchroniser's that spoke; 0 before any."""
+
+    def __init__(self) -> None:
+        self.epoch = Epoch(0)
+        self._kept: Numbered = []
+        self._written = 0
+
+    def heed(self, epoch: Epoch) -> bool:
+        """Take note of who speaks: whether it took another's place. Raises Fenced when a newer one has spoken.
+
+        A flush that was heard is forgotten then: who asks for it anew hears of its end anew, behind what is offered again.
+        """
+        if epoch < self.epoch:
+            raise Fenced(
+                detail=f"A synchroniser of epoch {epoch} speaks, but one of epoch {self.epoch} took its place."
+            )
+        replaced = 0 < self.epoch < epoch
+        self.epoch = epoch
+        if replaced:
+            self._kept = [(number, report) for number, report in self._kept if not isinstance(report, Flushed)]
+        return replaced
+
+    def write(self, reports: Iterable[Letter]) -> None:
+        for report in reports:
+            self._written += 1
+            self._kept.append((self._written, report))
+
+    def forget(self, acknowledged: int) -> None:
+        """Those up to this number are on the tape."""
+        self._kept = [(number, report) for number, report in self._kept if number > acknowledged]
+
+    def forget_all(self) -> None:
+        """Whoever reads next is somebody else's reader. Numbers go on."""
+        self._kept = []
+
+    def after(self, read: int) -> Numbered:
+        """Those behind this number, oldest first."""
+        return [(number, report) for number, report in self._kept if number > read]
+
+    def missing(self, standing: Iterable[Letter]) -> list[Letter]:
+        """Of what still stands that which is in no report kept; offers oldest first."""
+        kept = [report for _, report in self._kept]
+        return [report for report in sorted(standing, key=_age) if report not in kept]
+
+
+def _age(report: Letter) -> tuple[int, int]:
+    return (report.offer, report.fragment) if isinstance(report, Offer) else (0, 0)
+
+
+def _without_offer_of(fragment: int, reports: list[Letter]) -> list[Letter]:
+    others: list[Letter] = []
+    for report in reports:
+        if isinstance(report, Offer) and report.fragment == fragment:
+            continue
+        if isinstance(report, Progress) and others and isinstance(others[-1], Progress):
+            others[-1] = _joined(others[-1], report)
+        else:
+            others.append(report)
+    return others
+
+
+def _joined(earlier: Progress, later: Progress) -> Progress:
+    return replace(later, gap_max_seconds=max(earlier.gap_max_seconds, later.gap_max_seconds))

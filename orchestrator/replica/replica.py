@@ -1,0 +1,370 @@
+"""One incarnation of an island as a deterministic state machine: what it holds, offers, adopts and reports.
+
+                    ┌──────────── a boundary ────────────┐
+    … inner step ──▶ cut ▸ adopt ▸ offer what is due ▸ export ──▶ inner step …
+
+Whoever drives a replica tells it what happened (a publication arrived, a step was taken, a command came) and asks it, at
+each boundary between two inner steps, what is to be done. The answer is a ``BoundaryPlan``: frozen data, in the order in
+which it must be carried out, that names arrays only by fragment, version and number of offer. So one process can decide
+and others, which hold other pieces of the same arrays, can carry out the same plan.
+
+Published fragments are adopted first, then fragments that have come due are offered: an offer made on a base that is about
+to be replaced would only be refused. A checkpoint's cut comes before both: what is published behind its marker is not in it.
+
+A replica knows no clock, no thread, no array and no transport. It does not say ``Progress``, which has durations in it:
+its driver does, before the first report of a plan, so that totals are known before anything that depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Literal, NamedTuple
+
+from orchestrator.core import schedule
+from orchestrator.core.messages import Adopted, Drained, Flushed, Letter, Offer
+from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Version
+from orchestrator.errors import InternalError
+from orchestrator.replica.schedule_position import schedule_step
+from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Replace, Trained
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPolicy:
+    """What a replica must know of its job.
+
+    interval_steps            H: inner steps between two synchronisations of one fragment
+    tokens_per_schedule_step  tokens of an inner step of all islands together
+    snapshots_max             offers a fragment whose snapshots are kept between two adoptions; None: all
+    offers_counted            whether offers are numbered through all fragments of the island, or in each
+    """
+
+    fragment_count: int
+    interval_steps: int
+    adoption: AdoptionRule
+    tokens_per_schedule_step: int
+    snapshots_max: int | None
+    offers_counted: Literal["by island", "by fragment"] = "by island"
+
+
+class Publication(NamedTuple):
+    """A fragment's value at ``version`` lies ready; who adopts it raises the logical step to ``step``.
+
+    ``merged_offer`` is the island's latest offer of the fragment whose work is in it, 0 for none; ``anchor`` is where the
+    job was when it was published.
+    """
+
+    fragment: FragmentId
+    version: Version
+    step: int
+    merged_offer: int = 0
+    anchor: Fix = NO_FIX
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What a replica is at a boundary, but for arrays. Due points up to ``offered_step`` were offered.
+
+    ``step_counts`` and ``token_counts`` are its own work by fragment since ``versions``; totals are the incarnation's.
+    """
+
+    step: int
+    offered_step: int
+    steps_total: int
+    tokens_total: int
+    versions: tuple[Version, ...]
+    step_counts: tuple[int, ...]
+    token_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutState:
+    """Give the state as it is now to the checkpoints that wait for it."""
+
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptVersion:
+    """Load the published version over the fragment by this mode, then report it. Snapshots but of ``snapshots`` are over."""
+
+    report: Adopted
+    mode: LoadMode
+    snapshots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferFragment:
+    """Take a snapshot of the fragment under the offer's number, then report it. Those but of ``snapshots`` are over."""
+
+    report: Offer
+    snapshots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportState:
+    """Give the state as it is now, at these versions and this logical step, to the peers that made these requests."""
+
+    requests: tuple[Hashable, ...]
+    versions: tuple[Version, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport:
+    report: Flushed | Drained
+
+
+Action = CutState | AdoptVersion | OfferFragment | ExportState | SendReport
+_REPORTING = (AdoptVersion, OfferFragment, SendReport)
+
+
+class Then(Enum):
+    """What follows a boundary."""
+
+    STEP = auto()
+    AWAIT_PUBLICATION = auto()
+    END = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryPlan:
+    actions: tuple[Action, ...]
+    then: Then
+
+    def reports(self) -> list[Letter]:
+        """What the island says at this boundary, in order."""
+        return reports_of(self.actions)
+
+
+ONLY_STEP = BoundaryPlan((), Then.STEP)
+
+
+class Replica:
+    """``step`` is the logical clock, ``anchor`` the latest of the schedule's; totals are of this incarnation."""
+
+    def __init__(self, policy: ReplicaPolicy) -> None:
+        self.policy = policy
+        self.fragments = tuple(FragmentWork() for _ in range(policy.fragment_count))
+        self.step = self.offered_step = 0
+        self.steps_total = self.tokens_total = 0
+        self.anchor = NO_FIX
+        self.holds_state = self.started = False
+        self.flushing = self.draining = self.drained = False
+        self._arrived: dict[FragmentId, Publication] = {}
+        self._standing: dict[FragmentId, Offer] = {}
+        self._offer_count = 0
+
+    # ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        return tuple(work.version for work in self.fragments)
+
+    @property
+    def trained(self) -> Trained:
+        return Trained(self.steps_total, self.tokens_total)
+
+    @property
+    def schedule_step(self) -> int:
+        """Where the next inner step is in the learning-rate schedule."""
+        return schedule_step(self.anchor, self.step, self.policy.tokens_per_schedule_step)
+
+    @property
+    def position(self) -> Position:
+        trained = self.trained
+        work = [fragment.since_origin(trained) for fragment in self.fragments]
+        return Position(
+            step=self.step,
+            offered_step=self.offered_step,
+            steps_total=self.steps_total,
+            tokens_total=self.tokens_total,
+            versions=self.versions,
+            step_counts=tuple(one.steps for one in work),
+            token_counts=tuple(one.tokens for one in work),
+        )
+
+    def hold(self, versions: Sequence[Version], step: int) -> None:
+        """Begin from a state of these versions that has no work of this island in it."""
+        self._require_count(versions)
+        for fragment, version in zip(self.fragments, versions, strict=True):
+            fragment.version = version
+        self.step = self.offered_step = step
+        self.holds_state = True
+
+    def hold_saved(self, position: Position, versions: Sequence[Version]) -> tuple[FragmentId, ...]:
+        """Begin where a checkpoint cut this island, which has Θ at ``versions``.
+
+        Own work goes on where Θ has not moved past it. Returns the other fragments: on these Θ is to be loaded.
+        """
+        self.hold(versions, position.step)
+        self.offered_step = position.offered_step
+        overtaken = []
+        for p, fragment in enumerate(self.fragments):
+            if position.versions[p] == fragment.version:
+                fragment.origin = Trained(-position.step_counts[p], -position.token_counts[p])
+            else:
+                overtaken.append(FragmentId(p))
+        return tuple(overtaken)
+
+    def promote(self) -> tuple[AdoptVersion, ...]:
+        """Make the island of a standby: it begins from what it holds and what was published since.
+
+        Nothing was trained on that, so it is overwritten, and reported to nobody. Asked again before training begins, it
+        adopts what came meanwhile.
+        """
+        if self.started or not self.holds_state:
+            raise InternalError(detail="only an island that holds a state, and has not trained, takes a place over.")
+        adoptions = tuple(replace(adoption, mode=Replace()) for adoption in self._adopt())
+        self.offered_step = self.step
+        return adoptions
+
+    def _require_count(self, versions: Sequence[Version]) -> None:
+        if len(versions) != self.policy.fragment_count:
+            raise InternalError(detail=f"{len(versions)} versions came for {self.policy.fragment_count} fragments.")
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, anchor: Fix = NO_FIX) -> None:
+        """Train, from the next boundary on. Asked again, it calls a drain off, or changes nothing."""
+        self.draining = False
+        self._begin(anchor)
+
+    def drain(self) -> None:
+        """Step no more; offer all work, again what a version lacks, until versions hold all of it."""
+        self.draining = True
+        self._begin(NO_FIX)
+
+    def flush(self) -> None:
+        """Step no more; the next boundary is the last one."""
+        self.flushing = True
+        if self.holds_state:
+            self._begin(NO_FIX)
+
+    def _begin(self, anchor: Fix) -> None:
+        if not self.holds_state:
+            raise InternalError(detail="an island was started before it held a state.")
+        if not self.started:
+            self.started, self.anchor = True, max(self.anchor, anchor)
+
+    # ── publications and offers ───────────────────────────────────────────────────────────────────────────────────
+
+    def publication_arrived(self, publication: Publication) -> bool:
+        """It is adopted at the next boundary, unless a newer one of its fragment comes before. Whether it was news."""
+        waiting = self._arrived.get(publication.fragment)
+        if waiting is not None and waiting.version >= publication.version:
+            return False
+        self._arrived[publication.fragment] = publication
+        return True
+
+    @property
+    def has_publications(self) -> bool:
+        return bool(self._arrived)
+
+    def stands(self, fragment: FragmentId, number: int) -> bool:
+        """Whether this is the fragment's latest offer, and in no version that was adopted, as far as is known here."""
+        offer = self._standing.get(fragment)
+        return offer is not None and offer.offer == number
+
+    def standing_offers(self) -> list[Offer]:
+        """The latest offer of each fragment, but for those whose work is in a version that was adopted."""
+        return list(self._standing.values())
+
+    # ── boundaries ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def step_taken(self, token_count: int) -> None:
+        self.step += 1
+        self.steps_total += 1
+        self.tokens_total += token_count
+
+    def boundary(self, *, cut: bool = False, requests: tuple[Hashable, ...] = ()) -> BoundaryPlan:
+        """What is to be done between two steps. ``cut``: checkpoints wait for the state; ``requests`` are peers' for it."""
+        if self.flushing:
+            return self.flush_boundary(cut=cut)
+        if self.draining:
+            return self.drain_boundary(cut=cut, requests=requests)
+        adoptions = self.adopt(cut=cut)
+        offers = self.offer_due()
+        if not (adoptions or offers or requests):
+            return ONLY_STEP
+        return BoundaryPlan((*adoptions, *offers, *self._export(requests)), Then.STEP)
+
+    def flush_boundary(self, *, cut: bool = False) -> BoundaryPlan:
+        """The last boundary: offer all work that no offer covers, and say so. Peers are given nothing any more."""
+        actions = (*self.adopt(cut=cut), *self._offer_all(), SendReport(Flushed()))
+        return BoundaryPlan(actions, Then.END)
+
+    def drain_boundary(self, *, cut: bool = False, requests: tuple[Hashable, ...] = ()) -> BoundaryPlan:
+        """A boundary that no step follows: offer what no offer covers, and say so once versions hold all work."""
+        actions = (*self.adopt(cut=cut), *self._offer_all(), *self._export(requests))
+        trained = self.trained
+        if any(fragment.since_origin(trained).tokens for fragment in self.fragments):
+            return BoundaryPlan(actions, Then.AWAIT_PUBLICATION)
+        self.draining, self.drained = False, True
+        return BoundaryPlan((*actions, SendReport(Drained())), Then.END)
+
+    def adopt(self, *, cut: bool = False) -> tuple[CutState | AdoptVersion, ...]:
+        """Put fragments on what was published and has arrived; a cut comes before."""
+        if cut:
+            return (CutState(self.position), *self._adopt())
+        return self._adopt()
+
+    def offer_due(self) -> tuple[OfferFragment, ...]:
+        """Offer the fragments whose due point the logical clock has passed."""
+        due = schedule.due(self.offered_step, self.step, self.policy.fragment_count, self.policy.interval_steps)
+        self.offered_step = self.step
+        return self._offer(due) if due else ()
+
+    def _offer_all(self) -> tuple[OfferFragment, ...]:
+        self.offered_step = self.step
+        return self._offer(map(FragmentId, range(self.policy.fragment_count)))
+
+    def _export(self, requests: tuple[Hashable, ...]) -> tuple[ExportState, ...]:
+        return (ExportState(requests, self.versions, self.step),) if requests else ()
+
+    def _adopt(self) -> tuple[AdoptVersion, ...]:
+        if not self._arrived:
+            return ()
+        arrived, self._arrived = self._arrived, {}
+        publications = [arrived[fragment] for fragment in sorted(arrived)]
+        fragments, trained = self.fragments, self.trained
+        return tuple(
+            [self._adoption(each, trained) for each in publications if each.version > fragments[each.fragment].version]
+        )
+
+    def _adoption(self, publication: Publication, trained: Trained) -> AdoptVersion:
+        fragment, work = publication.fragment, self.fragments[publication.fragment]
+        mode = work.load_mode(publication.merged_offer, self.policy.adoption)
+        kept = work.kept(mode, trained)
+        before = work.latest_offer if self.policy.offers_counted == "by fragment" else self._offer_count
+        work.adopt(publication.version, kept, trained, before)
+        standing = self._standing.get(fragment)
+        if standing is not None and standing.offer <= publication.merged_offer:
+            del self._standing[fragment]
+            standing = None
+        self.step = max(self.step, publication.step)
+        self.anchor = max(self.anchor, publication.anchor)
+        report = Adopted(fragment, publication.version, self.step, self.tokens_total, kept.tokens, self.anchor)
+        return AdoptVersion(report, mode, () if standing is None else (standing.offer,))
+
+    def _offer(self, fragments: Iterable[FragmentId]) -> tuple[OfferFragment, ...]:
+        """Offer those of these fragments that hold work which no offer covers."""
+        trained, offers = self.trained, []
+        for fragment in fragments:
+            work = self.fragments[fragment]
+            if work.unoffered_tokens(trained) == 0:
+                continue
+            self._offer_count += 1
+            number = work.latest_offer + 1 if self.policy.offers_counted == "by fragment" else self._offer_count
+            work.offered(number, trained, self.policy.snapshots_max)
+            step_count, token_count = work.since_origin(trained)
+            report = Offer(fragment, number, self.step, work.version, step_count, token_count, self.tokens_total)
+            self._standing[fragment] = report
+            offers.append(OfferFragment(report, tuple(work.offers)))
+        return tuple(offers)
+
+
+def reports_of(actions: Iterable[Action]) -> list[Letter]:
+    """What is reported in the course of these actions, in order."""
+    return [action.report for action in actions if isinstance(action, _REPORTING)]

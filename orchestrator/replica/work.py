@@ -1,0 +1,120 @@
+"""An island's own work on one fragment, in totals, and how a published version is loaded over it.
+
+With Θ the published fragment and θ this island's own, a version is loaded by one of three rules:
+
+    replace   θ ← Θ                       Decoupled DiLoCo, arXiv:2604.21428; own work since the last offer is overwritten
+    mix       θ ← α·θ + (1 − α)·Θ         Streaming DiLoCo, arXiv:2501.18512
+    rebase    θ ← Θ + (θ − θ_merged)      ours: keeps all work that is in no version yet. θ_merged is the snapshot whose
+                                         work is in Θ, or what was last adopted when no offer since is in Θ
+
+An island that misses a round by a hair would, by ``replace``, lose a whole interval's work on that fragment, and go on
+missing rounds by the same hair. By ``rebase`` it loses nothing: it offers the work again, early for the next round.
+
+Work is not counted step by step: it is what the island has trained in all, less what it had trained when this work began.
+The module knows nothing of arrays; snapshots are named by the numbers of their offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from orchestrator.core.messages import ALL_OFFERS
+from orchestrator.core.vocabulary import Version
+
+AdoptionRule = Literal["replace", "mix", "rebase"]
+
+SNAPSHOTS_MAX: Mapping[AdoptionRule, int] = {"replace": 1, "mix": 1, "rebase": 4}
+"""Offers whose snapshots are kept until the next adoption. An island that is cut off goes on offering; its memory must not
+grow with the cut. Should one of the dropped be the merged one, the published value replaces the island's own."""
+
+
+class Trained(NamedTuple):
+    """Inner steps and tokens."""
+
+    steps: int
+    tokens: int
+
+
+NOTHING = Trained(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """θ ← Θ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """θ ← α·θ + (1 − α)·Θ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebase:
+    """θ ← Θ + (θ − θ_since). ``since`` is the offer whose snapshot θ_since is; None: the value that was last adopted."""
+
+    since: int | None
+
+
+LoadMode = Replace | Mix | Rebase
+
+
+@dataclass(slots=True)
+class FragmentWork:
+    """Work since ``version`` was adopted, and what of it was kept then.
+
+    ``origin`` is what the island had trained when this work began: less than at the adoption if own work was kept, and
+    negative if a checkpoint brought work along. ``offers`` holds the latest offers since the adoption, each with what the
+    island had trained by then; ``latest_offer`` is the number of the fragment's latest offer, ``offers_before`` that of the
+    island's latest one before the adoption.
+    """
+
+    version: Version = Version(0)
+    origin: Trained = NOTHING
+    offers: dict[int, Trained] = field(default_factory=dict)
+    latest_offer: int = 0
+    offers_before: int = 0
+
+    def since_origin(self, trained: Trained) -> Trained:
+        """The paper's c_steps and c_tokens of an island that has trained so much in all."""
+        return Trained(trained.steps - self.origin.steps, trained.tokens - self.origin.tokens)
+
+    def unoffered_tokens(self, trained: Trained) -> int:
+        covered = next(reversed(self.offers.values())) if self.offers else self.origin
+        return trained.tokens - covered.tokens
+
+    def offered(self, number: int, trained: Trained, snapshots_max: int | None) -> None:
+        """Offer ``number`` covers all work up to now. Of the older ones only the latest are remembered."""
+        self.latest_offer = number
+        self.offers[number] = trained
+        if snapshots_max is not None and len(self.offers) > snapshots_max:
+            del self.offers[next(iter(self.offers))]
+
+    def load_mode(self, merged_offer: int, rule: AdoptionRule) -> LoadMode:
+        """How a version is loaded that contains the island's offers up to ``merged_offer`` (0: none, or ``ALL_OFFERS``)."""
+        if rule == "replace" or merged_offer == ALL_OFFERS:
+            return Replace()
+        if rule == "mix":
+            return Mix() if self.offers else Replace()
+        if merged_offer in self.offers:
+            return Rebase(merged_offer)
+        return Replace() if merged_offer > self.offers_before else Rebase(None)
+
+    def kept(self, mode: LoadMode, trained: Trained) -> Trained:
+        """What remains of the work when a version is loaded by this mode."""
+        match mode:
+            case Replace():
+                return NOTHING
+            case Mix():
+                covered = next(reversed(self.offers.values()))
+            case Rebase(since):
+                covered = self.origin if since is None else self.offers[since]
+        return Trained(trained.steps - covered.steps, trained.tokens - covered.tokens)
+
+    def adopt(self, version: Version, kept: Trained, trained: Trained, offers_before: int) -> None:
+        """The fragment stands on ``version``, with so much own work on it."""
+        self.version = version
+        self.origin = Trained(trained.steps - kept.steps, trained.tokens - kept.tokens)
+        self.offers = {}
+        self.offers_before = offers_before

@@ -1,0 +1,44 @@
+"""The connection to one incarnation of an island: its report link and its parameter link, over one impaired link."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.host.job_context import JobContext
+from orchestrator.runtime.impaired_link import ImpairedLink
+from orchestrator.runtime.parameter_link import ParameterLink
+from orchestrator.runtime.report_link import ReportLink
+from orchestrator.runtime.shard_worker import ShardWorker
+
+
+class Connection:
+    """Open from its making to ``close``. ``lost``: the process did not answer the synchroniser before this one."""
+
+    def __init__(
+        self,
+        island: IslandId,
+        incarnation: Incarnation,
+        actor: Any,
+        context: JobContext,
+        shard: ShardWorker,
+        durable_count: Callable[[], int],
+        *,
+        lost: bool = False,
+    ) -> None:
+        self.actor = actor
+        self._closed = threading.Event()
+        self.link = ImpairedLink(self._closed)
+        name, shared = f"{island}.{incarnation}", (self.link, self._closed)
+        self.parameters = ParameterLink(name, actor, context.epoch, *shared, shard, context.failed)
+        self.reports = ReportLink(
+            island, incarnation, actor, context, *shared, self.parameters, durable_count, lost=lost
+        )
+
+    def close(self) -> None:
+        """Hear nothing more of this incarnation. Returns at once."""
+        self._closed.set()
+        self.reports.close()
+        self.parameters.close()

@@ -1,0 +1,113 @@
+"""Evaluation: an actor that holds the job's model makes the initial parameters, and measures Θ on held-out data.
+
+It asks the data plane for Θ as it stands and has a thread of its own, so that it holds up no merge. An evaluator that fails
+or hangs is ended, and the next question makes another. Refuses to know when something is evaluated (``core``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from orchestrator.core import events
+from orchestrator.core.vocabulary import Version
+from orchestrator.errors import first_line
+from orchestrator.host.job_context import JobContext
+from orchestrator.logbook import service_logbook
+from orchestrator.parameters.tensors import Tensors
+from orchestrator.runtime import cluster
+from orchestrator.runtime.names import evaluator_name
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
+
+EVALUATOR_CLASS = "learners.evaluator:Evaluator"
+SEED_TIMEOUT_S = 300.0
+EVALUATION_TIMEOUT_S = 600.0
+
+
+class Evaluation:
+    """``parameters`` gives Θ as it stands, and the version of each fragment."""
+
+    def __init__(self, context: JobContext, parameters: Callable[[], tuple[Tensors, tuple[Version, ...]]]) -> None:
+        self._context, self._parameters = context, parameters
+        self._thread = ThreadPoolExecutor(1, "evaluate")
+        self._evaluator: Any = None
+        self._evaluators_made = 0
+        self.unigram_loss: float | None = None
+        """Held-out loss of a model that knows only how often each token occurs: a figure for the report."""
+
+    def initial_parameters(self) -> Future[Tensors]:
+        """Θ at version 0."""
+        return self._thread.submit(self._initial_parameters)
+
+    def measure_unigram(self) -> None:
+        """``unigram_loss`` is there some time later, if that works."""
+        self._thread.submit(self._guarded, self._measure_unigram)
+
+    def evaluate(self, global_version: int) -> None:
+        """Measure Θ as it stands now; ``EvaluationCompleted`` or ``EvaluationFailed`` follows."""
+        parameters, _ = self._parameters()
+        self._thread.submit(self._guarded, lambda: self._evaluate(global_version, parameters))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # ── in its thread ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._context.failed(error)
+
+    def _initial_parameters(self) -> Tensors:
+        initial: Tensors = ray.get(self._actor().initial_parameters.remote(), timeout=SEED_TIMEOUT_S)
+        return initial
+
+    def _measure_unigram(self) -> None:
+        try:
+            self.unigram_loss = ray.get(self._actor().unigram_loss.remote(), timeout=EVALUATION_TIMEOUT_S)
+        except (RayError, TimeoutError):
+            self.unigram_loss = None
+
+    def _evaluate(self, global_version: int, parameters: Tensors) -> None:
+        try:
+            loss = ray.get(self._actor().evaluate.remote(parameters), timeout=EVALUATION_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            self._drop_actor()
+            self._context.post(lambda at: events.EvaluationFailed(at, global_version, reason))
+            return
+        self._context.post(lambda at: events.EvaluationCompleted(at, global_version, loss))
+
+    def _actor(self) -> Any:
+        """The evaluator; made when it is first needed, and again after a failure."""
+        if self._evaluator is None:
+            self._evaluators_made += 1
+            context = self._context
+            environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "NPROC": "1"}
+            self._evaluator = (
+                cluster.actor_class(EVALUATOR_CLASS)
+                .options(
+                    name=evaluator_name(context.job, self._evaluators_made),
+                    namespace=NAMESPACE,
+                    lifetime="detached",
+                    get_if_exists=True,  # that of a synchroniser that died
+                    num_cpus=0,
+                    max_restarts=0,
+                    label_selector={GROUP_LABEL: CONTROL_GROUP},
+                )
+                .remote(
+                    context.spec.model_dump(mode="json") | {"roots": context.roots},
+                    environment,
+                    service_logbook(context.run_dir, "evaluator", self._evaluators_made),
+                )
+            )
+        return self._evaluator
+
+    def _drop_actor(self) -> None:
+        cluster.end_actor(self._evaluator)
+        self._evaluator = None

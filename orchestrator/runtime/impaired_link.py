@@ -1,0 +1,83 @@
+"""The impaired link to one island: injected faults (``orchestrator.impairment``) delay, corrupt or drop what it carries.
+
+What is answered during a cut, or fails in it, is heard at its end; bytes on a slow link take their time; a payload may come
+spoilt, late, or not at all. Every wait ends when the link is closed, and soon after the impairment was cleared. Refuses
+to know what is carried.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from orchestrator.impairment import LinkFault, LinkImpairment
+
+SLICE_S = 0.1
+"""How soon it is noticed that a cut, or slowness, was called off."""
+
+
+class ImpairedLink:
+    """Until ``closed`` is set. All that goes to one incarnation, and comes from it, goes through one of these."""
+
+    def __init__(self, closed: threading.Event) -> None:
+        self.impairment = LinkImpairment()
+        self._closed = closed
+
+    def slow(self) -> bool:
+        return self.impairment.slow(time.monotonic())
+
+    def get(self, call: Any, timeout_s: float) -> Any:
+        """As ``ray.get``, but an answer, or a failure, of a time when nothing passes is there only after it."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            while self._is_cut():
+                if time.monotonic() >= deadline or self._closed.wait(SLICE_S):
+                    raise TimeoutError
+            try:
+                answer = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
+            except RayError:
+                if not self._is_cut():
+                    raise
+            else:
+                if not self._is_cut():
+                    return answer
+
+    def wait_until_open(self) -> bool:
+        """Returns once nothing is cut off; false if the link was closed before that."""
+        while self._is_cut() and not self._closed.wait(SLICE_S):
+            pass
+        return not self._closed.is_set()
+
+    def delay(self, size_bytes: int) -> None:
+        """Take the time that slowness costs so many bytes, unless it ends or is called off before."""
+        now = time.monotonic()
+        there_at = now + self.impairment.transfer_delay_s(size_bytes, now)
+        while (now := time.monotonic()) < there_at and self.impairment.slow(now):
+            if self._closed.wait(min(SLICE_S, there_at - now)):
+                return
+
+    def impaired(self, payload: bytes | None) -> bytes | None:
+        """The payload as it arrives, when it does; None if it does not, or was none."""
+        if payload is None:
+            return None
+        self.delay(len(payload))
+        fault = self.impairment.payload_fault()
+        if fault is None:
+            return payload
+        self._closed.wait(fault.late)
+        if fault.kind is LinkFault.DROP:
+            return None
+        return _flipped(payload) if fault.kind is LinkFault.CORRUPT else payload
+
+    def _is_cut(self) -> bool:
+        return self.impairment.cut_s(time.monotonic()) > 0.0
+
+
+def _flipped(payload: bytes) -> bytes:
+    """With some bits of its middle the other way round, as no checksum would have it."""
+    middle = len(payload) // 2
+    return payload[:middle] + bytes([payload[middle] ^ 0b00111100]) + payload[middle + 1 :]

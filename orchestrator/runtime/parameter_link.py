@@ -1,0 +1,179 @@
+"""The parameter link to one incarnation of an island: contributions up into the shard, publications down.
+
+    up        ``request`` asks the island for an offer's bytes, ``fetch`` waits for them and gives them to the shard
+    deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
+
+Knows nothing of letters and events: the report link, which reads letters in their order, says which offers to fetch. What is
+in the bytes only the shard knows. A checkpoint's marker comes this way because it must keep its place among publications.
+Everything passes the ``ImpairedLink``, which is chaos' business.
+
+Source: Ray 2.60 as measured: calls to a stopped or cut-off actor hang, so every get has a timeout and
+keeps waiting on the *same* call, whose answer still comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+
+from orchestrator.core.messages import Offer
+from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, PayloadId
+from orchestrator.host.job_context import Failed
+from orchestrator.parameters.shard import Held, Unusable
+from orchestrator.runtime.impaired_link import ImpairedLink
+from orchestrator.runtime.shard_worker import Published, ShardWorker
+
+log = logging.getLogger(__name__)
+
+ARRIVAL_CHECK_S = 0.5
+PULL_SLICE_S = 5.0
+RETRY_S = 0.2
+MARKER_TIMEOUT_S = 10.0
+"""What waits behind it has a way that does not work, either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A publication on its way to one island, with what that island is told of it."""
+
+    published: Published
+    step: int
+    merged_offer: int
+    fix: Fix
+
+
+class ParameterLink:
+    """Until ``closed`` is set; ``close`` then wakes the thread that delivers."""
+
+    def __init__(
+        self,
+        name: str,
+        actor: Any,
+        epoch: Epoch,
+        link: ImpairedLink,
+        closed: threading.Event,
+        shard: ShardWorker,
+        failed: Failed,
+    ) -> None:
+        self._name, self._actor, self._epoch = name, actor, epoch
+        self._link, self._closed, self._shard, self._failed = link, closed, shard, failed
+        self._outgoing: dict[FragmentId, Delivery] = {}
+        self._marker: tuple[int, str] | None = None
+        self._outgoing_changed = threading.Condition()
+        threading.Thread(target=self._run, name=f"{name}.deliver", daemon=True).start()
+
+    # ── up ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def request(self, offer: Offer) -> Any:
+        """Ask the island for the offer's bytes; the request is for ``fetch``."""
+        return self._actor.take_payload.remote(offer.fragment, offer.offer)
+
+    def fetch(self, offer: Offer, payload: PayloadId, request: Any) -> Held | Unusable | None:
+        """Wait for the bytes and have the shard hold them under this name.
+
+        None where nothing came: the offer was replaced meanwhile, or died with its island.
+        """
+        content = self._link.impaired(self._pull(offer, request))
+        if content is None or self._closed.is_set():
+            return None
+        return self._shard.receive(payload, offer.fragment, content)
+
+    def _pull(self, offer: Offer, request: Any) -> bytes | None:
+        while not self._closed.is_set():
+            try:
+                content: bytes | None = self._link.get(request, PULL_SLICE_S)
+                return content
+            except TimeoutError:
+                continue  # the same call: a stopped island answers it when it goes on
+            except ActorDiedError:
+                return None  # the report link says so, too
+            except RayTaskError as error:  # its own code failed, and would again: the letters behind must be heard
+                log.error("%s: offer %d is skipped: %s", self._name, offer.offer, error)
+                return None
+            except RayError:
+                self._closed.wait(RETRY_S)
+                request = self.request(offer)
+        return None
+
+    # ── down ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def publish(self, fragment: FragmentId, delivery: Delivery) -> None:
+        """Send this version on when the batch before it has arrived."""
+        with self._outgoing_changed:
+            self._outgoing[fragment] = delivery
+            self._outgoing_changed.notify()
+
+    def mark(self, checkpoint: int, folder: str) -> None:
+        """Send a checkpoint's marker, behind all that was published before and ahead of all that is published after."""
+        with self._outgoing_changed:
+            self._marker = (checkpoint, folder)
+            self._outgoing_changed.notify()
+
+    def close(self) -> None:
+        with self._outgoing_changed:
+            self._outgoing_changed.notify()
+
+    def _run(self) -> None:
+        try:
+            self._deliver()
+        except Exception as error:  # a bug of ours; a thread that ended in silence would be an island that gets nothing
+            self._failed(error)
+
+    def _deliver(self) -> None:
+        while True:
+            with self._outgoing_changed:
+                self._outgoing_changed.wait_for(lambda: self._outgoing or self._marker or self._closed.is_set())
+                batch, self._outgoing = self._outgoing, {}
+                marker, self._marker = self._marker, None
+            if marker is not None:
+                self._deliver_marker(*marker)
+            self._link.delay(sum(delivery.published.value_bytes for delivery in batch.values()))
+            if not self._link.wait_until_open():
+                return
+            calls = {
+                self._call(fragment, delivery): (fragment, delivery)
+                for fragment, delivery in sorted(batch.items(), key=lambda item: item[0])
+            }
+            self._await(calls)
+
+    def _call(self, fragment: FragmentId, delivery: Delivery) -> Any:
+        published = delivery.published
+        facts = (fragment, published.version, delivery.step, delivery.merged_offer, delivery.fix)
+        return self._actor.deliver.remote(self._epoch, *facts, published.payload)
+
+    def _deliver_marker(self, checkpoint: int, folder: str) -> None:
+        """Until the island has it, or the checkpoint would not wait for it any more; nothing newer overtakes it."""
+        while self._link.wait_until_open():
+            try:
+                self._link.get(self._actor.save.remote(self._epoch, checkpoint, folder), MARKER_TIMEOUT_S)
+                return
+            except ActorDiedError:
+                return  # the report link says so, too
+            except RayTaskError as error:
+                log.error("%s: a marker is not taken: %s", self._name, error)
+                return
+            except (RayError, TimeoutError) as error:
+                log.warning("%s: a marker did not arrive: %s", self._name, error)
+                self._closed.wait(RETRY_S)
+
+    def _await(self, calls: dict[Any, tuple[FragmentId, Delivery]]) -> None:
+        """Until all have arrived. What was lost is sent again, unless something newer waits, until the link is closed."""
+        waiting = list(calls)
+        while waiting and not self._closed.is_set():
+            done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=ARRIVAL_CHECK_S)
+            for call in done:
+                try:
+                    self._link.get(call, ARRIVAL_CHECK_S)
+                except RayTaskError as error:  # its own code failed, and would again: the next version may do better
+                    log.error("%s: a fragment is not taken: %s", self._name, error)
+                except (RayError, TimeoutError) as error:
+                    log.warning("%s: a fragment did not arrive: %s", self._name, error)
+                    fragment, delivery = calls[call]
+                    with self._outgoing_changed:
+                        self._outgoing.setdefault(fragment, delivery)
+                    self._closed.wait(RETRY_S)

@@ -1,0 +1,215 @@
+"""The report link to one incarnation of an island: letters in, commands out, and whether anybody answers.
+
+    poll      one long poll after another; an answer that fails is how a death is known, within milliseconds
+              of one that is over and was silent, the final reports: what it trained meanwhile, once it can be heard again
+    relay     letters in their order → events; an offer becomes one once the parameter link says that its bytes are held. A
+              letter is acknowledged, so that the island need not keep it, once its event is durable on the tape
+
+Each is a thread of its own, so an island that hangs holds up nobody else. Refuses to decide what silence means: it says
+"lost" with what it knows (``dead``, ``cut_off``), and "restored" when an answer comes; and to see a payload.
+
+Source: Ray 2.60 as measured: pending calls to a killed actor fail in 10 ms with ActorDiedError; calls
+to a stopped or cut-off one hang, so every get has a timeout and keeps waiting on the *same* call, whose answer still comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+
+from orchestrator.core import events, messages
+from orchestrator.core.hearing import Heard, contribution_of, event_of
+from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.errors import Fenced, first_line
+from orchestrator.host.job_context import JobContext
+from orchestrator.host.posting import Undated
+from orchestrator.parameters.shard import Unusable
+from orchestrator.runtime import cluster
+from orchestrator.runtime.impaired_link import ImpairedLink
+from orchestrator.runtime.parameter_link import ParameterLink
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+SILENCE_S = 2.5
+"""Beyond a poll's own length: a node busy compiling answers within this, a stopped process does not."""
+LAST_ANSWERS = 2
+"""Poll answers to read of a process that was replaced. The first may be an old one, in flight while the line was cut."""
+RETRY_S = 0.2
+COMMAND_TIMEOUT_S = 10.0
+COMMAND_ATTEMPTS = 5
+COMMAND_RETRY_S = 0.5
+
+
+class ReportLink:
+    """Until ``closed`` is set; ``close`` then wakes the thread that relays.
+
+    ``durable_count`` is the number of the last record that is durable. ``lost``: the process did not answer the synchroniser
+    before this one.
+    """
+
+    def __init__(
+        self,
+        island: IslandId,
+        incarnation: Incarnation,
+        actor: Any,
+        context: JobContext,
+        link: ImpairedLink,
+        closed: threading.Event,
+        parameters: ParameterLink,
+        durable_count: Callable[[], int],
+        *,
+        lost: bool,
+    ) -> None:
+        self._island, self._incarnation, self._actor = island, incarnation, actor
+        self._epoch, self._post, self._failed = context.epoch, context.post, context.failed
+        self._link, self._closed, self._parameters = link, closed, parameters
+        self._durable_count, self.silent = durable_count, lost
+        self._address: tuple[str, int] | None = None
+        self._over = threading.Event()
+        self._inbox: queue.SimpleQueue[tuple[int, messages.Letter, Any] | str | None] = queue.SimpleQueue()
+        self._recorded: deque[tuple[int, int]] = deque()
+        """The record that each letter became, and its number: the relay adds at one end, the poll takes at the other."""
+        for work in (self._poll, self._relay):
+            name = f"{island}.{incarnation}.{work.__name__}"
+            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
+
+    def command(self, what: str, *facts: Any, wanted: Callable[[], bool]) -> None:
+        """Call the island until it answered. A call that gets lost is made again while the command is ``wanted``."""
+        for _ in range(COMMAND_ATTEMPTS):
+            if not self._link.wait_until_open() or not wanted():
+                return
+            try:
+                ray.get(getattr(self._actor, what).remote(self._epoch, *facts), timeout=COMMAND_TIMEOUT_S)
+                return
+            except ActorDiedError:
+                return  # the poll says so, too
+            except (RayError, TimeoutError) as error:
+                island, incarnation, why = self._island, self._incarnation, first_line(error)
+                log.warning("%s.%s: %s was not answered: %s", island, incarnation, what, why)
+                time.sleep(COMMAND_RETRY_S)
+
+    def read_final_reports(self) -> None:
+        """The incarnation is over: nothing but its final reports is wanted. Returns at once."""
+        self._over.set()
+
+    def close(self) -> None:
+        self._inbox.put(None)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # a bug of ours; a thread that ended in silence would be an island nobody hears
+            self._failed(error)
+
+    # ── poll ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _poll(self) -> None:
+        read, acknowledged, answers_of_over = 0, 0, 0
+        final: list[tuple[int, messages.Letter]] = []
+        self._address = cluster.address_of(self._actor)
+        while not self._closed.is_set():
+            while self._recorded and self._recorded[0][0] <= self._durable_count():
+                _, acknowledged = self._recorded.popleft()
+            poll = self._actor.letters.remote(self._epoch, read, acknowledged, POLL_S)
+            try:
+                while True:
+                    try:
+                        letters = self._link.get(poll, POLL_S + SILENCE_S)
+                        break
+                    except TimeoutError:
+                        if self._closed.is_set():
+                            return
+                        self._say_silent(f"no answer for {POLL_S + SILENCE_S:.1f} s")
+                        # where a line was cut after the question and before its answer, this side has nothing under way
+                        # by which it could notice, and would wait for minutes after the line is whole again
+                        self._actor.hello.remote()
+            except ActorDiedError as error:
+                self._inbox.put(_death_of(error))  # behind the letters that were read: they were true before
+                return
+            except RayError as error:
+                if isinstance(error, RayTaskError) and isinstance(error.cause, Fenced):
+                    self._failed(error.cause)
+                    return
+                self._say_silent(f"{type(error).__name__}: {first_line(error)}")
+                self._closed.wait(RETRY_S)
+                continue
+            if self._over.is_set():
+                final = [*final, *(item for item in letters if item[0] > read)]
+                read, answers_of_over = max([read, *(number for number, _ in letters)]), answers_of_over + 1
+                if answers_of_over < LAST_ANSWERS:
+                    continue
+                self._give_final_reports(letter for _, letter in final)
+                return
+            if self.silent:
+                self.silent = False
+                self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
+            for number, letter in letters:
+                if number <= read:
+                    continue
+                read, request = number, None
+                # where it is slow, offers wait: bytes asked for now would pile up here, and most are replaced by then
+                if isinstance(letter, messages.Offer) and not self._link.slow():
+                    request = self._parameters.request(letter)
+                self._inbox.put((number, letter, request))
+
+    def _say_silent(self, reason: str) -> None:
+        """Once, until it is heard again."""
+        if not self.silent:
+            self.silent = True
+            cut_off = self._address is not None and cluster.reach(*self._address) is cluster.Reach.NOTHING
+            why = f"{reason}; its node cannot be reached" if cut_off else reason
+            self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, False, why, cut_off))
+
+    def _say_dead(self, reason: str) -> None:
+        self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, True, reason))
+
+    def _give_final_reports(self, letters: Iterable[messages.Letter]) -> None:
+        """What it trained while nobody heard it counts, as lost; that it is back is said behind that, for it is its end."""
+        for letter in letters:
+            if isinstance(letter, messages.Progress):
+                self._post(self._event_of(letter))
+        self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
+
+    def _event_of(self, letter: Heard) -> Undated:
+        return lambda at: event_of(letter, at, self._island, self._incarnation)
+
+    # ── relay ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _relay(self) -> None:
+        while (item := self._inbox.get()) is not None and not self._closed.is_set():
+            if isinstance(item, str):
+                self._say_dead(item)
+                return
+            number, letter, request = item
+            if isinstance(letter, messages.Offer):
+                record = self._relay_offer(letter, request)
+            else:
+                record = self._post(self._event_of(letter))
+            self._recorded.append((record, number))
+
+    def _relay_offer(self, offer: messages.Offer, request: Any) -> int:
+        """Have the offer's bytes held and say so; an offer that was replaced, or died with its island, is no event."""
+        contribution = contribution_of(offer, self._island, self._incarnation)
+        fetched = self._parameters.fetch(
+            offer, contribution.payload, self._parameters.request(offer) if request is None else request
+        )
+        if fetched is None:
+            return 0
+        if isinstance(fetched, Unusable):
+            reason, detail = fetched.reason, fetched.detail
+            return self._post(lambda at: events.ContributionUnusable(at, contribution, reason, detail))
+        displacement = fetched.displacement
+        return self._post(lambda at: events.ContributionArrived(at, contribution, displacement))
+
+
+def _death_of(error: ActorDiedError) -> str:
+    return f"its process is gone: {first_line(error)}"

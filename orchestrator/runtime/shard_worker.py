@@ -1,0 +1,192 @@
+"""The job's parameter shard in the synchroniser's process: a thread that carries out its orders, whose results are events.
+
+All of the data plane that the control plane sees: it orders merges, restores and cuts, and hears of versions and digests.
+Links receive contributions and send publications past it. Where a job has several shards, this is what hands an order to
+the one that owns the fragment.
+
+Responsible for: orders carried out in the order asked; an event once what it says is journalled and can be published.
+Refuses to know why a merge is made, what islands are, and what a codec is (``parameters.shard``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.reading import manifest_of, outer_states
+from orchestrator.checkpoints.resumption import Resumption
+from orchestrator.checkpoints.writing import OuterCut, cut_of
+from orchestrator.core import effects, events, saving
+from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
+from orchestrator.errors import first_line
+from orchestrator.host.job_context import JobContext
+from orchestrator.host.job_files import JobFiles
+from orchestrator.parameters import fragment_map, outer_optimizer
+from orchestrator.parameters.outer_state import NotFinite, OuterState
+from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
+from orchestrator.parameters.tensors import Array, Tensors, digest
+from orchestrator.runtime.settings import INLINE_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A publication as calls carry it: ``payload`` is its bytes, or a reference to them if they are too many for a call.
+
+    By value costs half the cpu-seconds of a reference, for which every island's node pulls a copy into its own store.
+    """
+
+    version: Version
+    payload: Any
+    value_bytes: int
+
+
+class ShardWorker:
+    """``context.failed`` is called when the job cannot go on: no initial parameters, or a bug in a merge."""
+
+    def __init__(self, context: JobContext, shard: ParameterShard) -> None:
+        self._context, self._shard = context, shard
+        self._merging = ThreadPoolExecutor(1, "merge")
+        self._published: dict[FragmentId, Published] = {}
+
+    # ── orders, from the pump ─────────────────────────────────────────────────────────────────────────────────────
+
+    def seed(self, initial: Future[Tensors]) -> None:
+        """Begin with these parameters; ``OuterStateSeeded`` follows."""
+        self._merging.submit(self._guarded, lambda: self._seed(initial.result()))
+
+    def resume(self, resumption: Resumption) -> None:
+        """Begin with Θ and momentum of a checkpoint; ``OuterStateSeeded`` follows."""
+        self._merging.submit(self._guarded, lambda: self._resume(resumption))
+
+    def recover(self, files: JobFiles) -> None:
+        """Go on from Θ as the journal has it."""
+        assert files.outer is not None
+        for publication in self._shard.recover(files.outer, files.merges):
+            self._publish(publication)
+
+    def merge(self, order: effects.MergeFragment) -> None:
+        """``MergeCompleted`` follows, or ``MergeFailed`` when nothing that may be published came of it."""
+        self._merging.submit(self._guarded, lambda: self._merge(order))
+
+    def restore(self, order: saving.RestoreFragments, folder: Callable[[int], Folder]) -> None:
+        """Behind the merges ordered so far; ``FragmentRestored`` of each follows, or ``RollbackFailed``."""
+        self._merging.submit(self._guarded, lambda: self._restore(order, folder))
+
+    def cut(self) -> Future[OuterCut]:
+        """Θ and momentum for a checkpoint, once the merges ordered so far are done."""
+        return self._merging.submit(lambda: cut_of(self._shard.states()))
+
+    def release(self, payload: PayloadId) -> None:
+        self._shard.release(payload)
+
+    def close(self) -> None:
+        self._merging.shutdown(wait=False, cancel_futures=True)
+
+    # ── contributions and publications, from links ────────────────────────────────────────────────────────────────
+
+    def receive(self, payload: PayloadId, fragment: FragmentId, content: bytes) -> Held | Unusable:
+        """Validate and hold the bytes of a contribution."""
+        return self._shard.receive(payload, fragment, content)
+
+    def published(self, fragment: FragmentId) -> Published:
+        return self._published[fragment]
+
+    def whole_state(self) -> tuple[tuple[Version, ...], int, list[Any]]:
+        """For an island that takes its state from here: versions, logical step, one payload or reference a fragment."""
+        published = [self._published[fragment] for fragment in sorted(self._published)]
+        return tuple(p.version for p in published), self._shard.step(), [p.payload for p in published]
+
+    # ── values, for evaluation, exports and the status ────────────────────────────────────────────────────────────
+
+    @property
+    def seeded(self) -> bool:
+        return self._shard.seeded
+
+    def parameters(self) -> tuple[dict[str, Array], tuple[Version, ...]]:
+        """Θ as it stands, and the version of each fragment."""
+        states = [state for state, _ in self._shard.states().values()]
+        values = {name: array for state in states for name, array in state.parameters.items()}
+        return values, tuple(state.version for state in states)
+
+    def fragment_parameters(self) -> list[int]:
+        """How many parameters each fragment has; empty while there is no Θ."""
+        return list(self._shard.sizes().values())
+
+    # ── in the merge thread ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._context.failed(error)
+
+    def _seed(self, initial: Tensors) -> None:
+        knobs = self._context.spec.synchroniser
+        fragments = fragment_map.build({name: array.size for name, array in initial.items()}, knobs.fragments)
+        self._begin(OuterState(initial, fragments, knobs.averaging, self._optimizer()), {})
+
+    def _resume(self, resumption: Resumption) -> None:
+        manifest = resumption.manifest
+        states = outer_states(resumption.folder(self._context.roots), manifest)
+        steps = {FragmentId(p): fragment.step for p, fragment in enumerate(manifest.fragments)}
+        averaging = self._context.spec.synchroniser.averaging
+        fragments = {FragmentId(p): state for p, state in enumerate(states)}
+        self._begin(OuterState.restored(fragments, averaging, self._optimizer()), steps)
+
+    def _begin(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> None:
+        for version in self._shard.seed(outer, steps):
+            self._publish(version.publication)
+        parameters = outer.parameters()
+        count, name = sum(array.size for array in parameters.values()), digest(parameters)
+        self._context.post(lambda at: events.OuterStateSeeded(at, count, name))
+
+    def _optimizer(self) -> outer_optimizer.OuterOptimizer:
+        settings = self._context.spec.synchroniser.outer_optimizer
+        return outer_optimizer.create(settings.kind, settings.lr, settings.momentum)
+
+    def _merge(self, order: effects.MergeFragment) -> None:
+        began = time.monotonic()
+        try:
+            new = self._shard.merge(order)
+        except NotFinite as error:
+            why, merged = error.detail, tuple(item.payload for item in order.inputs)
+            self._context.post(lambda at: events.MergeFailed(at, order.fragment, order.version, merged, why))
+            return
+        self._publish(new.publication)
+        facts, seconds = new.facts, time.monotonic() - began
+        self._context.post(
+            lambda at: events.MergeCompleted(
+                at, order.fragment, order.version, facts.digest, seconds, facts.base_digest, new.journal_seconds
+            )
+        )
+
+    def _restore(self, order: saving.RestoreFragments, folder_of: Callable[[int], Folder]) -> None:
+        number = order.checkpoint
+        try:
+            folder = folder_of(number)
+            states = outer_states(folder, manifest_of(folder))  # all of it is read before anything is touched
+        except Exception as error:  # whatever it is: the job stands where it stood
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            self._context.post(lambda at: saving.RollbackFailed(at, number, reason))
+            return
+        for fragment, version, step in order.fragments:
+            new = self._shard.restore(fragment, version, step, states[fragment])
+            self._publish(new.publication)
+            self._context.post(_restored(number, new))
+
+    def _publish(self, publication: Publication) -> None:
+        payload = publication.payload
+        carried = payload if len(payload) <= INLINE_BYTES_MAX else ray.put(payload)
+        self._published[publication.fragment] = Published(publication.version, carried, publication.value_bytes)
+
+
+def _restored(checkpoint: int, new: NewVersion) -> Callable[[float], events.Event]:
+    facts = new.facts
+    named = (FragmentId(facts.fragment), facts.version, checkpoint, facts.digest, facts.base_digest)
+    return lambda at: saving.FragmentRestored(at, *named)

@@ -1,0 +1,75 @@
+"""What may not enter a merge is refused with the reason; what may is measured."""
+
+import numpy as np
+import pytest
+
+from orchestrator.core.vocabulary import RefusalReason
+from orchestrator.parameters import wire_format
+from orchestrator.parameters.codec.registry import CODEC_NAMES
+from orchestrator.parameters.outer_gradient import SCRATCH_BYTES
+from orchestrator.parameters.validation import HEADER_BYTES_MAX, displacement, validated
+from orchestrator.parameters.wire_format import InvalidPayload
+
+ANCHOR = {
+    "kernel": np.random.default_rng(0).standard_normal((40, 7), dtype=np.float32),
+    "scale": np.ones(3, np.float32),
+}
+
+
+def moved(by: float = 0.5) -> dict[str, np.ndarray]:
+    return {name: array + np.float32(by) for name, array in ANCHOR.items()}
+
+
+def spoilt(value: float) -> dict[str, np.ndarray]:
+    arrays = moved()
+    arrays["kernel"][17, 3] = value
+    return arrays
+
+
+def flipped(payload: bytes) -> bytes:
+    half = len(payload) // 2
+    return payload[:half] + bytes([payload[half] ^ 1]) + payload[half + 1 :]
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+def test_a_good_payload_is_measured(codec):
+    arrays, far = validated(wire_format.encode(moved(), codec), ANCHOR)
+    assert list(arrays) == ["kernel", "scale"]
+    assert far == pytest.approx(0.5 * np.sqrt(283), rel=1e-2)
+
+
+def test_the_displacement_of_many_blocks_is_that_of_the_whole():
+    generator = np.random.default_rng(3)
+    anchor, other = generator.standard_normal((2, SCRATCH_BYTES // 4 + 11), dtype=np.float32)
+    whole = np.linalg.norm((anchor - other).astype(np.float64))
+    assert displacement({"a": anchor}, {"a": other}) == pytest.approx(whole, rel=1e-5)
+    assert displacement({"a": anchor}, {"a": anchor}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (flipped(wire_format.encode(moved())), RefusalReason.CORRUPT),
+        (wire_format.encode(moved())[:-1], RefusalReason.CORRUPT),
+        (wire_format.encode(moved())[:30], RefusalReason.CORRUPT),
+        (b"", RefusalReason.CORRUPT),
+        (wire_format.encode(moved()) + b"tail", RefusalReason.CORRUPT),
+        (wire_format.encode(moved()) + bytes(2 * HEADER_BYTES_MAX), RefusalReason.CORRUPT),
+        (wire_format.encode({**moved(), "more": np.zeros(9, np.float32)}), RefusalReason.WRONG_SHAPE),
+        (wire_format.encode({"kernel": moved()["kernel"]}), RefusalReason.WRONG_SHAPE),
+        (wire_format.encode({**moved(), "scale": np.ones(4, np.float32)}), RefusalReason.WRONG_SHAPE),
+        (wire_format.encode(spoilt(np.nan)), RefusalReason.NON_FINITE),
+        (wire_format.encode(spoilt(-np.inf)), RefusalReason.NON_FINITE),
+        (wire_format.encode(spoilt(1e16)), RefusalReason.NON_FINITE),
+        (wire_format.encode(spoilt(np.nan), "bfloat16"), RefusalReason.NON_FINITE),
+    ],
+)
+def test_anything_else_is_refused_with_its_reason(payload, reason):
+    with pytest.raises(InvalidPayload) as refused:
+        validated(payload, ANCHOR)
+    assert refused.value.reason is reason
+
+
+def test_what_is_far_too_long_is_not_even_read():
+    with pytest.raises(InvalidPayload, match="came for a fragment of 1132"):
+        validated(bytes(2 * HEADER_BYTES_MAX), ANCHOR)

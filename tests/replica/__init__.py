@@ -1,0 +1,1 @@
+"""The island's side of the protocol, without trainers, threads and clocks."""
