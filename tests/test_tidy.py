@@ -291,7 +291,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.schemas",
             "api.simulation",
             "api.terminal",
-            "orchestrator.core.commands",
             "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.errors",

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, Letter, Offer, Ready
 from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason, Version
+from orchestrator.errors import InternalError
 from orchestrator.impairment import LinkFault
 from orchestrator.simulation.host import Host, Piece
 from orchestrator.simulation.island import SimulatedIsland
@@ -88,24 +89,31 @@ class Links:
         world = self._world
         host = world.hosts[effect.island, effect.incarnation]
         life = world.life(host)
+        source = effect.source
         seconds = world.draw(world.plan.transfer_s) if life.transfer_s is None else life.transfer_s
-        seconds = 0.0 if effect.held else seconds
+        seconds = 0.0 if isinstance(source, f.FromStandby) else seconds
         fails = world.chance(world.plan.catch_up_failure)
 
         def moved() -> None:
-            if effect.held:
-                host.process.replica.promote()
-                self._load(host, CaughtUp(None, host.process.replica.versions, host.process.replica.step, 0.0))
-                return
-            if effect.donor is None:
-                versions = tuple(version for version, _ in outer)
-                self._load(host, CaughtUp(None, versions, max(step for _, step in outer), seconds))
-                return
-            if (process := self._giving(host, effect.donor, fails)) is not None:
-                self._load(host, CaughtUp(effect.donor[0], process.replica.versions, process.replica.step, seconds))
+            match source:
+                case f.FromStandby():
+                    host.process.replica.promote()
+                    self._load(host, CaughtUp(None, host.process.replica.versions, host.process.replica.step, 0.0))
+                case f.FromSynchroniser():
+                    versions = tuple(version for version, _ in outer)
+                    self._load(host, CaughtUp(None, versions, max(step for _, step in outer), seconds))
+                case f.FromPeers(donor):
+                    if (process := self._giving(host, donor, fails)) is not None:
+                        self._load(host, CaughtUp(donor[0], process.replica.versions, process.replica.step, seconds))
+                case f.FromCheckpoint():
+                    raise InternalError(
+                        detail=f"{effect.island} is to be resumed, and no simulated job goes on from one."
+                    )
+                case _:
+                    assert_never(source)
 
-        if effect.donor is not None and world.policy.donors_max > 1:
-            self._gather(host, (effect.donor, *effect.helpers), life.transfer_s)
+        if isinstance(source, f.FromPeers) and world.policy.donors_max > 1:
+            self._gather(host, (source.donor, *source.helpers), life.transfer_s)
         else:
             world.later(seconds, world.addressed(host, moved))
 
