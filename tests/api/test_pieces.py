@@ -16,10 +16,12 @@ from api.storage.store import JobRow
 from api.terminal.summary import lines_that_matter
 from api.terminal.watch import line, render
 from orchestrator.config import parse_job
+from orchestrator.core.commands import Kill
+from orchestrator.core.vocabulary import CommandId, IslandId
 from orchestrator.plain import finite
 from orchestrator.sections import IslandsSection
 from tests.api.installation import Installation
-from tests.api.world import GROUPS, World
+from tests.api.world import GROUPS, Taken, World
 
 
 def test_a_fleet_check_names_what_no_group_can_ever_give() -> None:
@@ -88,7 +90,7 @@ def job_row(job: str) -> JobRow:
     return JobRow(job=job, state="running", **values)
 
 
-def picture(tmp_path: Path, until: float, commands: tuple[dict, ...] = ()):
+def picture(tmp_path: Path, until: float, commands: tuple[Taken, ...] = ()):
     """A job of the clockwork world as the API would answer it."""
     document = Installation(tmp_path).spec(steps=100)
     spec = parse_job(document)
@@ -99,7 +101,7 @@ def picture(tmp_path: Path, until: float, commands: tuple[dict, ...] = ()):
 
 
 def test_the_live_picture_shows_every_island_and_the_job(tmp_path: Path) -> None:
-    kill = {"at": 1.0, "kind": "kill", "id": "k", "caller": "me", "island": "asia", "restart": False}
+    kill = Taken(1.0, CommandId("k"), "me", Kill(IslandId("asia"), restart=False))
     job = picture(tmp_path, 2.0, (kill,))
     console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
     console.print(render(job, note="a remark"))
