@@ -154,4 +154,7 @@ def schema_of(service: Installation) -> OpenApiSchema:
     # Nor does it know that a version may be well formed and not the one that is there.
     accepted = schema.config.checks.positive_data_acceptance
     accepted.expected_statuses = [*accepted.expected_statuses, "412"]
+    # Nor that what is too long may be refused before it is read.
+    rejected = schema.config.checks.negative_data_rejection
+    rejected.expected_statuses = [*rejected.expected_statuses, "413"]
     return schema

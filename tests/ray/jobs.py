@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -160,6 +161,17 @@ def assert_sound(job: Job) -> None:
             versions[event.fragment], digests[event.fragment] = event.version, event.digest
     for tokens in (goodput.summary()["tokens"], job.last["goodput"]["tokens"]):
         assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
+
+
+def stop(pid: int) -> None:
+    """Stop the process by SIGSTOP, and wait until no thread of it is inside the kernel any more, where it may be writing."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    wait_until(lambda: all(_state_of(task) == "T" for task in tasks.iterdir()), f"{pid} standing still", pause_s=0.01)
+
+
+def _state_of(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def gone(pid: int) -> bool:

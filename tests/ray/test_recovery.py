@@ -23,7 +23,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.names import island_name
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import GROUPS, Job, assert_sound, pid_of, synthetic
+from tests.ray.jobs import GROUPS, Job, assert_sound, pid_of, stop, synthetic
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 Start = Callable[[dict[str, Any]], Job]
@@ -97,7 +97,7 @@ def test_a_synchroniser_that_finds_its_last_records_damaged_goes_on_from_those_b
     began = job.status()["at"]
     pid = pid_of("SynchroniserActor", home)
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     tape = job.run_dir / "tape.jsonl"
     good = tape.read_bytes()
     good = good[: good.rindex(b"\n") + 1]
@@ -128,7 +128,7 @@ def test_a_merge_that_islands_hold_and_the_journal_lost_is_replaced_by_the_one_b
     job.wait_until(lambda: min(f["version"] for f in job.status()["view"]["fragments"]) >= 2, "two versions of each")
     pid = pid_of("SynchroniserActor", home)
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     records = read_tape(job.run_dir / "tape.jsonl").records
     told = [r.event for r in records if isinstance(r.event, events.MergeCompleted) and r.event.fragment == 0]
     segments = sorted((job.run_dir / "journal").glob("fragment-0000-*.journal"))
