@@ -61,7 +61,7 @@ ROWS: dict[type[Base], tuple[str, tuple[str, ...]]] = {
     TokenRow: ("name = 'damaged'", ("/v1/tokens",)),
     AuditRow: ("number = 1", ("/v1/audit?limit=500",)),
     CordonRow: ("node_group = 'asia'", ("/v1/node-groups",)),
-    CommandRow: ("kind = 'cancel'", ("/v1/jobs/{job}/commands",)),
+    CommandRow: ("request LIKE '%cancel%'", ("/v1/jobs/{job}/commands",)),
     ChaosRunRow: ("number = 1", ("/v1/jobs/{job}/chaos/runs",)),
 }
 """Which row is damaged, and where it is listed beside others."""
