@@ -21,7 +21,7 @@ from orchestrator.runtime.groups import NodeGroup
 from orchestrator.tape.storage import read_tape
 from tests.api.installation import ROOT
 from tests.ray.jobs import Job, assert_sound, synthetic
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.ray
 GROUP = "us-east"
@@ -91,7 +91,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr(embedded, "START_TIMEOUT_S")
+    monkeypatch.setattr(embedded, "START_TIMEOUT_S", PATIENCE_S)
     machine = Machine(tmp_path)
     yield machine
     machine.end_service()
