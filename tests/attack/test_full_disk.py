@@ -91,6 +91,18 @@ def installation(tmp_path: Path) -> Iterator[Installation]:
         there.atoll("down")
 
 
+@pytest.fixture
+def failing_home(tmp_path: Path) -> Iterator[tuple[Installation, Callable[[], None]]]:
+    """A service that runs, on a home whose disk can be made to fail."""
+    there = Installation(tmp_path)
+    with failing_disk(there.home.path) as fail:
+        there.up()
+        try:
+            yield there, fail
+        finally:
+            there.atoll("down")
+
+
 def found_of_disks(home: Home, runs: Path, patch: pytest.MonkeyPatch) -> Finding:
     """What ``atoll doctor`` finds. Whether Ray and JAX can be imported, which takes long, it is not to see."""
     patch.setattr(doctor, "PROBES", dict.fromkeys(doctor.PROBES, "print('not tried')"))
@@ -153,28 +165,26 @@ def test_a_service_on_a_full_home_can_be_ended_and_a_new_home_there_is_refused(
 
 
 def test_a_service_on_a_home_that_became_read_only_answers_and_can_be_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failing_home: tuple[Installation, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a disk becomes that failed."""
-    there = Installation(tmp_path)
-    with failing_disk(there.home.path) as fail:
-        there.up()
-        with there.http() as http:
-            assert submit(http, there).status_code == 201
-            fail()
-            refused = submit(http, there, "once")
-            assert refused.status_code == 503
-            assert str(there.home.path) in refused.json()["detail"]
-            assert http.get("/readyz").status_code == 503, "it is not to be sent work"
-            assert [http.get(path).status_code for path in ("/healthz", "/v1/whoami", "/metrics")] == [200] * 3
-        finding = found_of_disks(there.home, there.runs, monkeypatch)
-        assert finding.state is State.WRONG
-        assert finding.found == f"{there.home.path} cannot be written: Read-only file system"
-        assert "down" in there.atoll("down")
-        assert not there.home.running()
-        said = there.atoll("up", "--control", CONTROL, code=1)
-        assert "Read-only file system" in said
-        assert "Mount its disk writable" in said
+    there, fail = failing_home
+    with there.http() as http:
+        assert submit(http, there).status_code == 201
+        fail()
+        refused = submit(http, there, "once")
+        assert refused.status_code == 503
+        assert str(there.home.path) in refused.json()["detail"]
+        assert http.get("/readyz").status_code == 503, "it is not to be sent work"
+        assert [http.get(path).status_code for path in ("/healthz", "/v1/whoami", "/metrics")] == [200] * 3
+    finding = found_of_disks(there.home, there.runs, monkeypatch)
+    assert finding.state is State.WRONG
+    assert finding.found == f"{there.home.path} cannot be written: Read-only file system"
+    assert "down" in there.atoll("down")
+    assert not there.home.running()
+    said = there.atoll("up", "--control", CONTROL, code=1)
+    assert "Read-only file system" in said
+    assert "Mount its disk writable" in said
 
 
 def test_what_is_wrong_with_the_disk_under_rays_folder_is_said(tmp_path: Path) -> None:
