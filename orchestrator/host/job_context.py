@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Epoch, Instant
 from orchestrator.host.posting import Post
 from orchestrator.roots import AllowedRoots
 
-Failed = Callable[[BaseException], None]
-"""Called with what went wrong when the job cannot go on."""
-
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
     """One life of a job. ``roots`` are what it may touch; ``epoch`` is this life's; ``now`` is the job's own time.
 
-    ``failed`` is told of our own bugs, and of Fenced when islands listen to a newer synchroniser.
+    ``failed`` is called with what went wrong when the job cannot go on: a bug of ours, or Fenced when islands listen to a
+    newer synchroniser.
     """
 
     job: str
@@ -29,4 +28,11 @@ class JobContext:
     epoch: Epoch
     now: Callable[[], Instant]
     post: Post
-    failed: Failed
+    failed: Callable[[BaseException], None]
+
+    def guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do a thread's work: a bug of ours ends the job, where a thread or a pool would keep it to itself."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            self.failed(error)

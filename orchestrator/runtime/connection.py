@@ -32,7 +32,7 @@ class Connection:
         self._closed = threading.Event()
         self.link = ImpairedLink(self._closed)
         name, shared = f"{island}.{incarnation}", (self.link, self._closed)
-        self.parameters = ParameterLink(name, actor, context.epoch, *shared, shard, context.failed)
+        self.parameters = ParameterLink(name, actor, context, *shared, shard)
         self.reports = ReportLink(
             island, incarnation, actor, context, *shared, self.parameters, durable_count, lost=lost
         )

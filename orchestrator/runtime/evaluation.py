@@ -45,23 +45,17 @@ class Evaluation:
 
     def measure_unigram(self) -> None:
         """``unigram_loss`` is there some time later, if that works."""
-        self._thread.submit(self._guarded, self._measure_unigram)
+        self._thread.submit(self._context.guarded, self._measure_unigram)
 
     def evaluate(self, global_version: int) -> None:
         """Measure Θ as it stands now; ``EvaluationCompleted`` or ``EvaluationFailed`` follows."""
         parameters, _ = self._parameters()
-        self._thread.submit(self._guarded, lambda: self._evaluate(global_version, parameters))
+        self._thread.submit(self._context.guarded, lambda: self._evaluate(global_version, parameters))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     # ── in its thread ─────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self._context.failed(error)
 
     def _initial_parameters(self) -> Tensors:
         initial: Tensors = ray.get(self._actor().initial_parameters.remote(), timeout=SEED_TIMEOUT_S)

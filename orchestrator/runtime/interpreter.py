@@ -96,11 +96,11 @@ class Interpreter:
     def place_island(self, effect: f.PlaceIsland) -> None:
         if effect.standby is not None:
             self._take(effect.standby, (effect.island, effect.incarnation))
-        self._placing.submit(self._guarded, self._place, effect.island, effect.incarnation, effect.standby)
+        self._placing.submit(self._context.guarded, self._place, effect.island, effect.incarnation, effect.standby)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
         if (begun := self._catch_ups.begin(effect)) is not None:
-            self._asking.submit(self._guarded, self._catch_ups.wait, effect, *begun)
+            self._asking.submit(self._context.guarded, self._catch_ups.wait, effect, *begun)
 
     def start_training(self, effect: f.StartTraining) -> None:
         self._tell(effect.island, effect.incarnation, "start", effect.fix)
@@ -144,7 +144,7 @@ class Interpreter:
     def finish_job(self, effect: f.FinishJob) -> None:
         self._finish(effect)
 
-    # ── processes, and the connections to them ──────────────────────────────────────────────────────────────────────────
+    # ── processes, and the connections to them ────────────────────────────────────────────────────────────────────
 
     def reconnect(self, island: IslandId, incarnation: Incarnation, process: Life | None, *, lost: bool) -> None:
         """Listen to a process that an earlier synchroniser placed, and did not hear any more if ``lost``.
@@ -251,10 +251,10 @@ class Interpreter:
                 life = (island, incarnation)
                 connection.reports.command(what, *facts, wanted=lambda: self._connections.get(life) is connection)
 
-            self._asking.submit(self._guarded, command)
+            self._asking.submit(self._context.guarded, command)
 
     def _ask(self, what: str, island: IslandId, incarnation: Incarnation) -> None:
-        self._asking.submit(self._guarded, self._end_for_certain, what, island, incarnation)
+        self._asking.submit(self._context.guarded, self._end_for_certain, what, island, incarnation)
 
     def _end_for_certain(self, what: str, island: IslandId, incarnation: Incarnation) -> None:
         """``kill`` or ``end`` by the controller; from here where that one is dead or hangs."""
@@ -264,9 +264,3 @@ class Interpreter:
             log.warning("the controller does not %s %s.%s: %s", what, island, incarnation, first_line(error))
             if (island, incarnation) not in self._processes.values():
                 cluster.end_actor_named(self._name(island, incarnation))
-
-    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
-        try:
-            work(*arguments)
-        except Exception as error:  # a bug of ours, which a pool would keep to itself
-            self._context.failed(error)

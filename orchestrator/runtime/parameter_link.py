@@ -22,8 +22,8 @@ import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.core.messages import Offer
-from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, PayloadId
-from orchestrator.host.job_context import Failed
+from orchestrator.core.vocabulary import Fix, FragmentId, PayloadId
+from orchestrator.host.job_context import JobContext
 from orchestrator.parameters.shard import Held, Unusable
 from orchestrator.runtime.impaired_link import ImpairedLink
 from orchestrator.runtime.shard_worker import Published, ShardWorker
@@ -54,18 +54,17 @@ class ParameterLink:
         self,
         name: str,
         actor: Any,
-        epoch: Epoch,
+        context: JobContext,
         link: ImpairedLink,
         closed: threading.Event,
         shard: ShardWorker,
-        failed: Failed,
     ) -> None:
-        self._name, self._actor, self._epoch = name, actor, epoch
-        self._link, self._closed, self._shard, self._failed = link, closed, shard, failed
+        self._name, self._actor, self._epoch = name, actor, context.epoch
+        self._link, self._closed, self._shard = link, closed, shard
         self._outgoing: dict[FragmentId, Delivery] = {}
         self._marker: tuple[int, str] | None = None
         self._outgoing_changed = threading.Condition()
-        threading.Thread(target=self._run, name=f"{name}.deliver", daemon=True).start()
+        threading.Thread(target=context.guarded, args=(self._deliver,), name=f"{name}.deliver", daemon=True).start()
 
     # ── up ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,12 +116,6 @@ class ParameterLink:
     def close(self) -> None:
         with self._outgoing_changed:
             self._outgoing_changed.notify()
-
-    def _run(self) -> None:
-        try:
-            self._deliver()
-        except Exception as error:  # a bug of ours; a thread that ended in silence would be an island that gets nothing
-            self._failed(error)
 
     def _deliver(self) -> None:
         while True:

@@ -80,7 +80,7 @@ class ReportLink:
         """The record that each letter became, and its number: the relay adds at one end, the poll takes at the other."""
         for work in (self._poll, self._relay):
             name = f"{island}.{incarnation}.{work.__name__}"
-            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
+            threading.Thread(target=context.guarded, args=(work,), name=name, daemon=True).start()
 
     def command(self, what: str, *facts: Any, wanted: Callable[[], bool]) -> None:
         """Call the island until it answered. A call that gets lost is made again while the command is ``wanted``."""
@@ -103,12 +103,6 @@ class ReportLink:
 
     def close(self) -> None:
         self._inbox.put(None)
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:  # a bug of ours; a thread that ended in silence would be an island nobody hears
-            self._failed(error)
 
     # ── poll ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

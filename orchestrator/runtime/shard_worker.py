@@ -58,11 +58,11 @@ class ShardWorker:
 
     def seed(self, initial: Future[Tensors]) -> None:
         """Begin with these parameters; ``OuterStateSeeded`` follows."""
-        self._merging.submit(self._guarded, lambda: self._seed(initial.result()))
+        self._merging.submit(self._context.guarded, lambda: self._seed(initial.result()))
 
     def resume(self, resumption: Resumption) -> None:
         """Begin with Θ and momentum of a checkpoint; ``OuterStateSeeded`` follows."""
-        self._merging.submit(self._guarded, lambda: self._resume(resumption))
+        self._merging.submit(self._context.guarded, lambda: self._resume(resumption))
 
     def recover(self, files: JobFiles) -> None:
         """Go on from Θ as the journal has it."""
@@ -72,11 +72,11 @@ class ShardWorker:
 
     def merge(self, order: effects.MergeFragment) -> None:
         """``MergeCompleted`` follows, or ``MergeFailed`` when nothing that may be published came of it."""
-        self._merging.submit(self._guarded, lambda: self._merge(order))
+        self._merging.submit(self._context.guarded, lambda: self._merge(order))
 
     def restore(self, order: saving.RestoreFragments, folder: Callable[[int], Folder]) -> None:
         """Behind the merges ordered so far; ``FragmentRestored`` of each follows, or ``RollbackFailed``."""
-        self._merging.submit(self._guarded, lambda: self._restore(order, folder))
+        self._merging.submit(self._context.guarded, lambda: self._restore(order, folder))
 
     def cut(self) -> Future[OuterCut]:
         """Θ and momentum for a checkpoint, once the merges ordered so far are done."""
@@ -119,12 +119,6 @@ class ShardWorker:
         return list(self._shard.sizes().values())
 
     # ── in the merge thread ───────────────────────────────────────────────────────────────────────────────────────
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self._context.failed(error)
 
     def _seed(self, initial: Tensors) -> None:
         knobs = self._context.spec.synchroniser
