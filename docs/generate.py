@@ -81,11 +81,7 @@ def config_page() -> Iterator[str]:
 
 def section_of(kind: type[BaseModel], path: str) -> Iterator[str]:
     """A section and, behind it, the sections within it."""
-    yield f"## `{path}`"
-    yield ""
-    if own_doc(kind):
-        yield from paragraphs(own_doc(kind))
-        yield ""
+    yield from headed(f"## `{path}`", kind)
     yield from fields_of(kind, path)
     for name, field in kind.model_fields.items():
         inner = annotation_model(field)
@@ -260,11 +256,7 @@ def events_page() -> Iterator[str]:
 
 
 def message_of(kind: type[Any]) -> Iterator[str]:
-    yield f"### {kind.__name__}"
-    yield ""
-    if own_doc(kind):
-        yield from paragraphs(own_doc(kind))
-        yield ""
+    yield from headed(f"### {kind.__name__}", kind)
     hints = inspect.get_annotations(kind)
     for field in dataclasses.fields(kind):
         default = "" if field.default is dataclasses.MISSING else f", default `{shown(field.default)}`"
@@ -273,11 +265,7 @@ def message_of(kind: type[Any]) -> Iterator[str]:
 
 
 def words_of(kind: type[Enum]) -> Iterator[str]:
-    yield f"### {kind.__name__}"
-    yield ""
-    if own_doc(kind):
-        yield from paragraphs(own_doc(kind))
-        yield ""
+    yield from headed(f"### {kind.__name__}", kind)
     yield from prose("One of " + ", ".join(f"`{word.value}`" for word in kind) + ".")
     yield ""
 
@@ -307,6 +295,13 @@ def shown(value: Any) -> str:
 
 
 # ── prose ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def headed(heading: str, kind: type[Any]) -> Iterator[str]:
+    """The heading, and what the class says of itself."""
+    yield from [heading, ""]
+    if doc := own_doc(kind):
+        yield from [*paragraphs(doc), ""]
 
 
 def own_doc(kind: type[Any]) -> str:

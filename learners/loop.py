@@ -85,9 +85,8 @@ class IslandLoop:
 
     def __init__(self, trainer: Trainer, plan: LoopPlan, outbox: Outbox) -> None:
         self._trainer, self._plan, self._outbox = trainer, plan, outbox
-        self._changed = (
-            threading.Condition()
-        )  # guards the replica and the arrays that are named to it, for moments only
+        self._changed = threading.Condition()
+        """Guards the replica and the arrays that are named to it, for moments only."""
         self._replica = Replica(plan.policy)
         self._arrived: dict[FragmentId, Arrays] = {}
         self._bases: dict[FragmentId, Mapping[str, np.ndarray]] = {}
@@ -161,8 +160,7 @@ class IslandLoop:
         """Before anything is changed: a catch-up may be asked twice, and the second must not touch who trains already."""
         if self._replica.holds_state:
             raise InternalError(detail="an island was given a state while it has one: it keeps the first that came.")
-        if len(versions) != self.fragment_count:
-            raise InternalError(detail=f"{len(versions)} versions came for {self.fragment_count} fragments.")
+        self._replica.require_count(versions)
 
     def _hold(self, bases: Iterable[Mapping[str, np.ndarray]]) -> None:
         if self._keeps_bases:

@@ -257,9 +257,7 @@ def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
     others = [current for current in state.rounds if current.fragment not in set_back]
     unheard = unheard_merges(others, files.journal.newest, over=over)
     knobs = spec.synchroniser
-    optimizer = outer_optimizer.create(
-        knobs.outer_optimizer.kind, knobs.outer_optimizer.lr, knobs.outer_optimizer.momentum
-    )
+    optimizer = outer_optimizer.of(knobs.outer_optimizer)
     fragments = [current.fragment for current in state.rounds]
     outer, merges = recovered(files.journal, fragments, knobs.averaging, optimizer)
     completed = [_completed(merges[fragment], state) for fragment in unheard]

@@ -37,9 +37,7 @@ class Apparatus:
         self.trainers: Sequence[Trainer] = [make_trainer(plain, index, count) for index in range(count)]
         shapes = self.trainers[0].tensor_shapes()
         self.fragments = fragment_map.build({n: math.prod(shape) for n, shape in shapes.items()}, sync.fragments)
-        optimizer = outer_optimizer.create(
-            sync.outer_optimizer.kind, sync.outer_optimizer.lr, sync.outer_optimizer.momentum
-        )
+        optimizer = outer_optimizer.of(sync.outer_optimizer)
         self.outer = OuterState(self.trainers[0].initial_parameters(), self.fragments, sync.averaging, optimizer)
         self._codec = sync.wire
         self.shard = ParameterShard(_Unjournalled(), FIRST_EPOCH, lambda _, work: work())

@@ -72,6 +72,24 @@ class Sgd:
         return parameters - self.lr * gradient, momentum
 
 
+class Settings(Protocol):
+    """``synchroniser.outer_optimizer`` of a job specification."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def momentum(self) -> float: ...
+
+
+def of(settings: Settings) -> OuterOptimizer:
+    """The optimizer that a job specification asks for."""
+    return create(settings.kind, settings.lr, settings.momentum)
+
+
 def create(kind: str, lr: float, momentum: float) -> OuterOptimizer:
     """The optimizer of a job specification. Plain ``sgd`` has no use for ``momentum``."""
     if kind == "nesterov":

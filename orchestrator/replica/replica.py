@@ -187,7 +187,7 @@ class Replica:
 
     def hold(self, versions: Sequence[Version], step: int) -> None:
         """Begin from a state of these versions that has no work of this island in it."""
-        self._require_count(versions)
+        self.require_count(versions)
         for fragment, version in zip(self.fragments, versions, strict=True):
             fragment.version = version
         self.step = self.offered_step = step
@@ -220,7 +220,8 @@ class Replica:
         self.offered_step = self.step
         return adoptions
 
-    def _require_count(self, versions: Sequence[Version]) -> None:
+    def require_count(self, versions: Sequence[Version]) -> None:
+        """Raises InternalError for the versions of a state that has other fragments than the job."""
         if len(versions) != self.policy.fragment_count:
             raise InternalError(detail=f"{len(versions)} versions came for {self.policy.fragment_count} fragments.")
 

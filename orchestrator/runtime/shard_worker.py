@@ -141,8 +141,7 @@ class ShardWorker:
         self._context.post(lambda at: events.OuterStateSeeded(at, count, name))
 
     def _optimizer(self) -> outer_optimizer.OuterOptimizer:
-        settings = self._context.spec.synchroniser.outer_optimizer
-        return outer_optimizer.create(settings.kind, settings.lr, settings.momentum)
+        return outer_optimizer.of(self._context.spec.synchroniser.outer_optimizer)
 
     def _merge(self, order: effects.MergeFragment) -> None:
         began = time.monotonic()

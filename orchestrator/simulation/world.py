@@ -161,7 +161,7 @@ class World:
             invariants.check(self.core.state)
             self.goodput.check()
 
-    # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── core.effects.Shell ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def set_timer(self, effect: f.SetTimer) -> None:
         self.while_alive(max(0.0, effect.due_at - self.now), partial(self._tell_timer, effect))

@@ -12,8 +12,9 @@ Kind and fields are read off the classes of ``core.commands``, so that a new com
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from orchestrator.core.commands import Command
 from orchestrator.errors import DataError
@@ -39,18 +40,33 @@ def decode(document: object) -> Command:
         raise DataError(
             detail=f"no command of the kind {brief(kind)} is known to this build; it has {', '.join(KINDS)}."
         )
-    fields = {field.name: field for field in dataclasses.fields(KINDS[kind])}
+    fields = _fields_of(kind)
     if strange := sorted(map(brief, document.keys() - fields.keys() - {"kind"})):
         raise DataError(detail=f"{kind} says {some_of(strange, 5)}, and this build does not know what that means.")
-    hints, values = get_type_hints(KINDS[kind]), {}
+    values = {}
     for name, field in fields.items():
         if name in document:
             try:
-                values[name] = coder(hints[name]).read(document[name])
+                values[name] = field.read(document[name])
             except (TypeError, ValueError) as error:
                 detail = f"{kind}.{name} cannot be {brief(document[name])}: {error}."
                 raise DataError(detail=detail) from error
-        elif field.default is dataclasses.MISSING:
+        elif field.required:
             raise DataError(detail=f"{kind} lacks {name}.")
     command: Command = KINDS[kind](**values)
     return command
+
+
+class _Field(NamedTuple):
+    read: Callable[[Any], Any]
+    required: bool
+
+
+@cache
+def _fields_of(kind: str) -> dict[str, _Field]:
+    """By name. Lists of commands decode one row after another, and what hints mean takes longer than what rows say."""
+    hints = get_type_hints(KINDS[kind])
+    return {
+        field.name: _Field(coder(hints[field.name]).read, field.default is dataclasses.MISSING)
+        for field in dataclasses.fields(KINDS[kind])
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from queue import SimpleQueue
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from learners.outbox import Outbox
 from orchestrator.core.messages import Adopted, Flushed, Offer
 from orchestrator.errors import InfrastructureError, InternalError
 from tests.learners.stepped import TOKENS, SteppedTrainer, alone, offers
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 COUNT = 5
 
@@ -200,10 +200,7 @@ class Receiver:
 
 def ended(left: int) -> None:
     """Until no more than so many threads gather."""
-    deadline = monotonic() + PATIENCE_S
-    while sum(thread.name == "gather" for thread in threading.enumerate()) > left:
-        assert monotonic() < deadline
-        sleep(0.005)
+    wait_until(lambda: sum(thread.name == "gather" for thread in threading.enumerate()) <= left, pause_s=0.005)
 
 
 def test_several_donors_give_a_fragment_each_at_a_time_and_the_quicker_more():

@@ -53,8 +53,8 @@ class MortalWorkshop(Workshop):
         world = self._mortal
         shard = ParameterShard(journal, world.epoch, insist, lambda: world.now)
         shard.seed(outer, {})
-        for p in shard.fragments:
-            self.made[p, outer.version(p)] = shard.states()[p]
+        for p, made in shard.states().items():
+            self.made[p, outer.version(p)] = made
         self.shard = shard
         world.tell(e.OuterStateSeeded(world.now, SIZE * world.policy.fragment_count, "0" * 32))
 
@@ -162,5 +162,4 @@ def job_spec(
 
 
 def optimizer() -> OuterOptimizer:
-    knobs = job_spec(0).synchroniser.outer_optimizer
-    return outer_optimizer.create(knobs.kind, knobs.lr, knobs.momentum)
+    return outer_optimizer.of(job_spec(0).synchroniser.outer_optimizer)
