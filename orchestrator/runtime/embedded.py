@@ -18,7 +18,6 @@ import errno
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,10 +36,10 @@ from orchestrator.runtime import processes, room
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
 from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
-from orchestrator.runtime.ray_start import LOOPBACK, Place, free_port, log_of, pass_on, start_head, start_node
+from orchestrator.runtime.ray_start import Place, free_port, log_of, pass_on, start_head, start_node
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 ATTEMPTS = 4
 RAYLET = "raylet"
 HERE: Mapping[str, Place] = MappingProxyType({})
@@ -71,7 +70,7 @@ def up(
     fresh = not processes.marked(cluster.id)
     try:
         for _ in range(ATTEMPTS - 1):
-            with suppress(InfrastructureError):  # Ray gives a node half a minute, too little on a busy machine
+            with suppress(InfrastructureError):  # a port that was free has been taken, say
                 _start_missing(cluster, _remembered_groups(cluster, groups), places, dashboard=dashboard)
                 return cluster
         _start_missing(cluster, _remembered_groups(cluster, groups), places, dashboard=dashboard)
@@ -201,24 +200,17 @@ def _start_missing(
     if not cluster.answers():
         running -= {CONTROL_GROUP}
     starting: dict[str, subprocess.Popen[bytes]] = {}
-    # Ray starts a dashboard process of 3 cpu-seconds and 120 MB even where none is wanted, unless its port is taken: it
-    # then says so in the node's log and goes on. So the port is held until the head is up.
-    with socket.create_server((LOOPBACK, 0)) as held:
-        dashboard_port = held.getsockname()[1]
-        if dashboard:
-            held.close()
-        if CONTROL_GROUP not in running:
-            processes.kill_all(cluster.id, CONTROL_GROUP)
-            place = places.get(CONTROL_GROUP, Place())
-            starting[CONTROL_GROUP] = start_head(cluster, place, dashboard=dashboard, dashboard_port=dashboard_port)
-            _wait_for_port(cluster, starting[CONTROL_GROUP], deadline)
-        for group in groups:
-            for number in range(group.nodes):
-                name = group.name if group.nodes == 1 else f"{group.name}-{number}"
-                if name not in running:
-                    processes.kill_all(cluster.id, name)
-                    starting[name] = start_node(cluster, name, group, places.get(name, Place()))
-        _wait_for_all(cluster, starting, deadline)
+    if CONTROL_GROUP not in running:
+        processes.kill_all(cluster.id, CONTROL_GROUP)
+        starting[CONTROL_GROUP] = start_head(cluster, places.get(CONTROL_GROUP, Place()), dashboard=dashboard)
+        _wait_for_port(cluster, starting[CONTROL_GROUP], deadline)
+    for group in groups:
+        for number in range(group.nodes):
+            name = group.name if group.nodes == 1 else f"{group.name}-{number}"
+            if name not in running:
+                processes.kill_all(cluster.id, name)
+                starting[name] = start_node(cluster, name, group, places.get(name, Place()), dashboard=dashboard)
+    _wait_for_all(cluster, starting, deadline)
 
 
 def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, subprocess.Popen[bytes]], deadline: float) -> None:

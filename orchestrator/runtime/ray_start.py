@@ -19,19 +19,11 @@ from pathlib import Path
 from orchestrator.environment import built
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
+from orchestrator.runtime.ray_command import MODULE, WITH_DASHBOARD
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
 
 LOOPBACK = "127.0.0.1"
 PASSED = "passed-environment.json"
-RAY = (
-    "import sys; sys.modules['ray.serve.scripts'] = None; from ray._private import services; "
-    "services.resolve_ip_for_localhost = str; from ray.scripts import scripts; "
-    "scripts.get_ray_client_dependency_error = lambda: 'not wanted'; scripts.main()"
-)
-"""The program ``ray`` without Ray Serve's commands, which it does without where they cannot be had: their import is the
-half of its time. With 127.0.0.1 for an address: Ray takes it for a mistake and uses the machine's outer one instead, but
-at no other does it listen on loopback alone (``cluster.join`` says the same to drivers). And without Ray Client's server:
-nobody here is its client, and it costs a port, 90 MB and a second of processor time."""
 OBJECT_STORE_BYTES_MAX = 2 << 30
 """Per node. It is reserved address space; memory is used only for what is in it."""
 
@@ -44,7 +36,7 @@ class Place:
     enter: tuple[str, ...] = ()
 
 
-def start_head(cluster: ClusterFile, place: Place, *, dashboard: bool, dashboard_port: int) -> subprocess.Popen[bytes]:
+def start_head(cluster: ClusterFile, place: Place, *, dashboard: bool) -> subprocess.Popen[bytes]:
     """The head; one that died at this address before goes on from what it kept."""
     # Ray takes raylets of ours that wait for this head for a head that runs, if this file says where it was
     Path(cluster.temp_dir, CONTROL_GROUP, "ray_current_cluster").unlink(missing_ok=True)
@@ -52,20 +44,22 @@ def start_head(cluster: ClusterFile, place: Place, *, dashboard: bool, dashboard
     arguments = [
         *("--head", "--port", port, "--num-cpus", "0", "--no-monitor"),
         *("--include-dashboard", str(dashboard).lower(), "--dashboard-host", LOOPBACK),
-        *("--dashboard-port", str(dashboard_port)),
+        *("--dashboard-port", str(free_port())),
         *("--labels", f"{GROUP_LABEL}={CONTROL_GROUP}"),
     ]
-    return _start(cluster, CONTROL_GROUP, place, arguments)
+    return _start(cluster, CONTROL_GROUP, place, arguments, dashboard=dashboard)
 
 
-def start_node(cluster: ClusterFile, name: str, group: NodeGroup, place: Place) -> subprocess.Popen[bytes]:
+def start_node(
+    cluster: ClusterFile, name: str, group: NodeGroup, place: Place, *, dashboard: bool
+) -> subprocess.Popen[bytes]:
     arguments = ["--address", cluster.address, "--num-cpus", str(group.cpus)]
     if group.accelerator == "gpu":
         arguments += ["--num-gpus", str(group.accelerators)]
     elif group.accelerators:
         arguments += ["--resources", json.dumps({"TPU": group.accelerators})]
     labels = f"{GROUP_LABEL}={group.name},{REGION_LABEL}={group.region}"
-    return _start(cluster, name, place, [*arguments, "--labels", labels])
+    return _start(cluster, name, place, [*arguments, "--labels", labels], dashboard=dashboard)
 
 
 def log_of(cluster: ClusterFile, name: str) -> Path:
@@ -92,7 +86,9 @@ def free_port() -> int:
         return port
 
 
-def _start(cluster: ClusterFile, name: str, place: Place, arguments: list[str]) -> subprocess.Popen[bytes]:
+def _start(
+    cluster: ClusterFile, name: str, place: Place, arguments: list[str], *, dashboard: bool
+) -> subprocess.Popen[bytes]:
     # a folder for each node: nodes that start at once in one folder take the same socket names
     folder = Path(cluster.temp_dir, name)
     folder.mkdir(exist_ok=True)
@@ -101,7 +97,15 @@ def _start(cluster: ClusterFile, name: str, place: Place, arguments: list[str]) 
     with log_of(cluster, name).open("wb") as log:
         return subprocess.Popen(
             [
-                *(*place.enter, sys.executable, "-c", RAY, "start", *arguments),
+                *(
+                    *place.enter,
+                    sys.executable,
+                    "-m",
+                    MODULE,
+                    *([WITH_DASHBOARD] if dashboard else []),
+                    "start",
+                    *arguments,
+                ),
                 *("--node-ip-address", place.address, "--temp-dir", str(folder), "--node-name", name),
                 *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
                 *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import yaml
 
 from api.client import Client
 from api.installation.home import Home
+from tests import forked
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -37,9 +37,7 @@ class Installation:
 
     def atoll(self, *arguments: str, code: int | None = 0) -> str:
         """What the command printed. Its exit code is checked unless it is None, and that no traceback is shown."""
-        done = subprocess.run(
-            self.command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, env=environment()
-        )
+        done = forked.atoll(*arguments, "--home", str(self.home.path), environment=environment())
         said = done.stdout + done.stderr
         assert code in (None, done.returncode), said
         assert "Traceback" not in said

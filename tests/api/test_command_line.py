@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.api.installation import ROOT, Installation, environment, interruptible
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -117,8 +118,7 @@ def test_the_report_of_a_running_job_is_not_there_yet(warm: Installation) -> Non
 def test_replay_tells_an_identical_tape_from_a_changed_one(warm: Installation) -> None:
     warm.atoll("submit", warm.spec_file(steps=10), "--watch")
     run = warm.runs / "latest"
-    replay = [sys.executable, "-m", "api.cli", "replay"]
-    same = subprocess.run([*replay, str(run)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    same = forked.atoll("replay", str(run))
     assert same.returncode == 0
     assert "identical" in same.stdout
 
@@ -127,13 +127,11 @@ def test_replay_tells_an_identical_tape_from_a_changed_one(warm: Installation) -
     lines[placed] = lines[placed].replace("the job starts", "the job begins")
     changed = run / "changed.jsonl"
     changed.write_text("\n".join([header, *lines[:-1]]) + "\n")
-    other = subprocess.run([*replay, str(changed)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    other = forked.atoll("replay", str(changed))
     assert other.returncode == 1
     assert "this build decides" in other.stdout
 
-    torn = subprocess.run(
-        [*replay, str(run / "spec.yaml")], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    torn = forked.atoll("replay", str(run / "spec.yaml"))
     assert torn.returncode in (1, 2)
     assert "Traceback" not in torn.stderr
 

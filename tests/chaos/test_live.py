@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from typing import Any
 
 import psutil
@@ -18,6 +17,7 @@ from orchestrator.chaos.plan import parse
 from orchestrator.chaos.schedule import schedule
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, RequestError
+from tests import forked
 from tests.api.installation import ROOT, Installation, environment, interruptible
 from tests.chaos.plans import document
 from tests.chaos.strikes import struck, verdict_with_strikes
@@ -229,7 +229,6 @@ def test_shipped_plans_run_against_the_demo_in_the_simulator(name: str, tmp_path
 
 
 def _without_home(*arguments: str) -> str:
-    command = [sys.executable, "-m", "api.cli", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, env=environment())
+    done = forked.atoll(*arguments, environment=environment())
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import yaml
 
+from tests import forked
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
@@ -46,8 +47,7 @@ def test_the_demo_survives_its_kill_and_learns(tmp_path: Path) -> None:
     assert page.count("<svg") >= 4
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # self-contained
     assert (runs / "latest" / "merged.safetensors").stat().st_size > 4 * 800_000
-    replay = [sys.executable, "-m", "api.cli", "replay", str(runs / "latest" / "tape.jsonl")]
-    assert subprocess.run(replay, cwd=ROOT).returncode == 0
+    assert forked.atoll("replay", str(runs / "latest" / "tape.jsonl")).returncode == 0
     assert _processes_of(tmp_path) == []
 
 

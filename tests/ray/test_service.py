@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,12 @@ from orchestrator.core import events
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.tape.storage import read_tape
+from tests import forked
 from tests.attack.test_permissions import open_to_others
 from tests.ray.jobs import GAP_MAX_S, GROUPS, STEP_S, gone, synthetic
 from tests.ray.test_embedded import beyond_loopback
 from tests.waiting import PATIENCE_S, wait_until
 
-ROOT = Path(__file__).parent.parent.parent
 STEPS = round(50 / STEP_S)
 OF_A_RECOVERY = {"atoll_recovery_seconds", "atoll_recovery_part_seconds", "atoll_catch_ups"}
 NOT_OF_THIS_JOB = {  # nobody waits, nothing is struck or goes wrong
@@ -47,8 +45,7 @@ class Hands:
 
     def atoll(self, *arguments: str, code: int | None = 0) -> str:
         """What the command printed. Its exit code is checked unless it is None, and that no traceback is shown."""
-        line = [sys.executable, "-m", "api.cli", *arguments, "--home", str(self.home.path)]
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = forked.atoll(*arguments, "--home", str(self.home.path))
         said = done.stdout + done.stderr
         assert code in (None, done.returncode), said
         assert "Traceback" not in said
@@ -131,9 +128,7 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     assert report["tokens_trained"] >= hands.json("status", job)["token_budget"]
     asia = hands.island(job, "asia")
     assert asia["incarnation"] == before["incarnation"] + 1
-    assert "identical" in subprocess.run(
-        [sys.executable, "-m", "api.cli", "replay", str(hands.runs / job)], cwd=ROOT, capture_output=True, text=True
-    ).stdout  # fmt: skip
+    assert "identical" in forked.atoll("replay", str(hands.runs / job)).stdout
 
     hands.atoll("down")
     assert processes.marked(cluster.id) == []

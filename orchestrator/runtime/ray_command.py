@@ -1,0 +1,115 @@
+"""The program ``ray`` as the nodes of an embedded cluster run it: without what nobody here uses, and patient.
+
+    python -m orchestrator.runtime.ray_command [--with-dashboard] start ...
+
+Ray takes three fifths of a node's start for what only its dashboard, its job server, its clients and Ray Serve use. A node
+started here does without, which on two cores is seconds of ``atoll up``, and half of the memory of an idle node:
+
+- Ray Serve's commands are not imported, and Ray Client's server is not started (a port, 90 MB, a second of processor time).
+- The dashboard's process is not started: Ray starts it (120 MB) also where it is told to include none.
+- Each node's dashboard agent starts as in Ray's own minimal installation, and with none of its modules. It serves no port.
+  The raylet wants the process to be there. ``--with-dashboard`` leaves agents as they are.
+- 127.0.0.1 is meant: Ray takes it for a mistake and uses the machine's outer address instead, but at no other does it
+  listen on loopback alone (``cluster.join`` says the same to drivers).
+- A node has ``NODE_PATIENCE_S`` to register, where Ray gives it 30 s, too little on a busy machine; it is given up at
+  once if its raylet has ended.
+
+There is no public switch for any of it. Source: Ray 2.60 as installed by the lock file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import psutil
+
+NODE_PATIENCE_S = 150.0
+POLL_S = 0.2
+MODULE = "orchestrator.runtime.ray_command"
+AGENT = "agent"
+WITH_DASHBOARD = "--with-dashboard"
+
+
+def main() -> None:
+    if sys.argv[1] == AGENT:
+        del sys.argv[:2]
+        run_agent(sys.argv[0])
+        return
+    with_dashboard = WITH_DASHBOARD in sys.argv
+    if with_dashboard:
+        sys.argv.remove(WITH_DASHBOARD)
+    sys.modules["ray.serve.scripts"] = _ABSENT
+    scripts: Any = importlib.import_module("ray.scripts.scripts")
+    services: Any = importlib.import_module("ray._private.services")
+    services.resolve_ip_for_localhost = str
+    services.get_node = patient(services.get_node)
+    scripts.get_ray_client_dependency_error = not_wanted
+    if not with_dashboard:
+        importlib.import_module("ray._private.utils").get_dashboard_dependency_error = not_wanted  # type: ignore[attr-defined]
+        services.start_api_server = lambda *_, **__: ("", None)
+        command_of = services._build_python_executable_command_memory_profileable
+        services._build_python_executable_command_memory_profileable = without_modules(command_of)
+    scripts.main()
+
+
+def not_wanted() -> ImportError:
+    """Ray's answer where packages are missing that one of its parts needs."""
+    return ImportError("not wanted")
+
+
+def run_agent(path: str) -> None:
+    """A node's dashboard agent, the program at ``path``, with none of the dashboard's modules."""
+    from ray.dashboard import utils
+
+    utils.get_all_modules = lambda kind: []
+    runpy.run_path(path, run_name="__main__")
+
+
+def without_modules(command_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """``command_of`` names the interpreter for a component's program; for agents it becomes this module's ``agent``."""
+
+    def command(component: str, *arguments: Any, **options: Any) -> list[str]:
+        interpreter = command_of(component, *arguments, **options)
+        return [*interpreter, "-m", MODULE, AGENT] if component == "dashboard_agent" else interpreter
+
+    return command
+
+
+def patient(get_node: Callable[[str, str], dict[str, Any]]) -> Callable[[str, str], dict[str, Any]]:
+    """``get_node``, which raises RuntimeError while the node has not registered, asked again until it has.
+
+    Raises ChildProcessError as soon as no raylet of this process runs.
+    """
+
+    def get(gcs_address: str, node_id: str) -> dict[str, Any]:
+        deadline = time.monotonic() + NODE_PATIENCE_S
+        while True:
+            try:
+                return get_node(gcs_address, node_id)
+            except RuntimeError:
+                if not raylet_runs():
+                    raise ChildProcessError("The node's raylet ended before it had registered.") from None
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(POLL_S)
+
+    return get
+
+
+def raylet_runs() -> bool:
+    """Whether this process has started a raylet that has not ended."""
+    started = (child for child in psutil.Process().children() if child.name() == "raylet")
+    return any(child.status() != psutil.STATUS_ZOMBIE for child in started)
+
+
+_ABSENT: ModuleType = None  # type: ignore[assignment]
+"""In ``sys.modules`` it makes an import fail as that of a package which is not installed."""
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""``atoll`` as a process of its own, forked from one that has imported it already.
+
+A command's process costs its imports first, and tests run hundreds of commands. So a server is started once for each
+process of pytest: it imports the command line and forks for each command, which then runs as ``python -m api.cli`` does:
+with its own arguments, environment, folder, output and exit code. Only ``/proc/PID/environ`` and ``/proc/PID/cmdline`` tell
+it from another. Tests that look there, or send signals, start a process themselves.
+
+    with connection(...)   JSON {arguments, environment, folder, niceness} and two files, for output and errors
+    answer                 JSON: the exit code, negative for a signal, as of subprocess
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.waiting import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = "api.cli"
+REQUEST_BYTES_MAX = 1 << 20
+
+
+def atoll(
+    *arguments: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What ``atoll ARGUMENTS`` printed, and its exit code. Raises TimeoutError after ``PATIENCE_S``."""
+    request = {
+        "arguments": arguments,
+        "environment": dict(os.environ if environment is None else environment),
+        "folder": str(folder),
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+    }
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(PATIENCE_S)
+        line.connect(server())
+        socket.send_fds(line, [b"\0"], [output.fileno(), errors.fileno()])
+        line.sendall(json.dumps(request).encode() + b"\n")
+        with line.makefile("rb") as answers:
+            code = int(answers.readline())
+        output.seek(0)
+        errors.seek(0)
+        command = [PROGRAM, *arguments]
+        return subprocess.CompletedProcess(command, code, output.read().decode(), errors.read().decode())
+
+
+@cache
+def server() -> str:
+    """Where the server of this process listens. It ends with this process."""
+    folder = tempfile.mkdtemp(prefix="atoll-forked-")  # a socket's path is short
+    path = f"{folder}/socket"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    ours, theirs = socket.socketpair()  # its end is ours
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.forked", str(listener.fileno()), str(theirs.fileno())],
+        cwd=ROOT,
+        pass_fds=(listener.fileno(), theirs.fileno()),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    listener.close()
+    theirs.close()
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+        os.unlink(path)
+        os.rmdir(folder)
+
+    atexit.register(end)
+    return path
+
+
+def serve(listener: socket.socket, owner: socket.socket) -> dict[str, Any] | None:
+    """Returns once with each request, in a process of its own that is to carry it out; None when the owner has ended."""
+    import selectors
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with selectors.DefaultSelector() as selector:
+        for one in (listener, owner):
+            selector.register(one, selectors.EVENT_READ)
+        while True:
+            ready = {key.fileobj for key, _ in selector.select()}
+            if owner in ready:
+                return None
+            line, _ = listener.accept()
+            if os.fork() == 0:
+                break
+            line.close()
+    listener.close()
+    owner.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _, (output, errors), _, _ = socket.recv_fds(line, 1, 2)
+    with line.makefile("rb") as lines:
+        request: dict[str, Any] = json.loads(lines.readline(REQUEST_BYTES_MAX))
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        with suppress(OSError):  # nobody waits any more
+            line.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        os._exit(0)
+    line.close()
+    for source, target in ((output, 1), (errors, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    return request
+
+
+def become(request: Mapping[str, Any]) -> None:
+    """This process carries out the command, and ends with it."""
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    with suppress(PermissionError):  # only root may raise it
+        os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
+    program = sys.modules["__main__"] = sys.modules[PROGRAM]  # whom it names in its help
+    sys.argv = [str(program.__file__), *request["arguments"]]
+    sys.path[0] = request["folder"]
+    program.main()
+
+
+def preload() -> None:
+    """What commands import and build at their beginning, or on their way."""
+    import typer.main
+
+    import api.cli
+    import api.client
+    import api.installation.up
+
+    typer.main.get_command = cache(typer.main.get_command)
+    typer.main.get_command(api.cli.app)
+    gc.freeze()  # what is shared with each command stays so
+
+
+def main(arguments: Sequence[str]) -> None:
+    preload()
+    listener, owner = (socket.socket(fileno=int(number)) for number in arguments)
+    request = serve(listener, owner)
+    if request is not None:
+        become(request)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
