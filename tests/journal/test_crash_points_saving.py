@@ -26,7 +26,7 @@ from tests.journal.lives import Lives
 from tests.journal.shell import FRAGMENTS, Fate
 from tests.journal.test_crash_points import SNAPSHOTS, assert_sound
 
-DEATHS_PER_POINT = int(os.environ.get("ATOLL_DEATHS_PER_POINT", "6"))
+DEATHS_PER_POINT = int(os.environ.get("ATOLL_DEATHS_PER_POINT", "3"))
 """A point is reached up to fifty times; ``make soak`` dies at every one."""
 POINTS = sorted({*saver.POINTS, *shell.POINTS} - {"before pull", "after pull", "before merge"})
 """Nothing is offered and nothing merged while a checkpoint is taken or restored here: that is another test's."""

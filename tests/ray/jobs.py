@@ -30,6 +30,10 @@ from orchestrator.tape.storage import read_tape
 from tests.waiting import PATIENCE_S, wait_until
 
 STEP_S = 0.05
+PAUSE_S = 0.2
+"""Between two looks at a job: each is work for its synchroniser, or a tape to read."""
+BRIEF_S = 0.02
+"""Where what is waited for passes soon."""
 GAP_MAX_S = 1.0
 """Whoever waits for somebody who is away stands still for longer; a busy machine alone has taken a third of it."""
 GROUPS = tuple(group.name for group in DEFAULT_GROUPS)
@@ -53,9 +57,9 @@ class Job:
     def island(self, name: str) -> dict[str, Any]:
         return next(island for island in self.status()["view"]["islands"] if island["island"] == name)
 
-    def wait_until(self, situation: Callable[[], Any], what: str) -> Any:
+    def wait_until(self, situation: Callable[[], Any], what: str, pause_s: float = PAUSE_S) -> Any:
         try:
-            return wait_until(situation, what, pause_s=0.02)
+            return wait_until(situation, what, pause_s)
         except AssertionError as error:
             raise AssertionError(f"{error}; {self.story()}") from None
 
@@ -71,7 +75,7 @@ class Job:
             seen = self.island(island)
             return seen if seen["state"] in states and seen["incarnation"] >= incarnation else None
 
-        return self.wait_until(there, f"{island} in {'/'.join(states)}")
+        return self.wait_until(there, f"{island} in {'/'.join(states)}", BRIEF_S)
 
     def wait_for_merge(self, island: str, incarnation: int) -> dict[str, Any]:
         """Until this incarnation's work has reached a merge."""

@@ -25,7 +25,7 @@ from orchestrator.core import commands, events, saving
 from orchestrator.core.vocabulary import RoundPhase
 from orchestrator.roots import AllowedRoots
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import GROUPS, Job, assert_sound, synthetic
+from tests.ray.jobs import BRIEF_S, GROUPS, Job, assert_sound, synthetic
 from tests.ray.test_checkpoints import carried_on, checkpoints_of, recorded, resumed, taken
 from tests.ray.test_recovery import kill
 
@@ -134,7 +134,9 @@ def test_a_synchroniser_killed_while_it_takes_a_checkpoint_drops_it_and_the_one_
     for number, (file, caught) in enumerate(CAUGHT, start=2):
         plug(root / f"{number:06d}" / file)
         job.command(commands.Checkpoint())
-        job.wait_until(lambda caught=caught, number=number: caught(job, number), f"checkpoint {number} in the making")
+        job.wait_until(
+            lambda caught=caught, number=number: caught(job, number), f"checkpoint {number} in the making", BRIEF_S
+        )
         kill(job, home)
         job.wait_until(lambda number=number: len(job.restarts()) == number - 1, "the next life")
         job.wait_until(lambda number=number: not (root / f"{number:06d}").exists(), f"no checkpoint {number}")
@@ -211,11 +213,11 @@ def test_a_synchroniser_killed_on_the_way_back_to_a_checkpoint_goes_all_the_way(
         job.wait_until(lambda stood=stood: moved_past(stood), "merges of every fragment")
         job.command(commands.Kill(goes, restart=False))
         job.wait_for_state(goes, "stopped")
-        job.wait_until(nothing_merges, "peace")
+        job.wait_until(nothing_merges, "peace", BRIEF_S)
         before = len(recorded(job, saving.FragmentRestored))
         with writing_to(job, caught_at) as comes:
             job.port.submit(job.id, f"back-{turn}", "test", commands.Rollback(1))
-            job.wait_until(comes, f"fragment {caught_at} in the making")
+            job.wait_until(comes, f"fragment {caught_at} in the making", BRIEF_S)
             assert len(effects_of(job, saving.RestoreFragments)) == 2 * turn - 1
             job.wait_until(
                 lambda before=before, caught_at=caught_at: (

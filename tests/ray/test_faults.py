@@ -19,7 +19,7 @@ from orchestrator.core import commands, events
 from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.names import controller_name, synchroniser_name
-from tests.ray.jobs import GAP_MAX_S, GROUPS, Job, assert_sound, gone, pid_of, synthetic
+from tests.ray.jobs import BRIEF_S, GAP_MAX_S, GROUPS, Job, assert_sound, gone, pid_of, synthetic
 
 pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
@@ -93,7 +93,7 @@ def test_an_island_killed_while_it_is_placed_is_placed_again(start: Start, home:
     job = start(synthetic(steps=ENDLESS, groups=("asia",)))
     killed = 0
     while True:
-        pid = job.wait_until(lambda: pid_of("Island", home), "a process for asia")
+        pid = job.wait_until(lambda: pid_of("Island", home), "a process for asia", BRIEF_S)
         os.kill(pid, signal.SIGSTOP)
         placing = job.island("asia")["state"] == "placing" and not job.events(events.IslandPlaced, "asia")
         os.kill(pid, signal.SIGKILL)

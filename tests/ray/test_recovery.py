@@ -28,8 +28,8 @@ from tests.ray.jobs import GROUPS, Job, assert_sound, pid_of, stop, synthetic
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 Start = Callable[[dict[str, Any]], Job]
 ENDLESS = 100_000
-KILLS = int(os.environ.get("ATOLL_KILLS", "10"))
-SEEN_BACK_EVERY = 5
+KILLS = int(os.environ.get("ATOLL_KILLS", "6"))
+SEEN_BACK_EVERY = 3
 SILENT_S = float(os.environ.get("ATOLL_SILENT_S", "4"))
 SHARE_MIN = 0.97 if SILENT_S >= 60 else 0.85
 """Whoever waited would not step for all of the silence; of a few seconds a busy machine alone takes a twentieth."""

@@ -1,6 +1,6 @@
 """Simulated jobs in rough weather whose synchroniser dies, loses its power, and has a disk that tears, spoils and refuses.
 
-100 seeds here; ``make soak`` runs ten thousand. A failure says how to see it again: ``python -m
+50 seeds here; ``make soak`` runs ten thousand. A failure says how to see it again: ``python -m
 orchestrator.simulation.swarm --seed N --deaths N``. Bugs planted into the real code must each be found within 500 seeds;
 here they are looked for in 40, which is three times what the slowest needs:
 
@@ -34,7 +34,7 @@ from orchestrator.simulation.swarm.mortality import draw_mortality
 from orchestrator.tape.storage import TapeWriter
 
 DEATHS = 4
-SEEDS, CHUNK = 100, 25
+SEEDS, CHUNK = 50, 25
 Patch = pytest.MonkeyPatch
 
 
