@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench soak compare dashboards reference lock clean
+.PHONY: help install demo test test-fast lint bench soak compare dashboards reference lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,12 @@ test: $(STAMP)  ## lint, types, then every test
 	@deploy/system-packages.sh
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 	@$(BIN)/python -m pytest --numprocesses 3
+
+FAST := accounting checkpoints core golden journal numerics properties replica report scenarios tapes \
+	test_config.py test_documents.py test_logbook.py test_tidy.py
+
+test-fast: $(STAMP)  ## what needs no Ray, browser, service or JAX: about a minute
+	@ATOLL_DEATHS_PER_POINT=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(addprefix tests/,$(FAST))
 
 lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy
