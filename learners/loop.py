@@ -1,4 +1,4 @@
-"""The island's own loop: a replica with a trainer and a thread, which takes inner steps back to back.
+"""The loop of an island: a replica with a trainer and a thread, which takes inner steps back to back.
 
 At each boundary between two steps the loop asks its ``Replica`` what is to be done and does it: it loads what was
 published, takes snapshots, and puts reports into the outbox. An offer starts a copy and leaves a report; the bytes are
@@ -27,10 +27,10 @@ from learners.adoption import mixed, rebased
 from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import Exports, require_numbers
-from learners.gathering import Fragments, Gathered
 from learners.outbox import Outbox
-from orchestrator.core.messages import Broken, Flushed, Letter, Offer
-from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Version
+from learners.state_fetch import FetchedState, Fragments
+from orchestrator.core.messages import Broken, Flushed, IslandReport, Offer
+from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
@@ -116,7 +116,7 @@ class IslandLoop:
             with self._changed:
                 self._replica.hold(versions, step)
 
-    def load_peer(self, state: Gathered, cursor: int) -> None:
+    def load_peer(self, state: FetchedState, cursor: int) -> None:
         """Begin from what peers gave. Their uncontributed work is not ours to count, or to keep."""
         with self._loading:
             self._require_idle(state.versions)
@@ -172,16 +172,16 @@ class IslandLoop:
 
     # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, fix: Fix = NO_FIX) -> None:
+    def start(self, anchor: ScheduleAnchor = NO_ANCHOR) -> None:
         """Train until flushed, drained or stopped. Asked again, it calls a drain off, or changes nothing."""
-        self.open(fix)
+        self.open(anchor)
         self._run_in_thread()
 
-    def open(self, fix: Fix = NO_FIX) -> None:
+    def open(self, anchor: ScheduleAnchor = NO_ANCHOR) -> None:
         """As ``start``, but steps are taken by whoever calls ``advance``."""
         with self._changed:
             begins = not self._replica.started
-            self._replica.start(fix)
+            self._replica.start(anchor)
         if begins:
             self._give_states()
 
@@ -213,11 +213,11 @@ class IslandLoop:
         step: int,
         arrays: Arrays,
         merged_offer: int = 0,
-        fix: Fix = NO_FIX,
+        anchor: ScheduleAnchor = NO_ANCHOR,
     ) -> None:
         """Have a published value adopted at the next boundary, unless it is no news (``Publication``)."""
         with self._changed:
-            if self._replica.publication_arrived(Publication(fragment, version, step, merged_offer, fix)):
+            if self._replica.publication_arrived(Publication(fragment, version, step, merged_offer, anchor)):
                 self._arrived[fragment] = arrays
                 self._changed.notify_all()
 
@@ -386,7 +386,7 @@ class IslandLoop:
         tensors = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]
         return self._trainer.export_state(tensors), at.versions, at.step
 
-    def _say(self, report: Letter, step: int) -> None:
+    def _say(self, report: IslandReport, step: int) -> None:
         """Report it, and before it how far training is, unless that was said already."""
         self._report_progress(step)
         self._outbox.put(report)

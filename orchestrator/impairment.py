@@ -1,7 +1,7 @@
 """What injected faults do to the link between an island and the synchroniser, as data: nothing here waits or reads a clock.
 
-    cut                     nothing passes for a while: letters, payloads, publications; the process trains on
-    slow                    payloads and publications pass at so many bytes a second for a while; letters weigh nothing
+    cut                     nothing passes for a while: reports, payloads, publications; the process trains on
+    slow                    payloads and publications pass at so many bytes a second for a while; reports weigh nothing
     corrupt, delay, drop    the next so many payloads arrive with flipped bits, late, or not at all
 
 The live link and the simulated one ask the same object, so a plan means the same in both. It is the application's link that

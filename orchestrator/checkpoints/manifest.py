@@ -80,7 +80,7 @@ class Manifest:
     tokens_trained   by all islands, at their cuts, in this job and in those it was resumed from
     merged_tokens    of these, in Θ, by fragment
     cursors          of every data shard in the specification's order: how many batches of its stream were drawn
-    legs             the cursors at each earlier resumption, first to last (``learners.lanes``)
+    legs             the cursors at each earlier resumption, first to last (``learners.data_lanes``)
     """
 
     job: str

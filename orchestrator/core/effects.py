@@ -1,4 +1,4 @@
-"""What the core asks the shell to do, as data. Verbs; every one is idempotent by its name.
+"""Effects: the requests of the core to its shell, as data. They are verbs, and each is idempotent by its name.
 
 Ordering contract: the effects of one event are carried out in the order they are returned. A shell may run them
 concurrently only where they concern different fragments or different islands. Nothing here waits: whatever comes of an
@@ -13,12 +13,11 @@ from typing import Protocol, assert_never
 
 from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, RestoreFragments, SavingEffect, SealCheckpoint
 from orchestrator.core.vocabulary import (
-    NO_FIX,
+    NO_ANCHOR,
     CloseReason,
     CommandId,
     Contribution,
     Epoch,
-    Fix,
     FragmentId,
     Incarnation,
     Instant,
@@ -29,6 +28,7 @@ from orchestrator.core.vocabulary import (
     PayloadId,
     RefusalReason,
     ReleaseReason,
+    ScheduleAnchor,
     Version,
     WeightedPayload,
 )
@@ -97,15 +97,15 @@ class Recipient:
 class PublishFragment:
     """Put exactly version ``version`` of the fragment into these islands' mailboxes.
 
-    A shell that holds a newer version already leaves this one out: its own publication follows. ``fix`` says where the
-    learning-rate schedule is.
+    A shell that holds a newer version already leaves this one out: its own publication follows. ``fix`` anchors
+    the learning-rate schedule.
     """
 
     fragment: FragmentId
     version: Version
     step: int
     recipients: tuple[Recipient, ...]
-    fix: Fix = NO_FIX
+    fix: ScheduleAnchor = NO_ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +228,11 @@ class StandBy:
 
 @dataclass(frozen=True, slots=True)
 class StartTraining:
-    """Step, from where ``fix`` says that the learning-rate schedule is; to an island that steps it says nothing."""
+    """Take inner steps; ``fix`` anchors the learning-rate schedule. An island that steps already goes on unchanged."""
 
     island: IslandId
     incarnation: Incarnation
-    fix: Fix = NO_FIX
+    fix: ScheduleAnchor = NO_ANCHOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""What may happen to a job, in the past tense. An event is already true when the core hears of it.
+"""Events: the facts about a job that the core decides on, in the past tense. Each is true before the core gets it.
 
 Every event carries ``at``, the instant it was stamped on entry. The core has no other clock. Events from an island carry
 its incarnation, so that a process which was replaced cannot speak for its successor.
 
 Three groups: the life of the job, the life of an island, the life of a fragment. What operators may ask for is in
-``commands``, what may happen around checkpoints in ``saving``.
+``commands``, events and effects of checkpoints in ``saving``.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.commands import OperatorCommand
-from orchestrator.core.saving import SavingEvent
+from orchestrator.core.saving import IslandNotSaved, IslandSaved, SavingEvent
 from orchestrator.core.vocabulary import (
-    NO_FIX,
+    NO_ANCHOR,
     CommandId,
     Contribution,
     Duration,
     Epoch,
-    Fix,
     FragmentId,
     Incarnation,
     Instant,
     IslandId,
     PayloadId,
     RefusalReason,
+    ScheduleAnchor,
     Version,
 )
 
@@ -51,7 +51,7 @@ class SynchroniserRestarted:
     """Everything before this on the tape was remembered again by its replay, and Θ read from the journal.
 
     Merges that the journal holds were completed on the tape before this. All that only the process knew is gone: payloads
-    held, merges not journalled, calls under way. Letters and payloads are told to ``epoch`` from now on. ``damage`` says
+    held, merges not journalled, calls under way. Island reports and payloads go to ``epoch`` from now on. ``damage`` says
     what could not be read at the ends of tape and journal, and was cut off.
     """
 
@@ -275,7 +275,7 @@ class FragmentAdopted:
 
     ``kept_tokens`` are those trained on this fragment that survive the adoption (0 when the published value replaces
     the island's own); the rest of its tokens since the last adoption that are not in a contribution are overwritten.
-    ``fix`` is the latest that it has heard; older tapes lack it.
+    ``fix`` is the latest schedule anchor that it knows; older tapes lack it.
     """
 
     at: Instant
@@ -286,7 +286,7 @@ class FragmentAdopted:
     step: int
     tokens_total: int
     kept_tokens: int
-    fix: Fix = NO_FIX
+    fix: ScheduleAnchor = NO_ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +334,7 @@ IslandEvent = (
     | IslandDrained
     | FragmentAdopted
 )
+IncarnationEvent = IslandEvent | IslandSaved | IslandNotSaved
 Event = (
     JobStarted
     | OuterStateSeeded

@@ -1,4 +1,4 @@
-"""How long a round may wait after quorum: only inside the slack that overlap leaves.
+"""The grace window: how long a round may wait after quorum, within the slack that the overlap leaves.
 
     slack = τ·ξ_step − (ξ_quorum + ξ_sync)        grace = clip(γ·slack, 0, cap·ξ_step)
 
@@ -34,7 +34,7 @@ class Pace:
         return replace(self, sync=_average(self.sync, seconds, decay))
 
     def steps_since(self, then: Instant | None, now: Instant) -> int:
-        """How many inner steps that is, to the nearest; none as long as nobody has told of a step."""
+        """How many inner steps that is, to the nearest; none before the first step is reported."""
         return 0 if then is None or not self.step else round((now - then) / self.step)
 
 

@@ -1,4 +1,4 @@
-"""What the synchroniser does about the job as a whole: start it, end it, and answer operators.
+"""The handlers of events that concern the job as a whole: its start, its end, and operators' commands.
 
     RUNNING ──token budget reached──▶ FINISHING ──flushed, merged, evaluated──▶ FINISHED (completed)
        └───────cancelled, or every island given up──────────────────────────────▶ FINISHED (cancelled, failed)
@@ -58,10 +58,10 @@ def settle(state: JobState, event: Event) -> list[Effect]:
         if isinstance(event, ProgressReported):
             over = state.tokens_trained >= state.policy.token_budget
             return _begin_finishing(state, event.at) if over else []
-        if isinstance(event, MAY_GIVE_UP) and all(i.state is IslandState.FAILED for i in state.known):
-            reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.known)
+        if isinstance(event, MAY_GIVE_UP) and all(i.state is IslandState.FAILED for i in state.job_islands):
+            reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.job_islands)
             return finish(state, JobOutcome.FAILED, f"every island was given up ({reasons})")
-        return standby.take_over(state) if state.standbys else []
+        return standby.promote(state) if state.standbys else []
     if state.phase is JobPhase.FINISHING:
         return _go_on_finishing(state)
     return []
@@ -107,7 +107,7 @@ def kill(state: JobState, event: CommandRequested, request: Kill) -> list[Effect
         detail = f"{island.id} has no process to kill: it is {island.state} ({island.reason})"
         return [ResolveCommand(event.command, False, detail)]
     why = f"killed by {event.caller}"
-    state.islands[island.id] = replace(island, wanted=request.restart, doomed=why)
+    state.islands[island.id] = replace(island, wanted=request.restart, kill_reason=why)
     then = "it will be placed again" if request.restart else "it stays away until it is re-added"
     return [
         ResolveCommand(event.command, True, f"{island.id} is being killed; {then}"),
@@ -121,8 +121,8 @@ def drain(state: JobState, event: CommandRequested, request: Drain) -> list[Effe
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
     others = len(state.live - {island.id})
-    if island.state is not IslandState.TRAINING or island.doomed:
-        now = island.doomed or f"it is {island.state} ({island.reason})"
+    if island.state is not IslandState.TRAINING or island.kill_reason:
+        now = island.kill_reason or f"it is {island.state} ({island.reason})"
         return [ResolveCommand(event.command, False, f"{island.id} is not training, and has no work to give: {now}")]
     if others < state.policy.quorum:
         detail = (
@@ -146,11 +146,11 @@ def readd(state: JobState, event: CommandRequested, request: Readd) -> list[Effe
         return [ResolveCommand(event.command, False, f"{island.id} is there already: it is {island.state}")]
     if island.state in WITH_PROCESS:
         state.islands[island.id] = after = island_record.wanted_again(island, f"re-added by {event.caller}")
-        goes_on = after.state is IslandState.TRAINING and not island.doomed
+        goes_on = after.state is IslandState.TRAINING and not island.kill_reason
         then = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
         start = [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
         return [ResolveCommand(event.command, True, f"{island.id} {then}"), *start]
-    placing = island_life.place(state, island_record.pardoned(island), f"re-added by {event.caller}")
+    placing = island_life.place(state, island_record.failures_reset(island), f"re-added by {event.caller}")
     after = state.islands[island.id]
     then = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"
     return [ResolveCommand(event.command, True, f"{island.id} {then}"), *placing]
@@ -167,8 +167,8 @@ def uncordon(state: JobState, event: CommandRequested, request: Uncordon) -> lis
     answer = ResolveCommand(event.command, True, f"node group {request.node_group} takes islands again")
     if state.phase is not JobPhase.RUNNING:
         return [answer]
-    held = (i for i in list(state.islands.values()) if i.state is IslandState.CORDONED)
-    waiting = [island for island in held if island.plan.node_group == request.node_group]
+    cordoned = (i for i in list(state.islands.values()) if i.state is IslandState.CORDONED)
+    waiting = [island for island in cordoned if island.plan.node_group == request.node_group]
     why = f"node group {request.node_group} was uncordoned by {event.caller}"
     return [answer, *(effect for island in waiting for effect in island_life.place(state, island, why))]
 

@@ -1,9 +1,9 @@
-"""How many islands of a node group a job wants: an operator may change that while the job trains.
+"""Scaling: an operator changes how many islands of a node group a job wants, while the job trains.
 
 The policy names every island that there may ever be, in order, each with a data shard of its own, so that nothing that is
-planned by islands (shards, accounts, names) changes under a running job. Those that are not wanted yet are *spares*: they
-have no process, and cost nothing. Scaling up wants the first that are not wanted; scaling down drains the last that are,
-and drops at once what has no work to lose. As with a drain, a quorum must be left to merge that work.
+planned by islands (shards, accounts, names) changes under a running job. Those that are not wanted yet are *scale-up slots*:
+they have no process, and cost nothing. Scaling up wants the first that are not wanted; scaling down drains the last that
+are, and drops at once what has no work to lose. As with a drain, a quorum must be left to merge that work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def scale(state: JobState, event: CommandRequested, request: Scale) -> list[Effe
         return [ResolveCommand(event.command, False, refusal)]
     coming = [i for i in there if not i.wanted][: max(0, request.count - len(wanted))]
     why = f"{event.caller} wants {request.count} islands of node group {request.node_group}"
-    effects: list[Effect] = [ResolveCommand(event.command, True, _told(coming, leaving) or f"{why}, and has them")]
+    effects: list[Effect] = [ResolveCommand(event.command, True, _outcome(coming, leaving) or f"{why}, and has them")]
     for island in coming:
         effects += [WantIsland(island.id, True, why), *_want(state, island, why)]
     for island in leaving:
@@ -41,8 +41,10 @@ def _refusal(state: JobState, request: Scale, there: list[Island], leaving: list
     if state.phase is not JobPhase.RUNNING:
         return f"the job is {state.phase}: islands are not changed any more"
     if not 0 <= request.count <= len(there):
-        asked = f"{request.count} were asked for"
-        return f"of this job there may be 0 to {len(there)} islands on node group {request.node_group!r}; {asked}"
+        request_text = f"{request.count} were asked for"
+        return (
+            f"of this job there may be 0 to {len(there)} islands on node group {request.node_group!r}; {request_text}"
+        )
     going = state.live & {island.id for island in leaving}
     left = len(state.live - going)
     if going and left < state.policy.quorum:
@@ -55,27 +57,27 @@ def _refusal(state: JobState, request: Scale, there: list[Island], leaving: list
 
 def _want(state: JobState, island: Island, why: str) -> list[Effect]:
     if island.state not in WITH_PROCESS:
-        return island_life.place(state, island_record.pardoned(island), why)
+        return island_life.place(state, island_record.failures_reset(island), why)
     state.islands[island.id] = after = island_record.wanted_again(island, why)
     return [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
 
 
 def _leave(state: JobState, island: Island, why: str) -> list[Effect]:
-    """One that trains is drained, one that is silent once it answers; others have no work to lose."""
-    was = island.state_before_suspect if island.state is IslandState.SUSPECT else island.state
+    """One that trains is drained, a suspect one as soon as it answers; others have no work to lose."""
+    state_answered = island.state_before_suspect if island.state is IslandState.SUSPECT else island.state
     if island.state is IslandState.TRAINING:
         state.islands[island.id] = island_record.draining(island, why)
         return [DrainIsland(island.id, island.incarnation)]
-    if was is IslandState.TRAINING:
+    if state_answered is IslandState.TRAINING:
         state.islands[island.id] = replace(island, wanted=False, state_before_suspect=IslandState.DRAINING)
         return []
-    if was is IslandState.DRAINING:
+    if state_answered is IslandState.DRAINING:
         state.islands[island.id] = replace(island, wanted=False)  # killed meanwhile, to be placed again
         return []
     state.islands[island.id] = island_record.dismissed(island, why)
     return [StopIsland(island.id, island.incarnation, why)] if island.state in WITH_PROCESS else []
 
 
-def _told(coming: Iterable[Island], leaving: Iterable[Island]) -> str:
-    told = [f"{island.id} is placed" for island in coming] + [f"{island.id} leaves" for island in leaving]
-    return "; ".join(told)
+def _outcome(coming: Iterable[Island], leaving: Iterable[Island]) -> str:
+    placed = [f"{island.id} is placed" for island in coming]
+    return "; ".join([*placed, *(f"{island.id} leaves" for island in leaving)])

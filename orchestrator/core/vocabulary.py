@@ -1,4 +1,4 @@
-"""The words every other module is made of: identities, units, states and reasons.
+"""The core's vocabulary: identities, units, states, reasons and policies that every other module uses.
 
 Nothing here decides anything. Names are the glossary of docs/concepts.md; when a word is missing, add it there first.
 
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NewType
 
 IslandId = NewType("IslandId", str)
-"""A learner island: one model replica with its own data shard and inner optimizer. Unique within a job."""
+"""An island, the paper's learner: one model replica with its own data shard and inner optimizer. Unique within a job."""
 Incarnation = NewType("Incarnation", int)
 """Which life of an island: 1 for the first process, one more each time it is placed again."""
 Life = tuple[IslandId, Incarnation]
@@ -142,15 +142,18 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Fix:
-    """Where a job was: its islands had trained ``tokens``, lost work too, when the furthest clock showed ``step``."""
+class ScheduleAnchor:
+    """An anchor of the learning-rate schedule: islands had trained ``tokens``, lost work too, at logical step ``step``.
+
+    The step is that of the island whose logical clock was furthest.
+    """
 
     tokens: int = 0
     step: int = 0
 
 
-NO_FIX = Fix()
-"""Nothing was heard, as on older tapes: the learning-rate schedule goes by the clock."""
+NO_ANCHOR = ScheduleAnchor()
+"""No anchor is known, as on older tapes: the learning-rate schedule goes by the logical clock."""
 
 
 def payload_id(island: IslandId, incarnation: Incarnation, fragment: FragmentId, offer: int) -> PayloadId:

@@ -201,15 +201,17 @@ class CheckpointWriter:
 
     def _tidy(self) -> None:
         """Remove what was dropped and is there: who was to remove it died, or an island wrote into it afterwards."""
-        known = self._state.checkpoints
-        wanted = {kept.number for kept in known.kept} | ({known.open.number} if known.open else set())
+        checkpoints = self._state.checkpoints
+        wanted = {one.number for one in checkpoints.retained} | (
+            {checkpoints.open.number} if checkpoints.open else set()
+        )
         try:
             there = {number for name in self.root.folders() if (number := writing.number_of(name)) is not None}
         except Exception as error:
             log.warning("nobody knows which checkpoints are there: %s", first_line(error))
             return
         for number in sorted(there - wanted):
-            if number <= known.count:
+            if number <= checkpoints.count:
                 self._remove(number)
 
     def _steps(self, island: IslandId) -> int:

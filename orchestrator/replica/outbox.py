@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.core.messages import Flushed, Letter, Offer, Progress
+from orchestrator.core.messages import Flushed, IslandReport, Offer, Progress
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.errors import Fenced
 
-Numbered = list[tuple[int, Letter]]
+Numbered = list[tuple[int, IslandReport]]
 
 
 class ReliableOutbox:
@@ -31,10 +31,10 @@ class ReliableOutbox:
         self._unread = UnreadReports()
         self._numbered = NumberedReports()
 
-    def put(self, report: Letter) -> None:
+    def put(self, report: IslandReport) -> None:
         self._unread.put(report)
 
-    def take(self) -> list[Letter]:
+    def take(self) -> list[IslandReport]:
         """All unread reports, oldest first, for a reader who loses none. Each is given out once."""
         return self._unread.take()
 
@@ -42,7 +42,7 @@ class ReliableOutbox:
         """Take note of who speaks: whether it took another's place, so that ``restate`` must follow. Raises Fenced."""
         return self._numbered.heed(epoch)
 
-    def restate(self, standing: Iterable[Letter]) -> None:
+    def restate(self, standing: Iterable[IslandReport]) -> None:
         """Report again what still stands and is in no report that is kept."""
         for report in self._numbered.missing(standing):
             if isinstance(report, Offer):
@@ -76,12 +76,12 @@ class UnreadReports:
     """
 
     def __init__(self) -> None:
-        self._reports: list[Letter] = []
+        self._reports: list[IslandReport] = []
 
     def __bool__(self) -> bool:
         return bool(self._reports)
 
-    def put(self, report: Letter) -> None:
+    def put(self, report: IslandReport) -> None:
         if isinstance(report, Offer):
             self._reports = _without_offer_of(report.fragment, self._reports)
         last = self._reports[-1] if self._reports else None
@@ -100,7 +100,7 @@ class UnreadReports:
         place = next((n for n, old in enumerate(self._reports) if isinstance(old, Flushed)), len(self._reports))
         self._reports.insert(place, offer)
 
-    def take(self) -> list[Letter]:
+    def take(self) -> list[IslandReport]:
         """All of them, oldest first; none is left."""
         reports, self._reports = self._reports, []
         return reports
@@ -129,7 +129,7 @@ class NumberedReports:
             self._kept = [(number, report) for number, report in self._kept if not isinstance(report, Flushed)]
         return replaced
 
-    def write(self, reports: Iterable[Letter]) -> None:
+    def write(self, reports: Iterable[IslandReport]) -> None:
         for report in reports:
             self._written += 1
             self._kept.append((self._written, report))
@@ -146,18 +146,18 @@ class NumberedReports:
         """Those behind this number, oldest first."""
         return [(number, report) for number, report in self._kept if number > read]
 
-    def missing(self, standing: Iterable[Letter]) -> list[Letter]:
+    def missing(self, standing: Iterable[IslandReport]) -> list[IslandReport]:
         """Of what still stands that which is in no report kept; offers oldest first."""
         kept = [report for _, report in self._kept]
         return [report for report in sorted(standing, key=_age) if report not in kept]
 
 
-def _age(report: Letter) -> tuple[int, int]:
+def _age(report: IslandReport) -> tuple[int, int]:
     return (report.offer, report.fragment) if isinstance(report, Offer) else (0, 0)
 
 
-def _without_offer_of(fragment: int, reports: list[Letter]) -> list[Letter]:
-    others: list[Letter] = []
+def _without_offer_of(fragment: int, reports: list[IslandReport]) -> list[IslandReport]:
+    others: list[IslandReport] = []
     for report in reports:
         if isinstance(report, Offer) and report.fragment == fragment:
             continue

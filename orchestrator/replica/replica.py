@@ -23,8 +23,8 @@ from enum import Enum, auto
 from typing import Literal, NamedTuple
 
 from orchestrator.core import schedule
-from orchestrator.core.messages import Adopted, Drained, Flushed, Letter, Offer
-from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Version
+from orchestrator.core.messages import Adopted, Drained, Flushed, IslandReport, Offer
+from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.replica.schedule_position import schedule_step
 from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Replace, Trained
@@ -59,7 +59,7 @@ class Publication(NamedTuple):
     version: Version
     step: int
     merged_offer: int = 0
-    anchor: Fix = NO_FIX
+    anchor: ScheduleAnchor = NO_ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class BoundaryPlan:
     actions: tuple[Action, ...]
     then: Then
 
-    def reports(self) -> list[Letter]:
+    def reports(self) -> list[IslandReport]:
         """What the island says at this boundary, in order."""
         return reports_of(self.actions)
 
@@ -149,7 +149,7 @@ class Replica:
         self.fragments = tuple(FragmentWork() for _ in range(policy.fragment_count))
         self.step = self.offered_step = 0
         self.steps_total = self.tokens_total = 0
-        self.anchor = NO_FIX
+        self.anchor = NO_ANCHOR
         self.holds_state = self.started = False
         self.flushing = self.draining = self.drained = False
         self._arrived: dict[FragmentId, Publication] = {}
@@ -227,7 +227,7 @@ class Replica:
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, anchor: Fix = NO_FIX) -> None:
+    def start(self, anchor: ScheduleAnchor = NO_ANCHOR) -> None:
         """Train, from the next boundary on. Asked again, it calls a drain off, or changes nothing."""
         self.draining = False
         self._begin(anchor)
@@ -235,15 +235,15 @@ class Replica:
     def drain(self) -> None:
         """Step no more; offer all work, again what a version lacks, until versions hold all of it."""
         self.draining = True
-        self._begin(NO_FIX)
+        self._begin(NO_ANCHOR)
 
     def flush(self) -> None:
         """Step no more; the next boundary is the last one."""
         self.flushing = True
         if self.holds_state:
-            self._begin(NO_FIX)
+            self._begin(NO_ANCHOR)
 
-    def _begin(self, anchor: Fix) -> None:
+    def _begin(self, anchor: ScheduleAnchor) -> None:
         if not self.holds_state:
             raise InternalError(detail="an island was started before it held a state.")
         if not self.started:
@@ -366,6 +366,6 @@ class Replica:
         return tuple(offers)
 
 
-def reports_of(actions: Iterable[Action]) -> list[Letter]:
+def reports_of(actions: Iterable[Action]) -> list[IslandReport]:
     """What is reported in the course of these actions, in order."""
     return [action.report for action in actions if isinstance(action, _REPORTING)]

@@ -24,8 +24,8 @@ from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import invariants, saving
-from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
+from orchestrator.core.report_events import contribution_of, event_of
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
 from orchestrator.disk import Disk
 from orchestrator.host.job_files import SNAPSHOT, open_files

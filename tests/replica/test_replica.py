@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.messages import ALL_OFFERS, Adopted, Drained, Flushed, Offer
-from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Version
+from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.replica.replica import (
     AdoptVersion,
@@ -36,7 +36,9 @@ def idle(adoption: AdoptionRule = "replace", interval: int = 4, fragments: int =
     return Replica(ReplicaPolicy(fragments, interval, adoption, ISLANDS * TOKENS, SNAPSHOTS_MAX[adoption]))
 
 
-def publish(to: Replica, fragment: int, version: int, step: int = 0, merged: int = 0, fix: Fix = NO_FIX) -> bool:
+def publish(
+    to: Replica, fragment: int, version: int, step: int = 0, merged: int = 0, fix: ScheduleAnchor = NO_ANCHOR
+) -> bool:
     return to.publication_arrived(Publication(FragmentId(fragment), Version(version), step, merged, fix))
 
 
@@ -111,23 +113,23 @@ def test_a_fragment_from_further_on_raises_the_clock_and_what_it_passes_is_offer
 def test_the_schedule_follows_what_the_job_has_trained_and_not_the_clock() -> None:
     island = replica(interval=12, fragments=4)
     steps(island, 3)
-    publish(island, 0, 1, step=9, fix=Fix(ISLANDS * TOKENS * 2, 9))
+    publish(island, 0, 1, step=9, fix=ScheduleAnchor(ISLANDS * TOKENS * 2, 9))
     assert island.schedule_step == 3
     island.boundary()
     assert (island.step, island.schedule_step) == (9, 2)
-    publish(island, 1, 1, step=8, fix=Fix(ISLANDS * TOKENS * 6, 10))
+    publish(island, 1, 1, step=8, fix=ScheduleAnchor(ISLANDS * TOKENS * 6, 10))
     steps(island, 2)
     assert island.schedule_step == 7
-    publish(island, 1, 2, step=8, fix=Fix(ISLANDS * TOKENS * 5, 9))  # no news
+    publish(island, 1, 2, step=8, fix=ScheduleAnchor(ISLANDS * TOKENS * 5, 9))  # no news
     steps(island, 1)
-    assert (island.anchor, island.schedule_step) == (Fix(ISLANDS * TOKENS * 6, 10), 8)
+    assert (island.anchor, island.schedule_step) == (ScheduleAnchor(ISLANDS * TOKENS * 6, 10), 8)
 
 
 def test_who_begins_is_told_where_the_schedule_is_and_who_trains_already_is_not() -> None:
     island = idle()
     island.hold((Version(0), Version(0)), 30)
-    island.start(Fix(ISLANDS * TOKENS * 20, 29))
-    island.start(Fix(ISLANDS * TOKENS * 50, 29))
+    island.start(ScheduleAnchor(ISLANDS * TOKENS * 20, 29))
+    island.start(ScheduleAnchor(ISLANDS * TOKENS * 50, 29))
     assert island.schedule_step == 21
 
 

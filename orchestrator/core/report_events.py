@@ -1,7 +1,7 @@
-"""What an island's letter means to the core: each letter is one event, said by that island's incarnation at that instant.
+"""The event that each island report stands for, of that island's incarnation and at that instant.
 
-The live link and the laboratory both hear islands, and must hear the same. An offer becomes a contribution only once
-somebody holds its bytes, so it has a function of its own; a broken island is heard as the loss of its connection.
+The live link, the laboratory and the simulation all decode reports, and must do it alike. An offer becomes a contribution
+only once its bytes are held, so it has a function of its own; a broken island is decoded as the loss of its connection.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.core import events, messages, saving
 from orchestrator.core.vocabulary import Contribution, Incarnation, Instant, IslandId, payload_id
 
-Heard = (
+EventReport = (
     messages.Progress
     | messages.Adopted
     | messages.Ready
@@ -24,8 +24,8 @@ Heard = (
     | messages.NotSaved
     | messages.Broken
 )
-Said = events.IslandEvent | saving.IslandSaved | saving.IslandNotSaved
-_EVENTS: dict[type, Callable[..., Said]] = {
+"""Reports that are events by themselves: all but offers."""
+_EVENTS: dict[type, Callable[..., events.IncarnationEvent]] = {
     messages.Progress: events.ProgressReported,
     messages.Adopted: events.FragmentAdopted,
     messages.Ready: events.IslandReady,
@@ -36,14 +36,14 @@ _EVENTS: dict[type, Callable[..., Said]] = {
     messages.Saved: saving.IslandSaved,
     messages.NotSaved: saving.IslandNotSaved,
 }
-"""Letters whose fields are their event's, by the same names."""
+"""Reports whose fields are their event's, by the same names."""
 
 
-def event_of(letter: Heard, at: Instant, island: IslandId, incarnation: Incarnation) -> Said:
-    """The event that this letter tells of."""
-    if isinstance(letter, messages.Broken):
-        return events.ConnectionLost(at, island, incarnation, True, f"its own code failed: {letter.detail}")
-    return _EVENTS[type(letter)](at, island, incarnation, **_facts(letter))
+def event_of(report: EventReport, at: Instant, island: IslandId, incarnation: Incarnation) -> events.IncarnationEvent:
+    """The event that this report stands for."""
+    if isinstance(report, messages.Broken):
+        return events.ConnectionLost(at, island, incarnation, True, f"its own code failed: {report.detail}")
+    return _EVENTS[type(report)](at, island, incarnation, **_facts(report))
 
 
 def contribution_of(offer: messages.Offer, island: IslandId, incarnation: Incarnation) -> Contribution:
@@ -56,6 +56,6 @@ def contribution_of(offer: messages.Offer, island: IslandId, incarnation: Incarn
     )
 
 
-def _facts(letter: messages.Letter) -> dict[str, Any]:
-    """The letter's fields by name. ``asdict`` would copy them deeply, which costs six times as much."""
-    return {name: getattr(letter, name) for name in letter.__slots__}
+def _facts(report: messages.IslandReport) -> dict[str, Any]:
+    """The report's fields by name. ``asdict`` would copy them deeply, which costs six times as much."""
+    return {name: getattr(report, name) for name in report.__slots__}
