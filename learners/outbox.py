@@ -14,7 +14,7 @@ from orchestrator.replica.outbox import Numbered, ReliableOutbox
 
 
 class Outbox:
-    """``standing`` tells what a new synchroniser may not know: offers not merged as far as this island knows; until it
+    """``standing`` returns what a new synchroniser may not know: offers not merged as far as this island knows; until it
     holds a state, that it is ready for one. It is called under the outbox's lock, so whoever it asks must hold no lock of
     its own while it puts reports in."""
 
@@ -42,7 +42,7 @@ class Outbox:
         return taken
 
     def heed(self, epoch: Epoch) -> None:
-        """Take note of who speaks. Raises Fenced when a newer one has spoken."""
+        """Note the epoch that commands. Raises Fenced when a newer one has commanded."""
         with self._changed:
             if self._outbox.heed(epoch):
                 self._outbox.restate(self._standing())
@@ -57,6 +57,6 @@ class Outbox:
             return self._outbox.read(after)
 
     def forget(self) -> None:
-        """Whoever reads next is told nothing of what was put in until now."""
+        """Whoever reads next gets nothing of what was put in until now."""
         with self._changed:
             self._outbox.forget_all()

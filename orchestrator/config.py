@@ -1,4 +1,4 @@
-"""The job specification: what a user writes, validated once, frozen, every problem reported together.
+"""The job specification of a user: validated once, frozen, every problem reported together.
 
 YAML or JSON (``documents``), the same schema. Every field has a unit in its name or its description, a default and a reason,
 and bounds (``bounds``). What the core may know of it is handed down as a ``JobPolicy``; islands receive the whole as plain

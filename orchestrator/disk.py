@@ -1,4 +1,4 @@
-"""What a job's tape and journal need of a disk, and the real one. What they know of files, they know from here.
+"""The disk interface of a job's tape and journal, and the real disk. They touch no file but through it.
 
 A simulation puts another disk in its place, which fails, tears or forgets as disks do (``simulation/disk``). Source: POSIX;
 a file's own ``fsync`` does not make its name durable, its folder's does; after a failed ``fsync`` the pages may be gone and

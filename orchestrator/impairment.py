@@ -1,12 +1,12 @@
-"""What injected faults do to the link between an island and the synchroniser, as data: nothing here waits or reads a clock.
+"""The impairment of a link between an island and the synchroniser by injected faults, as data without waiting or clocks.
 
     cut                     nothing passes for a while: reports, payloads, publications; the process trains on
     slow                    payloads and publications pass at so many bytes a second for a while; reports weigh nothing
     corrupt, delay, drop    the next so many payloads arrive with flipped bits, late, or not at all
 
-The live link and the simulated one ask the same object, so a plan means the same in both. It is the application's link that
-suffers, not the network: what goes around it (peers' states, a kill, Ray's own traffic) is not held up. Whoever carries the
-freight waits and says what time it is. An end that has come needs nobody to declare it.
+The live link and the simulated one use the same class, so a plan means the same in both. It is the application's link that
+is impaired, not the network: what goes around it (peers' states, a kill, Ray's own traffic) is not held up. The link's user
+waits and passes the time. An impairment whose end has passed is over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from orchestrator.core.vocabulary import Dose, Duration, Instant
+from orchestrator.core.vocabulary import Duration, FaultSpec, Instant
 
 
 class LinkFault(StrEnum):
@@ -43,15 +43,15 @@ class LinkImpairment:
         self._slow: tuple[Instant, float] = (-inf, inf)
         self._payload_faults: deque[PayloadFault] = deque()
 
-    def inject(self, kind: LinkFault, dose: Dose, now: Instant) -> None:
+    def inject(self, kind: LinkFault, fault: FaultSpec, now: Instant) -> None:
         """A second cut never shortens the first; a second slowness takes the place of the first."""
         match kind:
             case LinkFault.CUT:
-                self._cut_until = max(self._cut_until, now + dose.duration)
+                self._cut_until = max(self._cut_until, now + fault.duration)
             case LinkFault.SLOW:
-                self._slow = (now + dose.duration, dose.bytes_per_second)
+                self._slow = (now + fault.duration, fault.bytes_per_second)
             case LinkFault.CORRUPT | LinkFault.DELAY | LinkFault.DROP:
-                self._payload_faults.extend([PayloadFault(kind, dose.duration)] * dose.payloads)
+                self._payload_faults.extend([PayloadFault(kind, fault.duration)] * fault.payloads)
 
     def clear(self) -> None:
         """Whatever was to come is called off."""

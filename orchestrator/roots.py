@@ -1,4 +1,4 @@
-"""Where jobs may read and write: the roots that whoever started the service has named, and whether a place lies below one.
+"""The roots below which jobs may read and write, as whoever started the service has named them.
 
     --checkpoints ROOT   folders of checkpoints, read and written: `checkpoints.folder`, `resume.checkpoint`
     --data ROOT          text files, read: `data.files`
@@ -202,8 +202,8 @@ def defaults(
     default = () if _too_much(here) or here.below(private_places[0]) else (Root(here, hidden=False),)
     of_jobs = Root(_local(str(runs)))
     return AllowedRoots(
-        (Root(_local(str(home / "checkpoints"))), of_jobs, *(_given(checkpoints, "checkpoints", home) or default)),
-        (Root(_local(str(home / "data"))), *(_given(data, "data", home) or default)),
+        (Root(_local(str(home / "checkpoints"))), of_jobs, *(_roots_at(checkpoints, "checkpoints", home) or default)),
+        (Root(_local(str(home / "data"))), *(_roots_at(data, "data", home) or default)),
         (*private_places, *(Place(LOCAL, (name[1:],)) for name in OF_THE_SYSTEM)),
     )
 
@@ -320,13 +320,13 @@ def shown(value: object) -> str:
     return ascii(value) if len(value) <= SHOWN_MAX else f"{value[:SHOWN_MAX]!a}…"
 
 
-def _given(urls: Sequence[str], kind: Kind, home: Path) -> tuple[Root, ...]:
+def _roots_at(urls: Sequence[str], kind: Kind, home: Path) -> tuple[Root, ...]:
     """The roots that were named when the service was started; a local path may be relative to where that was."""
     own = _local(str(home))
-    return tuple(Root(_given_place(url, kind, own)) for url in urls)
+    return tuple(Root(_root_place(url, kind, own)) for url in urls)
 
 
-def _given_place(url: str, kind: Kind, home: Place) -> Place:
+def _root_place(url: str, kind: Kind, home: Place) -> Place:
     local = re.match(r"[^/]*:", url) is None  # what is written as a URL is one, or wrong
     try:
         place = place_of(os.path.abspath(url) if local and url else url)

@@ -1,4 +1,4 @@
-"""How long an island was away, by part: recovery time is published with its parts or not at all.
+"""Recovery times of islands, by part: a recovery time is published with its parts or not at all.
 
     killed_at ──detect──▶ lost ──place──▶ placed ──start──▶ ready ──connect + transfer──▶ caught up ──first_merge──▶ merged
 

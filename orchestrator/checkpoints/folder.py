@@ -77,8 +77,8 @@ class Folder:
             draft = f"{last}.draft"
             with suppress(FileNotFoundError):
                 os.unlink(draft, dir_fd=folder)  # of one that died; a link is taken away, and not followed
-            made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
-            with os.fdopen(made, "wb") as file:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+            with os.fdopen(descriptor, "wb") as file:
                 file.writelines(chunks)
                 file.flush()
                 os.fsync(file.fileno())
@@ -167,8 +167,8 @@ class Folder:
         with self._reached("listing it"):
             self._store.invalidate_cache()
             with suppress(FileNotFoundError):
-                found = self._store.ls(self._path, detail=True)
-                return sorted(self._listed(entry["name"]) for entry in found if entry["type"] == "directory")
+                entries = self._store.ls(self._path, detail=True)
+                return sorted(self._listed(entry["name"]) for entry in entries if entry["type"] == "directory")
         return []
 
     def remove(self, name: str) -> None:

@@ -1,11 +1,11 @@
-"""What is in a checkpoint, as plain data: the manifest, which is written last and makes it one, and islands' parts.
+"""The manifest of a checkpoint and the parts of islands, as plain data. The manifest is written last and makes it whole.
 
     CHECKPOINT/manifest.json                 all of this, and every file with its size and digest
     CHECKPOINT/fragment-PPPP.parameters      Θ of a fragment, a payload of ``parameters.wire_format``; .momentum likewise
     CHECKPOINT/ISLAND/part.json              what the island's arrays belong to, and their files
     CHECKPOINT/ISLAND/arrays…                parameters and inner optimizer state
 
-Responsible for the words; that what is read has them, each of its type and within bounds. Whoever can write where
+Responsible for the fields: whatever is read has them, each of its type and within bounds. Whoever can write where
 checkpoints are can make a manifest with a right digest, so nothing is believed of one: what is malformed is DataError, and
 names lead nowhere else. Refuses to know files, and to decide anything.
 """

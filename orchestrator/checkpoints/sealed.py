@@ -1,4 +1,4 @@
-"""A small document that is whole or recognisably not: canonical JSON behind the digest of exactly these bytes.
+"""Sealed documents: canonical JSON behind the digest of exactly these bytes, so that damage is always detected.
 
     {"digest":"…","document":{…}}\\n
 
@@ -29,8 +29,8 @@ def digest_of(document: Mapping[str, Any]) -> str:
 def unseal(content: bytes, what: str) -> dict[str, Any]:
     """The document. Raises DataError, naming ``what``, for anything but the bytes that ``seal`` made."""
     try:
-        told = json.loads(content)
-        document = told["document"]
+        sealed = json.loads(content)
+        document = sealed["document"]
         same = seal(document) == content
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(detail=f"{what} is damaged: it cannot be read ({type(error).__name__}).") from error

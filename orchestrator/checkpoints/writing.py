@@ -1,4 +1,4 @@
-"""How a checkpoint comes to be whole: Θ, then the islands' parts, which they write, and last of all the manifest.
+"""The writing of a checkpoint: Θ, then the islands' parts, which they write, and last of all the manifest.
 
 Without its manifest a checkpoint is none, whatever else lies there; so it is taken away first when one is removed.
 Refuses to decide which islands are waited for, and what is kept (``core.checkpoints``).
@@ -95,8 +95,8 @@ def read_part(folder: Folder, island: str, digest: str) -> tuple[Part, tuple[Fil
         raise DataError(
             detail=f"The part of {island} is not at {folder.url}. Every node must reach checkpoints.folder by that name."
         ) from error
-    if (found := part_digest(part)) != digest:
-        raise DataError(detail=f"The part of {island} at {folder.url} is {found}, and the island wrote {digest}.")
+    if (actual := part_digest(part)) != digest:
+        raise DataError(detail=f"The part of {island} at {folder.url} is {actual}, and the island wrote {digest}.")
     own = File(name, *folder.fingerprint(name))
     return part, (own, *(replace(file, name=f"{island}/{file.name}") for file in part.files))
 

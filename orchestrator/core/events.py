@@ -218,8 +218,8 @@ class IslandDrained:
 class ContributionArrived:
     """The payload's bytes are held on the synchroniser's side, their checksum is good, and every value is a number.
 
-    ``displacement`` is ‖Θ_p − θ‖, how far the fragment is from the synchroniser's when the bytes came (Euclidean, over all
-    its parameters). ``None`` where nobody measured it: on tapes written before it was.
+    ``displacement`` is the update norm ‖Θ_p − θ‖: how far the fragment is from the synchroniser's when the bytes came
+    (Euclidean, over all its parameters). ``None`` where nobody measured it: on tapes written before it was.
     """
 
     at: Instant
@@ -303,11 +303,11 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class FaultInjected:
-    """Chaos struck. For records, nothing to decide: a kill is decided on as the ``CommandRequested`` beside it.
+    """Chaos injected a fault. For records, nothing to decide: a kill is decided on as the ``CommandRequested`` beside it.
 
     ``kind`` is a kind of ``chaos.plan.Kind``, or continue, which ends what chaos did to the island; ``duration``,
-    ``bytes_per_second`` and ``payloads`` are its ``Dose``. What strikes no island (kill_synchroniser) has an empty one, and
-    incarnation 0. Tapes of earlier builds lack the last two fields.
+    ``bytes_per_second`` and ``payloads`` are its ``FaultSpec``. A fault of no island (kill_synchroniser) has an empty one,
+    and incarnation 0. Tapes of earlier builds lack the last two fields.
     """
 
     at: Instant

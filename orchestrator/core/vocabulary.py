@@ -35,8 +35,8 @@ Duration = float
 
 
 @dataclass(frozen=True, slots=True)
-class Dose:
-    """How much of a fault of chaos: zero where its kind has no use for it.
+class FaultSpec:
+    """The parameters of an injected fault: zero where its kind has no use for one.
 
     duration            how long a stop, a cut or a slow link lasts; how late a delayed payload comes
     bytes_per_second    what a slow link still carries
@@ -184,7 +184,7 @@ class IslandPlan:
 class HealthPolicy:
     """What contributions must be like, and what becomes of an island whose are not.
 
-    displacement_ratio_max  how many times the fragment's usual displacement a contribution may be from Θ; ``None``: any
+    displacement_ratio_max  how many times the fragment's median update norm a contribution may be from Θ; ``None``: any
     strikes_max             unusable or exploding contributions to one fragment in a row until the island is quarantined
     quarantines_max         an island quarantined more often than that is given up, until an operator re-adds it
     """

@@ -1,4 +1,6 @@
-"""What happens to a fleet of slices, what a job does about it, and the policy by which it does.
+"""Events of a fleet of slices, effects of the jobs on it, and their policy.
+
+A *learner* here is what the protocol level calls an island: the word is the fleet tape's, and the paper's.
 
 Responsible for: the fleet level's words, in the one form that tapes know (frozen data; events in the past tense, effects as
 verbs). Refuses to know: time that passes, chance, and how long anything takes; a tape's reader decides the same without.

@@ -1,7 +1,7 @@
 """Writes that are retried until they are done: a disk that refuses must not end a job, and everybody can see why it waits.
 
-While the journal cannot be written no merge is told, while the tape cannot be written nothing is decided; islands train on
-either way, keep their work, and offer it again. Both would be lies to go on without.
+While the journal cannot be written no merge is announced, while the tape cannot be written nothing is decided; islands train
+on either way, keep their work, and offer it again. Both would be lies to go on without.
 """
 
 from __future__ import annotations

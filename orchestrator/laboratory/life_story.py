@@ -137,7 +137,7 @@ def _adopt(
 ) -> Adopted:
     """Put the fragment on its new version, and say what survived. ``published`` is the offer that is merged in it."""
     merged_offer = published if published in own.offers else None
-    uncontributed = own.kept(Rebase(merged_offer), _told(event.tokens_total)).tokens
+    uncontributed = own.remaining(Rebase(merged_offer), _told(event.tokens_total)).tokens
     kept = uncontributed if event.kept_tokens == _UNTOLD and rule == "rebase" else max(0, event.kept_tokens)
     if rule == "rebase":
         keeps = kept == uncontributed

@@ -9,7 +9,7 @@ of its own and a part of the fragments; which one owns a fragment is the busines
 
 A shard has no thread, and knows no time of the job's. ``receive``, ``hold``, ``release`` and everything that only reads may
 be called from any thread at any time; orders that change Θ come one at a time, in the order in which they take effect.
-Refuses to know why a merge is ordered, who is told of a version, and how bytes travel.
+Refuses to know why a merge is ordered, who gets a version, and how bytes travel.
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (the synchroniser is sharded by fragment).
 """
@@ -36,9 +36,9 @@ from orchestrator.parameters.wire_format import InvalidPayload
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A contribution's bytes are here and may enter a merge. ``displacement`` is ‖Θ_p − θ‖ as they came."""
+    """A contribution's bytes are here and may enter a merge. ``update_norm`` is ‖Θ_p − θ‖ as they came."""
 
-    displacement: float
+    update_norm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """A version that is journalled and may be told.
+    """A version that is journalled and may be announced.
 
     ``journal_seconds`` is how long the entry took to be durable, also where the disk refused for a while.
     """
@@ -104,11 +104,11 @@ class ParameterShard:
     def receive(self, payload: PayloadId, fragment: FragmentId, content: bytes) -> Held | Unusable:
         """Validate the bytes that an island sent, and hold them under the payload's name."""
         try:
-            tensors, displacement = validated(content, self._outer.fragment(fragment))
+            tensors, update_norm = validated(content, self._outer.fragment(fragment))
         except InvalidPayload as error:
             return Unusable(error.reason, error.detail)
         self.hold(payload, tensors)
-        return Held(displacement)
+        return Held(update_norm)
 
     def hold(self, payload: PayloadId, tensors: Tensors) -> None:
         """Hold tensors that need no validation: they never travelled."""

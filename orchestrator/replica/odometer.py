@@ -1,6 +1,6 @@
-"""The odometer of an island: how fast it trains, counted step by step and told as ``Progress`` now and then.
+"""The odometer of an island: how fast it trains, counted step by step and reported as ``Progress`` now and then.
 
-Responsible for the longest gap between two steps being told once, with the report that follows it. Refuses to know when
+Responsible for the longest gap between two steps being reported once, with the report that follows it. Refuses to know when
 to report, and what the steps were for. It has no clock: durations come from whoever took the step, in seconds.
 """
 

@@ -39,7 +39,7 @@ class ReliableOutbox:
         return self._unread.take()
 
     def heed(self, epoch: Epoch) -> bool:
-        """Take note of who speaks: whether it took another's place, so that ``restate`` must follow. Raises Fenced."""
+        """Note the epoch that commands: whether it is a newer one, so that ``restate`` must follow. Raises Fenced."""
         return self._numbered.heed(epoch)
 
     def restate(self, standing: Iterable[IslandReport]) -> None:
@@ -107,17 +107,18 @@ class UnreadReports:
 
 
 class NumberedReports:
-    """Reports that are kept until they are acknowledged. ``epoch`` is the newest synchroniser's that spoke; 0 before any."""
+    """Reports that are kept until they are acknowledged. ``epoch`` is the newest synchroniser's; 0 before any."""
 
     def __init__(self) -> None:
         self.epoch = Epoch(0)
-        self._kept: Numbered = []
+        self._unacknowledged: Numbered = []
         self._written = 0
 
     def heed(self, epoch: Epoch) -> bool:
-        """Take note of who speaks: whether it took another's place. Raises Fenced when a newer one has spoken.
+        """Note the epoch that commands: whether it is newer than the last. Raises Fenced when it is older.
 
-        A flush that was heard is forgotten then: who asks for it anew hears of its end anew, behind what is offered again.
+        A ``Flushed`` that was reported is forgotten then: the new synchroniser asks for it anew, and gets it behind the
+        offers.
         """
         if epoch < self.epoch:
             raise Fenced(
@@ -126,30 +127,32 @@ class NumberedReports:
         replaced = 0 < self.epoch < epoch
         self.epoch = epoch
         if replaced:
-            self._kept = [(number, report) for number, report in self._kept if not isinstance(report, Flushed)]
+            self._unacknowledged = [
+                (number, report) for number, report in self._unacknowledged if not isinstance(report, Flushed)
+            ]
         return replaced
 
     def write(self, reports: Iterable[IslandReport]) -> None:
         for report in reports:
             self._written += 1
-            self._kept.append((self._written, report))
+            self._unacknowledged.append((self._written, report))
 
     def forget(self, acknowledged: int) -> None:
         """Those up to this number are on the tape."""
-        self._kept = [(number, report) for number, report in self._kept if number > acknowledged]
+        self._unacknowledged = [(number, report) for number, report in self._unacknowledged if number > acknowledged]
 
     def forget_all(self) -> None:
         """Whoever reads next is somebody else's reader. Numbers go on."""
-        self._kept = []
+        self._unacknowledged = []
 
     def after(self, read: int) -> Numbered:
         """Those behind this number, oldest first."""
-        return [(number, report) for number, report in self._kept if number > read]
+        return [(number, report) for number, report in self._unacknowledged if number > read]
 
     def missing(self, standing: Iterable[IslandReport]) -> list[IslandReport]:
-        """Of what still stands that which is in no report kept; offers oldest first."""
-        kept = [report for _, report in self._kept]
-        return [report for report in sorted(standing, key=_age) if report not in kept]
+        """What still stands and is in no unacknowledged report; offers oldest first."""
+        pending = [report for _, report in self._unacknowledged]
+        return [report for report in sorted(standing, key=_age) if report not in pending]
 
 
 def _age(report: IslandReport) -> tuple[int, int]:

@@ -337,16 +337,16 @@ class Replica:
     def _adoption(self, publication: Publication, trained: Trained) -> AdoptVersion:
         fragment, work = publication.fragment, self.fragments[publication.fragment]
         mode = work.load_mode(publication.merged_offer, self.policy.adoption)
-        kept = work.kept(mode, trained)
+        own_work = work.remaining(mode, trained)
         before = work.latest_offer if self.policy.offers_counted == "by fragment" else self._offer_count
-        work.adopt(publication.version, kept, trained, before)
+        work.adopt(publication.version, own_work, trained, before)
         standing = self._standing.get(fragment)
         if standing is not None and standing.offer <= publication.merged_offer:
             del self._standing[fragment]
             standing = None
         self.step = max(self.step, publication.step)
         self.anchor = max(self.anchor, publication.anchor)
-        report = Adopted(fragment, publication.version, self.step, self.tokens_total, kept.tokens, self.anchor)
+        report = Adopted(fragment, publication.version, self.step, self.tokens_total, own_work.tokens, self.anchor)
         return AdoptVersion(report, mode, () if standing is None else (standing.offer,))
 
     def _offer(self, fragments: Iterable[FragmentId]) -> tuple[OfferFragment, ...]:

@@ -201,7 +201,7 @@ class ReportLink:
         if isinstance(fetched, Unusable):
             reason, detail = fetched.reason, fetched.detail
             return self._post(lambda at: events.ContributionUnusable(at, contribution, reason, detail))
-        displacement = fetched.displacement
+        displacement = fetched.update_norm
         return self._post(lambda at: events.ContributionArrived(at, contribution, displacement))
 
 

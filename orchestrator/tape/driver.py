@@ -1,4 +1,4 @@
-"""The one loop: tell the core, write it down, fold it. Live, simulated and replayed jobs all step through here.
+"""The driver of a core: decide, record, fold. Live, simulated and replayed jobs all step through this one loop.
 
     effects = core.handle(event);  sink.append(record);  for fold in folds: fold.apply(event, effects)
 
@@ -17,7 +17,7 @@ from orchestrator.core.events import Event
 from orchestrator.tape.schema import Digest, FleetHeader, Header, Record, Tape, encode_header, encode_record
 
 STORY_LENGTH = 12
-"""Steps told when something breaks: enough to see one round of every fragment of a small job."""
+"""Steps shown when something breaks: enough to see one round of every fragment of a small job."""
 
 
 class Core(Protocol):

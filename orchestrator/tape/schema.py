@@ -150,8 +150,8 @@ def without_checksum(line: str) -> str:
     if begin < 0 or not (line.startswith(CHECKSUM, begin) and line.endswith('"}')):
         return line
     plain = line[:begin] + "}"
-    if (found := f"{zlib.crc32(plain.encode()):08x}") != line[-10:-2]:
-        raise DataError(detail=f"its checksum is {found}, not {line[-10:-2]}: {line[:80]!r}.")
+    if (actual := f"{zlib.crc32(plain.encode()):08x}") != line[-10:-2]:
+        raise DataError(detail=f"its checksum is {actual}, not {line[-10:-2]}: {line[:80]!r}.")
     return plain
 
 

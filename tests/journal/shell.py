@@ -120,7 +120,7 @@ class Shell:
         past = self.files.past
         self.core = self.files.core
         self.sink = RetryingSink(self.files.tape, Retrier(retry_s=0.0), self.files.journal.settle)
-        self.driver = Driver(self.core, (self.files.promises, self.goodput), self, past.count if past else 0)
+        self.driver = Driver(self.core, (self.files.pending, self.goodput), self, past.count if past else 0)
         every = job.synchroniser.durability.snapshot_every_records
         self.snapshots = SnapshotWriter(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
         self.now = past.at if past else 0.0

@@ -1,4 +1,4 @@
-"""Do tape and journal tell the same story? The tape says what was decided, the journal what was made of it.
+"""The reconciliation of tape and journal: the tape has what was decided, the journal what was made of it.
 
 The order in which both are written leaves few stories: a merge is on the tape as decided before it is made, in the journal
 before it is on the tape as made. So a fragment's newest entry is the version where the tape has it (then what was under
@@ -23,7 +23,7 @@ def undecided_merges(
 ) -> tuple[FragmentId, ...]:
     """The fragments whose newest merge the tape never decided on, for its end was cut off: the decision was its last record.
 
-    Nobody heard of such a merge, since what would have told of it comes later on the tape.
+    Such a merge was never announced, since its announcement comes later on the tape.
     """
     ahead = (r.fragment for r in rounds if newest(r.fragment) == r.version + 1 and r.phase is not RoundPhase.MERGING)
     return tuple(ahead)
