@@ -25,7 +25,7 @@ RequestNumber = tuple[int, int]
 
 
 class CatchingUp:
-    """Of one incarnation. ``caught_up`` is what was reported once it held a state."""
+    """The catch-up of one incarnation. ``caught_up`` is its report, once it holds a state."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox

@@ -4,7 +4,7 @@ The training split is cut into windows of ``sequence_length`` bytes. Window w be
 each shard is shuffled by the job's seed, anew in each epoch; when a job is resumed, ``data_lanes`` deals what is left to its
 islands. A batch is a function of its number alone (grain's ``MapDataset`` is random access), so the island's whole position
 in its data is one integer, and going back to it costs nothing. Only window numbers pass through grain; the bytes are
-gathered once per batch.
+copied once per batch.
 
 This module knows nothing of JAX's devices, of steps or of islands' lives.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from learners import data_lanes
-from learners.corpus import Corpus, gather
+from learners.corpus import Corpus, sequences_at
 from orchestrator.errors import ConfigurationError
 
 Draw = Callable[[int], np.ndarray]
@@ -50,7 +50,7 @@ def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, sha
 
     def draw(number: int) -> np.ndarray:
         shard, batch = data_lanes.origin(resumptions, shard_index, shard_count, number)
-        return gather(corpus.training, windows(shard)[batch], length)
+        return sequences_at(corpus.training, windows(shard)[batch], length)
 
     return draw
 

@@ -32,5 +32,5 @@ def origin(resumptions: Resumptions, stream: int, stream_count: int, number: int
 
 
 def first_count(resumptions: Resumptions, stream_count: int) -> int:
-    """How many shards the data was cut into when the job began."""
+    """The number of shards that the data was cut into when the job began."""
     return len(resumptions[0]) if resumptions else stream_count

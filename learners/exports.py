@@ -1,8 +1,8 @@
 """Requests for a training island's state, from any thread, and the boundary at which all of them get the same one.
 
-Responsible for who waits, for how long, for how fast bytes go, and for nobody waiting in vain: an island that does not train
-has no state to give.
-Refuses to know what a state is made of, but for its being numbers: a donor may have diverged without knowing it.
+Responsible for the waiting requests, their timeouts, the rate of bytes, and for refusing requests that cannot be answered:
+an island that does not train has no state to give. Refuses to know what a state is made of, but for its being finite: a
+donor may have diverged without knowing it.
 """
 
 from __future__ import annotations
@@ -96,5 +96,5 @@ class Throttle:
 
 def require_numbers(state: Mapping[str, np.ndarray]) -> None:
     """Raises DataError, naming tensors, when a peer's state holds anything that is not finite."""
-    if sick := sorted(name for name, array in state.items() if not np.isfinite(array).all()):
-        raise DataError(detail=f"the state that a peer gave holds no numbers in {', '.join(sick[:3])}.")
+    if not_finite := sorted(name for name, array in state.items() if not np.isfinite(array).all()):
+        raise DataError(detail=f"the state that a peer gave contains NaN or Inf in {', '.join(not_finite[:3])}.")

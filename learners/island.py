@@ -4,8 +4,8 @@ Responsible for turning calls into what the loop understands, and its reports in
 and to wait: nothing a step needs goes through here, so an island trains on whatever becomes of Ray. The process starts
 light; JAX is imported when ``prepare`` says what for.
 
-Who commands says with which epoch; one that was replaced is told ``Fenced`` (``outbox``, which keeps the reports).
-A payload is a *returned* value: it belongs to who asked, and survives this process.
+Every command carries its synchroniser's epoch; an older one gets ``Fenced`` (``outbox``, which keeps the reports).
+A payload is a *returned* value: it belongs to the caller, and survives this process.
 
 Source: Ray 2.60 as measured; ``runtime.report_link`` says what of it.
 """
@@ -79,7 +79,7 @@ class Island:
         self._in_chunks = False
 
     def hello(self) -> dict[str, Any]:
-        """Who this is: the facts of ``Placement``."""
+        """The identity of this process: the facts of ``Placement``."""
         return {
             "pid": os.getpid(),
             "seen_at": time.clock_gettime(time.CLOCK_BOOTTIME),
@@ -260,8 +260,8 @@ class Island:
         try:
             cut = cut_taken.result()
             orbax = not self._synthetic
-            there = Folder.within(self._roots, folder)
-            part = checkpointing.write(cut, there, self._island, self._incarnation, orbax=orbax)
+            target = Folder.within(self._roots, folder)
+            part = checkpointing.write(cut, target, self._island, self._incarnation, orbax=orbax)
         except Exception as error:  # a full disk is only one of the ways; training goes on
             log.exception("this island's part of checkpoint %d is not written", checkpoint)
             self._outbox.put(NotSaved(checkpoint, in_words(error)))

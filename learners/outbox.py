@@ -57,6 +57,6 @@ class Outbox:
             return self._outbox.read(after)
 
     def forget(self) -> None:
-        """Whoever reads next gets nothing of what was put in until now."""
+        """Forget what was put in until now: the next reader is another incarnation's."""
         with self._changed:
             self._outbox.forget_all()

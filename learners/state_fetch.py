@@ -25,7 +25,7 @@ from orchestrator.errors import DataError
 log = logging.getLogger(__name__)
 
 Fragments = tuple[int, ...] | None
-"""Which are asked for; ``None`` for all."""
+"""The fragments requested; ``None`` for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class FetchedState:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """What a donor gave in one go, of one fragment or all, and where it stood then."""
+    """One reply of a donor, with one fragment or all, and its versions and step at that boundary."""
 
     donor: IslandId
     arrays: Arrays
@@ -114,7 +114,7 @@ class StateFetch:
             self._failed(donor.island, error)
 
     def _next(self, name: str, donor: Donor) -> tuple[int, ...]:
-        """What to ask this donor for; waits while all that is missing is being fetched. Nothing when it is not needed."""
+        """The fragments to request from this donor, none if it is not needed; waits while all missing are on their way."""
         with self._changed:
             while self._donors.get(name) is donor:  # else it is asked for nothing, or by another thread
                 missing = [p for p in range(self._count) if p not in self._chunks and p not in self._fetching]
@@ -133,7 +133,7 @@ class StateFetch:
         return _Chunk(donor.island, reply["trainer"], reply["versions"], reply["step"])
 
     def _keep(self, name: str, wanted: tuple[int, ...], chunk: _Chunk) -> None:
-        """What came first stays. Whoever brings the last hands the whole over, and is told should that fail."""
+        """Keep the chunk, unless its fragments are here already. The last one's thread hands the whole over, or raises."""
         with self._changed:
             if self._over:
                 return

@@ -13,7 +13,7 @@ TRAINING_NICENESS = 10
 
 
 def lower_priority() -> None:
-    """Of this thread, and of those it starts from now on."""
+    """Lower the priority of this thread, and of those it starts from now on."""
     _lower(0)
 
 
@@ -23,7 +23,7 @@ def thread_ids() -> frozenset[int]:
 
 
 def lower_priority_of_new(before: frozenset[int]) -> None:
-    """Of this thread, and of every one that was not among ``before``."""
+    """Lower the priority of this thread, and of every one that was not among ``before``."""
     lower_priority()
     for thread in thread_ids() - before:
         try:

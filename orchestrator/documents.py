@@ -115,7 +115,7 @@ _DIRECTIVE = re.compile(r"(?:[^\S\n]*+(?:#[^\n]*+)?+\n)*+%")
 
 
 class _Unusable(Exception):
-    """What a parser's hook met, in words; whoever called the parser says in which document."""
+    """A problem found by a parser's hook; the parser's caller adds the document's name."""
 
 
 def _refused(name: str, problem: str, mark: Any = None) -> ConfigurationError:
@@ -308,7 +308,7 @@ def _built(events: Iterator[Any], nodes_max: int, name: str) -> Any:
 
 
 def _scalar(text: str) -> Any:
-    """What a word without quotation marks says. Raises _Unusable for what is a number to some and not to others."""
+    """The value of a word without quotation marks. Raises _Unusable for what is a number to some and not to others."""
     if text in _WORDS:
         return _WORDS[text]
     if text == "<<":

@@ -34,7 +34,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def built(caller: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:
-    """What of ``caller``'s environment a child gets; ``passed`` are the names given on purpose."""
+    """The part of ``caller``'s environment that a child gets; ``passed`` are the names passed on purpose."""
     passed_on = frozenset(passed)
     return {name: value for name, value in caller.items() if name in passed_on or _needed(name)}
 

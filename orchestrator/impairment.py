@@ -29,7 +29,7 @@ class LinkFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PayloadFault:
-    """What becomes of one payload: ``kind`` is corrupt, delay (by ``late``) or drop."""
+    """The fate of one payload: ``kind`` is corrupt, delay (by ``late``) or drop."""
 
     kind: LinkFault
     late: Duration = 0.0
@@ -54,7 +54,7 @@ class LinkImpairment:
                 self._payload_faults.extend([PayloadFault(kind, fault.duration)] * fault.payloads)
 
     def clear(self) -> None:
-        """Whatever was to come is called off."""
+        """Remove every impairment."""
         self._cut_until, self._slow = -inf, (-inf, inf)
         self._payload_faults.clear()
 
@@ -66,10 +66,10 @@ class LinkImpairment:
         return now < self._slow[0]
 
     def transfer_delay_s(self, size_bytes: int, now: Instant) -> Duration:
-        """How much longer than without impairment so many bytes take; what slowness leaves over at its end takes nothing."""
+        """How much longer than without impairment so many bytes take; the rest after its end takes no time."""
         until, bytes_per_second = self._slow
         return min(size_bytes / bytes_per_second, until - now) if now < until else 0.0
 
     def payload_fault(self) -> PayloadFault | None:
-        """What becomes of the payload that arrives now; None if nothing does. Each fault is met once."""
+        """The fault of the payload that arrives now, if it has one. Each is used once."""
         return self._payload_faults.popleft() if self._payload_faults else None

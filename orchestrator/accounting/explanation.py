@@ -152,7 +152,7 @@ class Explanations:
                     self._closed(effect, event.at)
 
     def _begin_rounds_anew(self) -> None:
-        """What was offered is lost with the synchroniser's process, and so is a merge that was under way."""
+        """Offers are lost with the synchroniser's process, and so is a merge that was under way."""
         for fragment, current in self._rounds.items():
             version, merging = current.version, self.merges.get((fragment, current.version))
             if merging is not None and merging.merged_at is None:

@@ -45,7 +45,7 @@ def refused(reason: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class TokenTotals:
     """Token totals stored in a checkpoint: overall, per incarnation, and merged per fragment (closed merges only)."""
 
     trained: int
@@ -146,7 +146,7 @@ class Ledger:
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def trained_up_to(self, island: IslandId, incarnation: Incarnation, tokens_total: int, counts: bool) -> None:
-        """An incarnation says how much it has trained. ``counts`` is false for one that was replaced or lost."""
+        """An incarnation has reported how much it has trained. ``counts`` is false for one that was replaced or lost."""
         fresh = tokens_total - self._totals.get((island, incarnation), 0)
         if fresh <= 0 or island not in self.accounts:
             return
@@ -202,7 +202,7 @@ class Ledger:
                 held_kept -= 0 if held.detached else held.tokens
 
     def lost(self, island: IslandId, cause: str = LOST_WITH_ISLAND) -> None:
-        """What the island had not contributed is gone; what it had may still merge, but cannot come back."""
+        """Discard the island's local tokens. Those it has contributed may still merge, but cannot become local again."""
         for account in self.accounts[island]:
             account.discard(account.local, cause)
             account.local, account.unclaimed, account.refusal = 0, 0, None
@@ -221,16 +221,18 @@ class Ledger:
                 self._latest[event.fragment].append((island, held.tokens))
 
     def restored(self, event: FragmentRestored) -> None:
-        """What was merged into the fragment since the checkpoint is undone, or in its last merge, if the journal lost it."""
+        """Undo the fragment's merges since the checkpoint, or its last merge, if the journal lost that."""
         if event.checkpoint == FROM_JOURNAL:
             for island, tokens in self._latest.pop(event.fragment, ()):
                 self.accounts[island][event.fragment].merged -= tokens
                 self.accounts[island][event.fragment].discard(tokens, ROLLED_BACK)
             return
-        then = self._merged_at.get(event.checkpoint)
+        at_checkpoint = self._merged_at.get(event.checkpoint)
         for island, accounts in self.accounts.items():
             account = accounts[event.fragment]
-            remaining = account.merged if then is None else min(account.merged, then[island][event.fragment])
+            remaining = (
+                account.merged if at_checkpoint is None else min(account.merged, at_checkpoint[island][event.fragment])
+            )
             account.discard(account.merged - remaining, ROLLED_BACK)
             account.merged = remaining
 
@@ -293,12 +295,12 @@ class Ledger:
                 account.local = 0
                 account.held.clear()
 
-    def books(self) -> Books:
+    def token_totals(self) -> TokenTotals:
         """As they stand; what is being merged counts as merged."""
         before = self.carried or CarriedOver(0, *[(0,) * self._fragment_count] * 3)
         merged = [sum(counts) for counts in zip(before.merged, *self._merged().values(), strict=True)]
         totals = {(str(island), int(incarnation)): tokens for (island, incarnation), tokens in self._totals.items()}
-        return Books(before.trained + sum(self.trained.values()), totals, tuple(merged))
+        return TokenTotals(before.trained + sum(self.trained.values()), totals, tuple(merged))
 
     def _merged(self) -> dict[IslandId, list[int]]:
         """By island and fragment, with what is being merged."""

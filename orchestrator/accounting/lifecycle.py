@@ -49,7 +49,7 @@ class Change:
 
 @dataclass(slots=True)
 class IslandStatus:
-    """Where one island is. ``wanted`` is false while an operator keeps it away."""
+    """The status of one island. ``wanted`` is false while an operator keeps it away."""
 
     state: str = ABSENT
     since: Instant = 0.0
@@ -158,7 +158,7 @@ _OF_ISLANDS = (f.HoldIsland, f.WantIsland, *get_args(StateEffect))
 
 
 def _gone(island: IslandId, life: IslandStatus, effects: tuple[f.Effect, ...]) -> str:
-    """How an island is gone: waiting to be placed again (a timer was set for it), kept away, or given up."""
+    """The state of an island that is gone: waiting to be placed again (a timer was set for it), kept away, or given up."""
     if not life.wanted:
         return IslandState.STOPPED.value
     timer = f"backoff:{island}"

@@ -27,9 +27,9 @@ def build(
 
     ``at`` is only for a job that still runs; an ended one is reported at its end.
     """
-    worth = goodput.summary(at)
+    goodput_figures = goodput.summary(at)
     figures = statistics.summary(at)
-    tokens = worth["tokens"]
+    tokens = goodput_figures["tokens"]
     return {
         "schema": SCHEMA,
         "job_id": None,
@@ -42,25 +42,27 @@ def build(
         "tokens_merged": round(tokens["merged"]),
         "tokens_discarded": round(tokens["discarded"]),
         "tokens_in_flight": round(tokens["in_flight"]),
-        "tokens_merged_per_second": worth["tokens_merged_per_second"],
-        "goodput_ratio": worth["goodput_ratio"],
-        "uptime_ratio": worth["uptime_ratio"],
-        "island_seconds": worth["island_seconds"],
-        "badput_seconds": worth["badput_seconds"],
-        "discarded_tokens": worth["discarded_tokens"],
-        "islands": _islands(policy, worth, figures),
+        "tokens_merged_per_second": goodput_figures["tokens_merged_per_second"],
+        "goodput_ratio": goodput_figures["goodput_ratio"],
+        "uptime_ratio": goodput_figures["uptime_ratio"],
+        "island_seconds": goodput_figures["island_seconds"],
+        "badput_seconds": goodput_figures["badput_seconds"],
+        "discarded_tokens": goodput_figures["discarded_tokens"],
+        "islands": _islands(policy, goodput_figures, figures),
         "policy": _policy(policy),
     }
 
 
-def _islands(policy: JobPolicy, worth: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _islands(
+    policy: JobPolicy, goodput_figures: Mapping[str, Any], figures: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     return {
         plan.island: {
             "region": plan.region,
             "node_group": plan.node_group,
             "accelerator_count": plan.accelerator_count,
-            "seconds": worth["islands"][plan.island]["seconds"],
-            "tokens": worth["islands"][plan.island]["tokens"],
+            "seconds": goodput_figures["islands"][plan.island]["seconds"],
+            "tokens": goodput_figures["islands"][plan.island]["tokens"],
             "step_time_median_s": figures["step_times_s"][plan.island],
             "gap_max_s": figures["gaps_max_s"].get(plan.island),
             "merges": figures["merges_per_island"].get(plan.island, 0),

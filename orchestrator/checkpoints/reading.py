@@ -128,7 +128,7 @@ def _numbered(root: Folder) -> list[tuple[str, int]]:
 
 
 def _candidates(requested: Folder) -> list[Folder]:
-    """Itself if it is one, behind it older neighbours if it is called by a number; else those in it. Newest first."""
+    """The checkpoints to try, newest first: the folder itself and its older neighbours, or those in it."""
     own = number_of(requested.url.rpartition("/")[2])
     if own is not None:
         root = requested.parent()  # None where that is outside, so that there are no neighbours

@@ -48,7 +48,7 @@ class Resumption:
 
     @property
     def legs(self) -> tuple[tuple[int, ...], ...]:
-        """With this one."""
+        """The cursors at each resumption, this one included."""
         return (*self.manifest.legs, self.manifest.cursors)
 
     def folder(self, roots: AllowedRoots) -> Folder:
@@ -56,7 +56,7 @@ class Resumption:
         return Folder.within(roots, self.url)
 
     def event(self, at: Instant, islands: frozenset[IslandId]) -> JobResumed:
-        """What the job begins with; of islands that are not there any more nothing is kept."""
+        """The event with which the job begins; islands that it no longer has are left out."""
         manifest = self.manifest
         versions = tuple(Version(fragment.version) for fragment in manifest.fragments)
         saved = []
@@ -87,33 +87,41 @@ def find(roots: AllowedRoots, url: str, spec: Mapping[str, Any]) -> Resumption:
 
 
 def begun(roots: AllowedRoots, run_dir: Path, spec: Mapping[str, Any]) -> Resumption | None:
-    """What the job in ``run_dir`` goes on from, as it was chosen when it began. Raises DataError as ``find``."""
+    """The resumption of the job in ``run_dir``, as it was chosen when the job began. Raises DataError as ``find``."""
     resume = spec.get("resume")
     if resume is None:
         return None
     if (run_dir / FILE).exists():
         return stored(run_dir)
     resumption = find(roots, resume["checkpoint"], spec)
-    here = replace(resumption, refused=(*resume["refused"], *resumption.refused))
-    document = {"url": here.url, "refused": list(here.refused), "manifest": asdict(here.manifest)}
+    with_refusals = replace(resumption, refused=(*resume["refused"], *resumption.refused))
+    document = {
+        "url": with_refusals.url,
+        "refused": list(with_refusals.refused),
+        "manifest": asdict(with_refusals.manifest),
+    }
     Folder.own(run_dir).write(FILE, seal(document))
-    return here
+    return with_refusals
 
 
 def stored(run_dir: Path) -> Resumption | None:
-    """What the job in ``run_dir`` goes on from, if it does. Raises DataError when that file is damaged."""
+    """The resumption of the job in ``run_dir``, if it has one. Raises DataError when that file is damaged."""
     path = run_dir / FILE
     if not path.exists():
         return None
     document = unseal(Folder.own(run_dir).read(FILE, BYTES_MAX), str(path))
     url, refused = document.get("url"), document.get("refused")
-    if not isinstance(url, str) or not isinstance(refused, list) or not all(isinstance(why, str) for why in refused):
+    if (
+        not isinstance(url, str)
+        or not isinstance(refused, list)
+        or not all(isinstance(reason, str) for reason in refused)
+    ):
         raise DataError(detail=f"{path} is damaged: it does not say where the job goes on from.")
     return Resumption(url, from_document(document.get("manifest"), str(path)), tuple(refused))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What must be as it was and is not, in words."""
+    """The settings that must be unchanged and are not, in words."""
     lines = []
     for path in SAME:
         was, is_now = _at(before, path), _at(now, path)

@@ -38,9 +38,9 @@ MAY_ANSWER = (*SAVES, IslandState.SUSPECT)
 
 
 def requested(state: JobState, event: CommandRequested) -> list[Effect]:
-    why = _cannot(state)
-    if why:
-        return [ResolveCommand(event.command, False, f"no checkpoint is taken: {why}")]
+    reason = _cannot(state)
+    if reason:
+        return [ResolveCommand(event.command, False, f"no checkpoint is taken: {reason}")]
     begun = begin(state, event.at)
     return [ResolveCommand(event.command, True, f"checkpoint {state.checkpoints.count} is being taken"), *begun]
 

@@ -162,7 +162,7 @@ class FromCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class FromPeers:
-    """The donor's state. ``helpers`` give pieces of it, too; what an earlier request brought already is kept."""
+    """The donor's state. ``helpers`` give chunks of it, too; chunks of an earlier request stay."""
 
     donor: Life
     helpers: tuple[Life, ...] = ()
@@ -182,7 +182,7 @@ class BeginCatchUp:
     """Give the island a state: ``source`` says which, and ``state_from`` makes the effect of it.
 
     ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn. ``donor``, ``held``
-    and ``helpers`` are the tape's words for the source: an incarnation 0 of the island itself is its checkpoint.
+    and ``helpers`` are the tape's encoding of the source: an incarnation 0 of the island itself is its checkpoint.
     """
 
     island: IslandId
@@ -262,7 +262,7 @@ class KillIsland:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineIsland:
-    """What this incarnation computes cannot be used. ``StopIsland`` follows, and what else becomes of it."""
+    """The work of this incarnation cannot be used. ``StopIsland`` follows, and whatever becomes of the island."""
 
     island: IslandId
     incarnation: Incarnation
@@ -332,7 +332,7 @@ Effect = (
 
 
 class Shell(Protocol):
-    """Whoever carries effects out: one method for each but notes. One that has nothing to do for an effect says why."""
+    """The interpreter of effects: one method for each but notes. A shell that ignores an effect says why."""
 
     def set_timer(self, effect: SetTimer) -> None: ...
     def merge_fragment(self, effect: MergeFragment) -> None: ...

@@ -48,7 +48,7 @@ class OuterStateSeeded:
 
 @dataclass(frozen=True, slots=True)
 class SynchroniserRestarted:
-    """Everything before this on the tape was remembered again by its replay, and Θ read from the journal.
+    """A new process of the synchroniser has replayed everything before this on the tape, and read Θ from the journal.
 
     Merges that the journal holds were completed on the tape before this. All that only the process knew is gone: payloads
     held, merges not journalled, calls under way. Island reports and payloads go to ``epoch`` from now on. ``damage`` says
@@ -78,7 +78,7 @@ class EvaluationFailed:
 
 @dataclass(frozen=True, slots=True)
 class CommandRequested:
-    """An operator asked for ``request``. It is done once, however often it is said: ``command`` is its id.
+    """An operator asked for ``request``. It is carried out once, however often it arrives: ``command`` is its id.
 
     Answered by one ``ResolveCommand``. On a tape it is called after its request: ``KillRequested``.
     """
@@ -129,7 +129,7 @@ class IslandCaughtUp:
     """The island holds a state: parameters, inner optimizer, and the version vector it belongs to.
 
     ``donor`` is the peer it came from, ``None`` for the synchroniser. ``versions[p]`` is the version of fragment p. Where it
-    came in pieces, ``sources[p]`` gave fragment p, and ``donor`` is the one whose clock was furthest.
+    came in chunks, ``sources[p]`` gave fragment p, and ``donor`` is the one whose clock was furthest.
     """
 
     at: Instant

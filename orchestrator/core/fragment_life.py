@@ -127,8 +127,10 @@ def advance(state: JobState, fragment: FragmentId, now: Instant) -> list[Effect]
             serial = state.next_serial()
             state.rounds[fragment] = fragment_round.begin_grace(current, now, serial)
             return [] if due_at is None else [SetTimer(grace_timer(fragment), serial, due_at)]
-        case Close() as why:
-            return _close(state, fragment, now, replace(why, reason=CloseReason.FINAL_FLUSH) if flushing else why)
+        case Close() as closing:
+            return _close(
+                state, fragment, now, replace(closing, reason=CloseReason.FINAL_FLUSH) if flushing else closing
+            )
     return []
 
 
@@ -177,11 +179,11 @@ def merge_failed(state: JobState, event: MergeFailed) -> list[Effect]:
 
 
 def fragment_adopted(state: JobState, event: FragmentAdopted) -> list[Effect]:
-    """The first adoption of a version tells how long synchronising takes."""
+    """The first adoption of a version ends the measurement of how long synchronising takes."""
     current = state.rounds[event.fragment]
     if event.version == current.version and current.closed_at is not None and current.phase is RoundPhase.COLLECTING:
-        took = event.at - current.closed_at
-        state.pace = state.pace.with_sync(took, state.policy.moving_average_decay)
+        seconds = event.at - current.closed_at
+        state.pace = state.pace.with_sync(seconds, state.policy.moving_average_decay)
         state.rounds[event.fragment] = replace(current, closed_at=None)
     return []
 
@@ -244,12 +246,12 @@ def _misses_a_publication(
     return c.step > min(current.step, since) + state.policy.overlap_steps
 
 
-def _close(state: JobState, fragment: FragmentId, now: Instant, why: Close) -> list[Effect]:
+def _close(state: JobState, fragment: FragmentId, now: Instant, closing: Close) -> list[Effect]:
     merging = fragment_round.begin_merge(state.rounds[fragment], now)
     state.rounds[fragment] = merging
     inputs = weigh(merging.offered.values())
     version = Version(merging.version + 1)
-    return [MergeFragment(state.epoch, fragment, version, merging.merge_step, inputs, why.reason, why.detail)]
+    return [MergeFragment(state.epoch, fragment, version, merging.merge_step, inputs, closing.reason, closing.detail)]
 
 
 def _due_step(state: JobState, current: FragmentRound) -> int:

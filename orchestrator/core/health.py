@@ -48,11 +48,11 @@ def outlier(
     ratio_max, median = policy.health.displacement_ratio_max, norms.median
     if update_norm is None or ratio_max is None or version < VERSIONS_BEFORE_JUDGING or median == 0.0:
         return None
-    here = _per_interval(c, update_norm, policy)
-    if here <= ratio_max * median:
+    norm = _per_interval(c, update_norm, policy)
+    if norm <= ratio_max * median:
         return None
     return (
-        f"it is {here:.3g} from the fragment where {median:.3g} is usual, {here / median:.3g} times as far; "
+        f"it is {norm:.3g} from the fragment where {median:.3g} is usual, {norm / median:.3g} times as far; "
         f"at most {ratio_max:g} times is allowed"
     )
 

@@ -70,7 +70,7 @@ def placed(state: JobState, island: Island, event: IslandPlaced) -> list[Effect]
 
 
 def placement_failed(state: JobState, island: Island, event: PlacementFailed) -> list[Effect]:
-    """Whether nothing came of it is not certain: a process that came after all must not live on."""
+    """The island is lost, and its process is stopped in case one exists after all."""
     return _lose(state, island, event.reason, event.at, dead=False)
 
 
@@ -186,17 +186,17 @@ def timer_fired(state: JobState, kind: str, island_id: IslandId, serial: int, no
     if kind == "backoff" and island.state is IslandState.LOST:
         return place(state, island, island.reason)
     if kind == "suspect" and island.state is IslandState.SUSPECT:
-        why = f"no answer for {now - island.suspect_since:.0f} s ({island.reason})"
-        return _lose(state, island, why, now, dead=False)
+        reason = f"no answer for {now - island.suspect_since:.0f} s ({island.reason})"
+        return _lose(state, island, reason, now, dead=False)
     return []
 
 
 def place(state: JobState, island: Island, reason: str) -> list[Effect]:
     """Begin the island's next incarnation, or hold it until its node group takes islands again."""
     if island.plan.node_group in state.cordoned:
-        why = f"node group {island.plan.node_group} is cordoned"
-        state.islands[island.id] = island_record.cordoned(island, why)
-        return [HoldIsland(island.id, island.plan.node_group, why)]
+        cordon_reason = f"node group {island.plan.node_group} is cordoned"
+        state.islands[island.id] = island_record.cordoned(island, cordon_reason)
+        return [HoldIsland(island.id, island.plan.node_group, cordon_reason)]
     after, effects = island_record.place(island, state.reports.pop(island.id, None), reason)
     state.islands[island.id] = after
     return list(effects)
@@ -220,21 +220,21 @@ def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
     """
     island = state.islands[island_id]
     if island.process is not None:
-        why = f"going on from what the standby {island.process[0]} holds"
-        state.islands[island_id] = island_record.catching_up(island, (), why)
-        return [state_from(FromStandby(), island.id, island.incarnation, island.steps_before, why)]
+        reason = f"going on from what the standby {island.process[0]} holds"
+        state.islands[island_id] = island_record.catching_up(island, (), reason)
+        return [state_from(FromStandby(), island.id, island.incarnation, island.steps_before, reason)]
     if island.saved and island.id not in island.failed_donors:
-        why = "taking its state from the checkpoint"
-        state.islands[island_id] = island_record.catching_up(island, (island.id,), why)
-        return [state_from(FromCheckpoint(), island.id, island.incarnation, island.steps_before, why)]
+        reason = "taking its state from the checkpoint"
+        state.islands[island_id] = island_record.catching_up(island, (island.id,), reason)
+        return [state_from(FromCheckpoint(), island.id, island.incarnation, island.steps_before, reason)]
     steps = {other: state.step_of(other) for other in state.islands.values()}
     donors = island_record.choose_donors(steps, island, state.policy.donors_max) if state.global_version else []
-    whom = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
-    why = f"taking a state from {whom}"
-    state.islands[island_id] = island_record.catching_up(island, tuple(donor.id for donor in donors), why)
+    donor_names = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
+    reason = f"taking a state from {donor_names}"
+    state.islands[island_id] = island_record.catching_up(island, tuple(donor.id for donor in donors), reason)
     lives = tuple((donor.id, donor.incarnation) for donor in donors)
     source = FromPeers(lives[0], lives[1:]) if lives else FromSynchroniser()
-    return [state_from(source, island.id, island.incarnation, island.steps_before, why)]
+    return [state_from(source, island.id, island.incarnation, island.steps_before, reason)]
 
 
 def _leave_donor(state: JobState, donor: IslandId) -> list[Effect]:

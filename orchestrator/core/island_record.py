@@ -233,13 +233,13 @@ def contributed(before: Island, merged: Contribution, version: Version, at: Inst
 
 
 def admitted(before: Island, c: Contribution) -> Island:
-    """What it sent last to this fragment is good."""
+    """Its latest contribution to this fragment is good."""
     strikes = {fragment: count for fragment, count in before.strikes.items() if fragment != c.fragment}
     return replace(before, last_offer={**before.last_offer, c.fragment: c.offer}, strikes=strikes)
 
 
 def struck(before: Island, c: Contribution, health_note: str) -> Island:
-    """What it sent last to this fragment is bad."""
+    """Its latest contribution to this fragment is bad."""
     return replace(
         before,
         health_note=health_note,
@@ -300,8 +300,8 @@ def lose(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_ser
         return replace(before, state=IslandState.STOPPED, reason=reason, pid=None), stop
     failures = before.failures + 1
     if failures > policy.restarts_max:
-        why = f"given up after {failures} failures in a row; last: {reason}"
-        return replace(before, state=IslandState.FAILED, reason=why, pid=None, failures=failures), stop
+        summary = f"given up after {failures} failures in a row; last: {reason}"
+        return replace(before, state=IslandState.FAILED, reason=summary, pid=None, failures=failures), stop
     wait = backoff(before, failures, policy)
     after = replace(
         before,
@@ -321,8 +321,10 @@ def quarantine(before: Island, policy: JobPolicy, reason: str, now: Instant, tim
     after, effects = lose(flagged, policy, flagged.health_note, now, timer_serial, dead=False)
     if after.state is not IslandState.LOST or count <= policy.health.quarantines_max:
         return after, effects
-    why = f"given up after {count} quarantines; last: {reason}; look at its machine before it is re-added"
-    return replace(after, state=IslandState.FAILED, reason=why), tuple(e for e in effects if isinstance(e, StopIsland))
+    summary = f"given up after {count} quarantines; last: {reason}; look at its machine before it is re-added"
+    return replace(after, state=IslandState.FAILED, reason=summary), tuple(
+        e for e in effects if isinstance(e, StopIsland)
+    )
 
 
 def backoff(island: Island, failures: int, policy: JobPolicy) -> Duration:

@@ -106,17 +106,17 @@ def kill(state: JobState, event: CommandRequested, request: Kill) -> list[Effect
     if island.state not in WITH_PROCESS:
         detail = f"{island.id} has no process to kill: it is {island.state} ({island.reason})"
         return [ResolveCommand(event.command, False, detail)]
-    why = f"killed by {event.caller}"
-    state.islands[island.id] = replace(island, wanted=request.restart, kill_reason=why)
-    then = "it will be placed again" if request.restart else "it stays away until it is re-added"
+    reason = f"killed by {event.caller}"
+    state.islands[island.id] = replace(island, wanted=request.restart, kill_reason=reason)
+    outcome = "it will be placed again" if request.restart else "it stays away until it is re-added"
     return [
-        ResolveCommand(event.command, True, f"{island.id} is being killed; {then}"),
-        KillIsland(island.id, island.incarnation, why),
+        ResolveCommand(event.command, True, f"{island.id} is being killed; {outcome}"),
+        KillIsland(island.id, island.incarnation, reason),
     ]
 
 
 def drain(state: JobState, event: CommandRequested, request: Drain) -> list[Effect]:
-    """Only where the drain can keep its promise: the island trains, and a quorum goes on merging without it."""
+    """A drain is accepted only if it can succeed: the island trains, and a quorum goes on merging without it."""
     island = _addressed(state, request.island)
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
@@ -147,13 +147,13 @@ def readd(state: JobState, event: CommandRequested, request: Readd) -> list[Effe
     if island.state in WITH_PROCESS:
         state.islands[island.id] = after = island_record.wanted_again(island, f"re-added by {event.caller}")
         goes_on = after.state is IslandState.TRAINING and not island.kill_reason
-        then = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
+        outcome = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
         start = [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
-        return [ResolveCommand(event.command, True, f"{island.id} {then}"), *start]
+        return [ResolveCommand(event.command, True, f"{island.id} {outcome}"), *start]
     placing = island_life.place(state, island_record.failures_reset(island), f"re-added by {event.caller}")
     after = state.islands[island.id]
-    then = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"
-    return [ResolveCommand(event.command, True, f"{island.id} {then}"), *placing]
+    outcome = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"
+    return [ResolveCommand(event.command, True, f"{island.id} {outcome}"), *placing]
 
 
 def cordon(state: JobState, event: CommandRequested, request: Cordon) -> list[Effect]:
@@ -162,15 +162,15 @@ def cordon(state: JobState, event: CommandRequested, request: Cordon) -> list[Ef
 
 
 def uncordon(state: JobState, event: CommandRequested, request: Uncordon) -> list[Effect]:
-    """Those that waited are placed at once; when the job ends, nobody is."""
+    """The islands that waited are placed at once, unless the job is ending."""
     state.cordoned.discard(request.node_group)
     answer = ResolveCommand(event.command, True, f"node group {request.node_group} takes islands again")
     if state.phase is not JobPhase.RUNNING:
         return [answer]
     cordoned = (i for i in list(state.islands.values()) if i.state is IslandState.CORDONED)
     waiting = [island for island in cordoned if island.plan.node_group == request.node_group]
-    why = f"node group {request.node_group} was uncordoned by {event.caller}"
-    return [answer, *(effect for island in waiting for effect in island_life.place(state, island, why))]
+    reason = f"node group {request.node_group} was uncordoned by {event.caller}"
+    return [answer, *(effect for island in waiting for effect in island_life.place(state, island, reason))]
 
 
 def cancel(state: JobState, event: CommandRequested) -> list[Effect]:
@@ -209,6 +209,7 @@ def _go_on_finishing(state: JobState) -> list[Effect]:
     if state.evaluated != state.global_version:
         return [begin_evaluation(state)]
     if not state.global_version:
-        why = f"the token budget is used up, but nothing was ever merged: never did {state.policy.quorum} islands contribute"
-        return finish(state, JobOutcome.FAILED, why)
+        never = f"never did {state.policy.quorum} islands contribute"
+        reason = f"the token budget is used up, but nothing was ever merged: {never}"
+        return finish(state, JobOutcome.FAILED, reason)
     return finish(state, JobOutcome.COMPLETED, "the token budget is reached")

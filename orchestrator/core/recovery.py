@@ -2,7 +2,7 @@
 
 What died with the process is declared lost: contributions whose bytes it held, merges that were not journalled. Islands
 keep what they offered until a version holds it, and offer it again to the new epoch. What may have been decided and never
-done is asked for again; every request is idempotent by its name. A suspect island is heard again by its link; timers
+done is asked for again; every request is idempotent by its name. A suspect island is found again by its link; timers
 keep their deadlines (``tape.recovery``).
 """
 

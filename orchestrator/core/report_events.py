@@ -47,7 +47,7 @@ def event_of(report: EventReport, at: Instant, island: IslandId, incarnation: In
 
 
 def contribution_of(offer: messages.Offer, island: IslandId, incarnation: Incarnation) -> Contribution:
-    """What the offer contributes, once its bytes are held."""
+    """The contribution that the offer is, once its bytes are held."""
     return Contribution(
         payload=payload_id(island, incarnation, offer.fragment, offer.offer),
         island=island,

@@ -27,15 +27,15 @@ from orchestrator.core.vocabulary import FragmentId, Instant, JobPhase, ReleaseR
 def requested(state: JobState, event: CommandRequested, request: commands.Rollback) -> list[Effect]:
     retained = [checkpoint.number for checkpoint in state.checkpoints.retained]
     number = request.checkpoint or max(retained, default=0)
-    why = ""
+    refusal = ""
     if state.phase is not JobPhase.RUNNING:
-        why = f"the job is {state.phase}"
+        refusal = f"the job is {state.phase}"
     elif state.rollback is not None:
-        why = f"it goes back to checkpoint {state.rollback.checkpoint} already"
+        refusal = f"it goes back to checkpoint {state.rollback.checkpoint} already"
     elif number not in retained:
-        why = f"of this job there are the checkpoints {', '.join(map(str, retained)) or '(none)'}"
-    if why:
-        return [ResolveCommand(event.command, False, f"the job does not go back: {why}")]
+        refusal = f"of this job there are the checkpoints {', '.join(map(str, retained)) or '(none)'}"
+    if refusal:
+        return [ResolveCommand(event.command, False, f"the job does not go back: {refusal}")]
     state.rollback = Rollback(number, frozenset(FragmentId(p) for p in range(len(state.rounds))))
     resolved = ResolveCommand(event.command, True, f"the job goes back to checkpoint {number}")
     return [resolved, *checkpoints.give_up(state, f"the job goes back to checkpoint {number}")]

@@ -137,7 +137,7 @@ class BeginCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """What an incarnation wrote, by the digest it reported."""
+    """An incarnation's part of a checkpoint, by the digest that it reported."""
 
     island: IslandId
     incarnation: Incarnation

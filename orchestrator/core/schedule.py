@@ -43,5 +43,5 @@ def due(previous_step: int, step: int, fragment_count: int, interval: int) -> tu
 
 @lru_cache(maxsize=4096)
 def _steps_to_any(place: int, fragment_count: int, interval: int) -> int:
-    """How far behind this place in the interval the next due point of any fragment is. Most steps ask only this."""
+    """The steps from this place in the interval to the next due point of any fragment. Most steps need only this."""
     return min(next_due(FragmentId(p), place, fragment_count, interval) for p in range(fragment_count)) - place

@@ -30,12 +30,12 @@ def promote(state: JobState) -> list[Effect]:
     effects: list[Effect] = []
     for island, standby in list(_matches(state)):
         process = (standby.id, standby.incarnation)
-        why = f"goes on as the standby {standby.id}"
-        after, _ = island_record.place(island, state.reports.pop(island.id, None), why)
+        reason = f"goes on as the standby {standby.id}"
+        after, _ = island_record.place(island, state.reports.pop(island.id, None), reason)
         state.islands[island.id] = replace(after, process=process)
-        again, placing = island_record.place(standby, None, f"its process is {island.id} now")
-        state.islands[standby.id] = again
-        effects += [PlaceIsland(island.id, after.incarnation, island.plan.node_group, why, process), *placing]
+        next_standby, placing = island_record.place(standby, None, f"its process is {island.id} now")
+        state.islands[standby.id] = next_standby
+        effects += [PlaceIsland(island.id, after.incarnation, island.plan.node_group, reason, process), *placing]
     return effects
 
 

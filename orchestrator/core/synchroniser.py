@@ -145,12 +145,12 @@ class Synchroniser:
                 assert_never(unknown)
 
     def _timer_fired(self, event: events.TimerFired) -> list[Effect]:
-        """Timers are named ``kind:whom``."""
-        kind, _, whom = event.timer.partition(":")
+        """Timers are named ``kind:subject``."""
+        kind, _, subject = event.timer.partition(":")
         if kind == "grace":
-            return fragment_life.grace_over(self.state, FragmentId(int(whom)), event.serial, event.at)
+            return fragment_life.grace_over(self.state, FragmentId(int(subject)), event.serial, event.at)
         if kind == "checkpoint":
             return checkpoints.timer_fired(self.state, event.timer, event.serial, event.at)
         if kind == "flush":
             return job_life.flush_timed_out(self.state, event.serial, event.at)
-        return island_life.timer_fired(self.state, kind, IslandId(whom), event.serial, event.at)
+        return island_life.timer_fired(self.state, kind, IslandId(subject), event.serial, event.at)

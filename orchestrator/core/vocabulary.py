@@ -49,7 +49,7 @@ class FaultSpec:
 
 
 class IslandState(StrEnum):
-    """Where an island is in its life. docs/architecture.md draws the arrows."""
+    """The state of an island. docs/architecture.md draws the arrows."""
 
     PLACING = "placing"
     STARTING = "starting"
@@ -122,7 +122,7 @@ class ReleaseReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one island offers to one round: its fragment's parameters (by payload id) and how much work is in them.
+    """An island's contribution to one round: its fragment's parameters (by payload id) and the work in them.
 
     ``step_count`` and ``token_count`` are the paper's c_steps and c_tokens: since the island last adopted this
     fragment. ``step`` is the island's logical step when the snapshot was taken, ``base_version`` the version it had
@@ -172,7 +172,7 @@ class WeightedPayload:
 
 @dataclass(frozen=True, slots=True)
 class IslandPlan:
-    """What the job specification wants of one island."""
+    """The job specification's plan of one island."""
 
     island: IslandId
     node_group: NodeGroupId
@@ -182,7 +182,7 @@ class IslandPlan:
 
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
-    """What contributions must be like, and what becomes of an island whose are not.
+    """The limits of healthy contributions, and of an island that exceeds them.
 
     displacement_ratio_max  how many times the fragment's median update norm a contribution may be from Θ; ``None``: any
     strikes_max             unusable or exploding contributions to one fragment in a row until the island is quarantined
@@ -196,7 +196,7 @@ class HealthPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When checkpoints are taken by themselves: never, by default. Whoever asks gets one in any case.
+    """The schedule of automatic checkpoints: none, by default. An operator's command takes one in any case.
 
     every_merges, every_s   each time this many fragments have merged, or so many seconds have passed; 0: not by that
     keep                    so many whole checkpoints are kept; older ones are removed

@@ -18,7 +18,7 @@ from orchestrator.core.vocabulary import Instant
 
 
 class Stall(StrEnum):
-    """Why a learner stands still."""
+    """The reason why a learner stands still."""
 
     SHRINKING = "shrinking"
     """It reconfigures to fewer slices."""
@@ -29,7 +29,7 @@ class Stall(StrEnum):
 
 
 class DuringStall(StrEnum):
-    """What an interruption does to a learner that stands still already. Decision 0026 (docs/decisions) compares them."""
+    """The effect of an interruption on a learner that stands still already. Decision 0026 (docs/decisions) compares them."""
 
     ABSORBED = "absorbed"
     """Nothing: only what computes is interrupted, and the reconfiguration under way copes with the rest."""

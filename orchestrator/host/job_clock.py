@@ -36,7 +36,7 @@ def elapsed(
     uptime: Callable[[], float] = uptime,
     wall: Callable[[], float] = time.time,
 ) -> float:
-    """How long the job has been there, written down for whoever asks next. ``tape_end`` is its tape's end, if any."""
+    """Seconds since the job was created, stored for the next synchroniser. ``tape_end`` is the tape's end, if any."""
     boot, up = boot or LocalDisk().boot(), uptime()
     path = run_dir / NAME
     if tape_end is None:

@@ -27,7 +27,7 @@ from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.host.posting import Undated
 from orchestrator.parameters import outer_optimizer
 from orchestrator.parameters.journal.entry import Facts, payloads_of
-from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
+from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
 from orchestrator.parameters.journal.storage import SUFFIX, Journal
 from orchestrator.parameters.journaled_store import recovered
 from orchestrator.parameters.outer_state import OuterState
@@ -73,7 +73,7 @@ class JobFiles:
 
     @property
     def epoch(self) -> Epoch:
-        """Of whoever holds these files."""
+        """The epoch of the synchroniser that holds these files."""
         return self.core.state.epoch if self.past is None else self.past.next_epoch
 
 
@@ -98,7 +98,7 @@ def open_files(
         disk.remove(snapshot_path)
         _note_boot(run_dir, disk)
         tape = TapeWriter(path, Header(job, policy, started_at), disk)
-        tape.sync()  # before anybody is told of the job: a header that is damaged later is no torn one
+        tape.sync()  # before the job is announced: a header that is damaged later is no torn one
         journal = _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
         return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Pending())
@@ -177,7 +177,7 @@ def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
 
 
 def _has_begun(path: Path, disk: Disk) -> bool:
-    """Whether there is a past: who died before its tape's first line was whole leaves nothing to go on from."""
+    """Whether the job has run before. Without a whole first line of the tape there is nothing to recover."""
     try:
         first, end, rest = beginning(path, disk).partition(b"\n")
     except FileNotFoundError:
@@ -190,18 +190,19 @@ def _has_begun(path: Path, disk: Disk) -> bool:
 
 
 def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
-    """What has no tape must have no past either: each of these is written only when the tape's first line is durable.
+    """Without a tape there must be no other files of a run: each of these is written only once the tape's first line is
+    durable.
 
     Raises DataError. To begin anew would be to lose in silence what the job had merged.
     """
-    there = disk.files(run_dir)
-    traces = [name for name in (SNAPSHOT, *LEFT_AT_THE_END) if name in there]
+    files = disk.files(run_dir)
+    traces = [name for name in (SNAPSHOT, *LEFT_AT_THE_END) if name in files]
     if segments := [name for name in disk.files(run_dir / JOURNAL) if name.endswith(SUFFIX)]:
         traces.append(f"{JOURNAL} with {len(segments)} files")
     if (run_dir / CHECKPOINTS).is_dir() and any((run_dir / CHECKPOINTS).iterdir()):
         traces.append(CHECKPOINTS)
     if traces:
-        lacks = "has no whole first line" if there.get(TAPE) else "is empty" if TAPE in there else "is missing"
+        lacks = "has no whole first line" if files.get(TAPE) else "is empty" if TAPE in files else "is missing"
         raise DataError(
             detail=f"The tape {run_dir / TAPE} {lacks}, but the job has run before: beside it lies {', '.join(traces)}. "
             "It does not begin anew over what it had merged. Put the tape back from a copy."
@@ -209,7 +210,7 @@ def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
 
 
 def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> None:
-    """On a tape that knows of no Θ nothing was merged. Raises DataError where something else tells of a merge.
+    """A tape without Θ has no merges. Raises DataError where another file has one.
 
     A merge is kept only when the tape is durable up to its decision, which lies behind Θ: no loss of power does this.
     """
@@ -225,7 +226,7 @@ def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> No
 
 
 def _was_merged(journal: Journal, fragment: FragmentId) -> bool:
-    """Whether the fragment's newest entry stands on another, as every one does but that with which a job begins."""
+    """Whether the fragment's newest entry has a base, as all have but the one with which a job begins."""
     newest = journal.newest(fragment)
     if newest is None:
         return False
@@ -234,7 +235,7 @@ def _was_merged(journal: Journal, fragment: FragmentId) -> bool:
 
 
 def beginning(path: Path, disk: Disk, size: int = 1 << 15) -> bytes:
-    """So much of a file that a line is in it, if there is one."""
+    """The beginning of a file, with at least its first line if it has one."""
     raw = disk.read(path, 0, size)
     return raw if b"\n" in raw[:-1] or len(raw) < size else beginning(path, disk, 2 * size)
 
@@ -249,18 +250,18 @@ def _with_theta(files: JobFiles, spec: JobSpec) -> JobFiles:
         log.warning("cut off, and gone on without: %s", detail)
     first: list[Undated] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch, damage)]
     if not state.seeded:
-        files.journal.clear()  # Θ that nobody heard of is made again
+        files.journal.clear()  # Θ that was never announced is made again
         return replace(files, first_events=tuple(first))
     if over and files.journal.newest(FragmentId(0)) is None:
         return files  # all that the job leaves is written, and its journal gone
     set_back = {} if over or state.rollback is not None else _set_back(files, past.next_epoch)
     others = [current for current in state.rounds if current.fragment not in set_back]
-    unheard = unheard_merges(others, files.journal.newest, over=over)
+    unrecorded = unrecorded_merges(others, files.journal.newest, over=over)
     knobs = spec.synchroniser
     optimizer = outer_optimizer.of(knobs.outer_optimizer)
     fragments = [current.fragment for current in state.rounds]
     outer, merges = recovered(files.journal, fragments, knobs.averaging, optimizer)
-    completed = [_completed(merges[fragment], state) for fragment in unheard]
+    completed = [_completed(merges[fragment], state) for fragment in unrecorded]
     return replace(files, outer=outer, merges=merges, first_events=(*completed, *first, *set_back.values()))
 
 

@@ -104,7 +104,7 @@ class LastKnown:
 
 
 def last_known(run_dir: Path, policy: JobPolicy, started_at: float, disk: Disk | None = None) -> LastKnown:
-    """What the job's files still say. Never raises for what is in them."""
+    """The progress that the job's files still show. Never raises for their contents."""
     disk = disk or LocalDisk()
     last = LastKnown(policy, started_at)
     for read in (_read_tape, _read_snapshot, _read_journal):

@@ -33,7 +33,7 @@ _EMBEDDING_LIKE = re.compile(r"(^|[/.])([^/.]*embed[^/.]*|([^/.]*_)?head)([/.]|$
 
 
 class Averaging(StrEnum):
-    """How displacements are averaged. Values as in the job specification."""
+    """The average of displacements. Values as in the job specification."""
 
     RADIAL = "radial"
     MEAN = "mean"

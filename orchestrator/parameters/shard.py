@@ -72,7 +72,7 @@ class NewVersion:
 
 
 class ParameterShard:
-    """Of one epoch. Until ``seed`` or ``recover`` there is no Θ, and nothing to ask for."""
+    """The shard during one epoch. Until ``seed`` or ``recover`` there is no Θ."""
 
     def __init__(
         self, journal: MergeLog, epoch: Epoch, retry: Retry, clock: Callable[[], float] = time.monotonic
@@ -162,11 +162,11 @@ class ParameterShard:
         return {p: sum(array.size for array in self.state(p).parameters.values()) for p in self.fragments}
 
     def step(self) -> int:
-        """The highest logical step that a merge here has been told of."""
+        """The highest logical step of a merge here."""
         return max(self._steps.values())
 
     def publication(self, fragment: FragmentId) -> Publication:
-        """The fragment as it stands, encoded anew: for whoever did not keep the one that its merge gave."""
+        """The fragment as it stands, encoded anew. (A merge returns its publication, too.)"""
         state = self._outer.state(fragment)
         return _publication(fragment, state, wire_format.encode(state.parameters, PUBLICATION_CODEC))
 

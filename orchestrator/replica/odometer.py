@@ -35,7 +35,7 @@ class Odometer:
         return steps_total != self._reported_steps
 
     def report(self, step: int, steps_total: int, tokens_total: int) -> Progress:
-        """How far training is, at the logical step ``step``."""
+        """The progress so far, at the logical step ``step``."""
         progress = Progress(
             step=step,
             steps_total=steps_total,

@@ -63,7 +63,7 @@ class ReliableOutbox:
         return self._numbered.after(after)
 
     def forget_all(self) -> None:
-        """Whoever reads next is somebody else's reader, and reads nothing that was put until now. Numbers go on."""
+        """Forget all reports: the next reader is another incarnation's. Numbers go on."""
         self._unread.take()
         self._numbered.forget_all()
 
@@ -138,15 +138,15 @@ class NumberedReports:
             self._unacknowledged.append((self._written, report))
 
     def forget(self, acknowledged: int) -> None:
-        """Those up to this number are on the tape."""
+        """Forget the reports up to this number: they are on the tape."""
         self._unacknowledged = [(number, report) for number, report in self._unacknowledged if number > acknowledged]
 
     def forget_all(self) -> None:
-        """Whoever reads next is somebody else's reader. Numbers go on."""
+        """Forget all reports. Numbers go on."""
         self._unacknowledged = []
 
     def after(self, read: int) -> Numbered:
-        """Those behind this number, oldest first."""
+        """The reports behind this number, oldest first."""
         return [(number, report) for number, report in self._unacknowledged if number > read]
 
     def missing(self, standing: Iterable[IslandReport]) -> list[IslandReport]:

@@ -3,7 +3,7 @@
                     ┌──────────── a boundary ────────────┐
     … inner step ──▶ cut ▸ adopt ▸ offer what is due ▸ export ──▶ inner step …
 
-Whoever drives a replica tells it what happened (a publication arrived, a step was taken, a command came) and asks it, at
+A replica's driver calls it with what happened (a publication arrived, a step was taken, a command came) and asks it, at
 each boundary between two inner steps, what is to be done. The answer is a ``BoundaryPlan``: frozen data, in the order in
 which it must be carried out, that names arrays only by fragment, version and number of offer. So one process can decide
 and others, which hold other pieces of the same arrays, can carry out the same plan.
@@ -32,7 +32,7 @@ from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Repl
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPolicy:
-    """What a replica must know of its job.
+    """The policy of a replica, from its job.
 
     interval_steps            H: inner steps between two synchronisations of one fragment
     tokens_per_schedule_step  tokens of an inner step of all islands together
@@ -64,7 +64,7 @@ class Publication(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What a replica is at a boundary, but for arrays. Due points up to ``offered_step`` were offered.
+    """The state of a replica at a boundary, but for arrays. Due points up to ``offered_step`` were offered.
 
     ``step_counts`` and ``token_counts`` are its own work by fragment since ``versions``; totals are the incarnation's.
     """
@@ -120,8 +120,8 @@ Action = CutState | AdoptVersion | OfferFragment | ExportState | SendReport
 _REPORTING = (AdoptVersion, OfferFragment, SendReport)
 
 
-class Then(Enum):
-    """What follows a boundary."""
+class Continuation(Enum):
+    """The continuation after a boundary."""
 
     STEP = auto()
     AWAIT_PUBLICATION = auto()
@@ -131,14 +131,14 @@ class Then(Enum):
 @dataclass(frozen=True, slots=True)
 class BoundaryPlan:
     actions: tuple[Action, ...]
-    then: Then
+    continuation: Continuation
 
     def reports(self) -> list[IslandReport]:
-        """What the island says at this boundary, in order."""
+        """The reports of this boundary, in order."""
         return reports_of(self.actions)
 
 
-ONLY_STEP = BoundaryPlan((), Then.STEP)
+ONLY_STEP = BoundaryPlan((), Continuation.STEP)
 
 
 class Replica:
@@ -168,7 +168,7 @@ class Replica:
 
     @property
     def schedule_step(self) -> int:
-        """Where the next inner step is in the learning-rate schedule."""
+        """The schedule step of the next inner step."""
         return schedule_step(self.anchor, self.step, self.policy.tokens_per_schedule_step)
 
     @property
@@ -280,7 +280,7 @@ class Replica:
         self.tokens_total += token_count
 
     def boundary(self, *, cut: bool = False, requests: tuple[Hashable, ...] = ()) -> BoundaryPlan:
-        """What is to be done between two steps. ``cut``: checkpoints wait for the state; ``requests`` are peers' for it."""
+        """The plan of a boundary between steps. ``cut``: checkpoints wait for the state; ``requests`` are peers' for it."""
         if self.flushing:
             return self.flush_boundary(cut=cut)
         if self.draining:
@@ -289,21 +289,21 @@ class Replica:
         offers = self.offer_due()
         if not (adoptions or offers or requests):
             return ONLY_STEP
-        return BoundaryPlan((*adoptions, *offers, *self._export(requests)), Then.STEP)
+        return BoundaryPlan((*adoptions, *offers, *self._export(requests)), Continuation.STEP)
 
     def flush_boundary(self, *, cut: bool = False) -> BoundaryPlan:
         """The last boundary: offer all work that no offer covers, and say so. Peers are given nothing any more."""
         actions = (*self.adopt(cut=cut), *self._offer_all(), SendReport(Flushed()))
-        return BoundaryPlan(actions, Then.END)
+        return BoundaryPlan(actions, Continuation.END)
 
     def drain_boundary(self, *, cut: bool = False, requests: tuple[Hashable, ...] = ()) -> BoundaryPlan:
         """A boundary that no step follows: offer what no offer covers, and say so once versions hold all work."""
         actions = (*self.adopt(cut=cut), *self._offer_all(), *self._export(requests))
         trained = self.trained
         if any(fragment.since_origin(trained).tokens for fragment in self.fragments):
-            return BoundaryPlan(actions, Then.AWAIT_PUBLICATION)
+            return BoundaryPlan(actions, Continuation.AWAIT_PUBLICATION)
         self.draining, self.drained = False, True
-        return BoundaryPlan((*actions, SendReport(Drained())), Then.END)
+        return BoundaryPlan((*actions, SendReport(Drained())), Continuation.END)
 
     def adopt(self, *, cut: bool = False) -> tuple[CutState | AdoptVersion, ...]:
         """Put fragments on what was published and has arrived; a cut comes before."""
@@ -367,5 +367,5 @@ class Replica:
 
 
 def reports_of(actions: Iterable[Action]) -> list[IslandReport]:
-    """What is reported in the course of these actions, in order."""
+    """The reports among these actions, in order."""
     return [action.report for action in actions if isinstance(action, _REPORTING)]

@@ -92,7 +92,7 @@ class FragmentWork:
             del self.offers[next(iter(self.offers))]
 
     def load_mode(self, merged_offer: int, rule: AdoptionRule) -> LoadMode:
-        """How a version is loaded that contains the island's offers up to ``merged_offer`` (0: none, or ``ALL_OFFERS``)."""
+        """The mode of loading a version with the island's offers up to ``merged_offer`` (0: none, or ``ALL_OFFERS``)."""
         if rule == "replace" or merged_offer == ALL_OFFERS:
             return Replace()
         if rule == "mix":
@@ -102,7 +102,7 @@ class FragmentWork:
         return Replace() if merged_offer > self.offers_before else Rebase(None)
 
     def remaining(self, mode: LoadMode, trained: Trained) -> Trained:
-        """What remains of the work when a version is loaded by this mode."""
+        """The own work that remains when a version is loaded by this mode."""
         match mode:
             case Replace():
                 return NOTHING

@@ -53,8 +53,8 @@ class Controller:
         resumption = stored(self._run_dir)
         legs = resumption.legs if resumption else ()
         self._document = {**spec.model_dump(mode="json"), "legs": legs, "roots": roots}
-        self._shards = list(spec.island_sections(spares=True))
-        self._sections = {**spec.island_sections(spares=True), **spec.standby_sections()}
+        self._shards = list(spec.island_sections(slots=True))
+        self._sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
         self._folder = room.cluster_folder(os.environ)
         self._lock = threading.Lock()
         self._actors: dict[Life, Any] = {}

@@ -56,10 +56,10 @@ def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPo
         first, _, _ = beginning(run_dir / TAPE, LocalDisk()).partition(b"\n")
         header = decode_header(first.decode(errors="replace"))
     except (OSError, DataError):  # it begins, or its files are judged when they are opened
-        return spec.policy(regions, spares=True, standbys=True)
+        return spec.policy(regions, slots=True, standbys=True)
     plans = (*header.policy.islands, *header.policy.standbys) if isinstance(header, Header) else ()
     begun_in: dict[str, str] = {plan.node_group: plan.region for plan in plans}
-    return spec.policy({**regions, **begun_in}, spares=True, standbys=True)
+    return spec.policy({**regions, **begun_in}, slots=True, standbys=True)
 
 
 def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: Sequence[Fold]) -> JobFiles:

@@ -23,12 +23,12 @@ from orchestrator.core.vocabulary import (
 from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
     BoundaryPlan,
+    Continuation,
     CutState,
     Position,
     Publication,
     Replica,
     ReplicaPolicy,
-    Then,
     reports_of,
 )
 from orchestrator.replica.work import AdoptionRule
@@ -120,7 +120,7 @@ class SimulatedIsland:
         return [offer for offer in self.replica.standing_offers() if offer.base_version == versions[offer.fragment]]
 
     def _carry_out(self, plan: BoundaryPlan) -> list[IslandReport]:
-        self.stepping = plan.then is Then.STEP
+        self.stepping = plan.continuation is Continuation.STEP
         if not plan.actions:
             return []
         if isinstance(plan.actions[0], CutState):

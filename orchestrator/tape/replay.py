@@ -18,7 +18,7 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.elastic.jobs import ElasticJobs
 from orchestrator.elastic.messages import FleetEffect, FleetEvent
-from orchestrator.tape.driver import STORY_LENGTH, Fold, tell
+from orchestrator.tape.driver import STORY_LENGTH, Fold, story_of
 from orchestrator.tape.schema import Digest, FleetHeader, Header, Record, Tape, encode_header, encode_record
 
 
@@ -91,7 +91,7 @@ def replay(
         except Exception as error:  # a build that fails where the recorded one decided has diverged
             failure = f"    {type(error).__name__}: {error}"
         if failure or decided != record.effects:
-            divergence = Divergence(record.n, record.event, record.effects, decided, failure, tell(recent))
+            divergence = Divergence(record.n, record.event, record.effects, decided, failure, story_of(recent))
             return Replay(len(tape.records), record.n - 1, divergence, digest.hex())
         recent.append(record)
         digest.add(encode_record(Record(record.n, record.event, decided)))

@@ -112,12 +112,12 @@ class TapeWriter:
 
     @property
     def mark(self) -> Mark:
-        """Where it stands. For the thread that writes."""
+        """The place behind the last record. For the thread that writes."""
         return Mark(self.count, self._size, self._bytes.hex())
 
     @property
     def digest(self) -> str:
-        """What the footer would say now."""
+        """The digest that a footer would have now."""
         return self._digest.hex()
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class TapeWriter:
 
     def _hold(self, path: Path, disk: Disk, *, new: bool) -> None:
         self.path, self._disk = path, disk
-        self._digest, self._bytes = Digest(), Digest()  # of lines, which the footer tells; of bytes, as in the file
+        self._digest, self._bytes = Digest(), Digest()  # of lines, as in the footer; of bytes, as in the file
         self.count = self.synced_count = self._size = self._synced_size = 0
         self._sync_failed = self._sealed = False
         try:
@@ -156,7 +156,7 @@ class TapeWriter:
         self._bytes.add_all(lines)
 
     def _read_back(self, size: int) -> bytes:
-        """What was appended since the last sync, as the system still has it."""
+        """The bytes appended since the last sync, as the system still has them."""
         lines = self._disk.read(self.path, self._synced_size, size - self._synced_size)
         try:
             for line in lines.decode().splitlines():

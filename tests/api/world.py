@@ -52,7 +52,7 @@ class World:
 
     def __init__(self, spec: JobSpec, commands: list[Taken], until: float) -> None:
         self.policy: JobPolicy = spec.policy(
-            {group["name"]: group["region"] for group in GROUPS}, spares=True, standbys=True
+            {group["name"]: group["region"] for group in GROUPS}, slots=True, standbys=True
         )
         self.sink, self.goodput, self.statistics = MemorySink(), Goodput(self.policy), Statistics(self.policy)
         self.core = Synchroniser(self.policy)

@@ -569,7 +569,7 @@ def test_a_listing_of_a_store_that_leads_out_writes_nothing(tmp_path: Path, monk
     hostile = Folder.within(AllowedRoots.only(url), folder.url)
     hostile._store = Hostile(skip_instance_cache=True)
     monkeypatch.setattr(
-        Folder, "sub", lambda self, name: _of_store(Folder(self._there.sub(name_parts(name))), hostile._store)
+        Folder, "sub", lambda self, name: _of_store(Folder(self._allowed.sub(name_parts(name))), hostile._store)
     )
     with pytest.raises(DataError, match=r"no name of a file|does not lie in it"):
         hostile.names()

@@ -10,13 +10,13 @@ from orchestrator.errors import InternalError
 from orchestrator.replica.replica import (
     AdoptVersion,
     BoundaryPlan,
+    Continuation,
     CutState,
     ExportState,
     OfferFragment,
     Publication,
     Replica,
     ReplicaPolicy,
-    Then,
 )
 from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Replace
 
@@ -138,7 +138,7 @@ def test_a_flush_offers_all_uncovered_work_then_says_so_and_no_step_follows() ->
     steps(island, 2)
     island.flush()
     (plan,) = steps(island, 1)
-    assert plan.then is Then.END
+    assert plan.continuation is Continuation.END
     assert [(o.fragment, o.token_count) for o in offers([plan])] == [(p, 3 * TOKENS) for p in range(3)]
     assert plan.reports()[-1] == Flushed()
 
@@ -155,16 +155,16 @@ def test_draining_offers_again_what_a_version_lacks_and_says_so_once_versions_ho
     steps(island, 3)  # fragment 1 was offered at 2, with 2 steps of what are 4 by the next boundary
     island.drain()
     (plan,) = steps(island, 1)
-    assert plan.then is Then.AWAIT_PUBLICATION
+    assert plan.continuation is Continuation.AWAIT_PUBLICATION
     assert [(o.fragment, o.offer, o.step_count) for o in offers([plan])] == [(0, 2, 4), (1, 3, 4)]
     publish(island, 0, 1, 4, merged=2)
     publish(island, 1, 1, 4, merged=1)  # it came too late for more than the first offer
     plan = island.boundary()
     assert offers([plan]) == [Offer(1, 4, 4, 1, 2, 2 * TOKENS, 4 * TOKENS)]
-    assert plan.then is Then.AWAIT_PUBLICATION
+    assert plan.continuation is Continuation.AWAIT_PUBLICATION
     publish(island, 1, 2, 4, merged=4)
     plan = island.boundary()
-    assert plan.then is Then.END
+    assert plan.continuation is Continuation.END
     assert plan.reports()[-1] == Drained()
 
 
@@ -174,7 +174,7 @@ def test_a_drain_that_is_called_off_lets_the_island_train_on() -> None:
     island.drain()
     assert len(offers([island.boundary()])) == 2
     island.start()
-    assert island.boundary().then is Then.STEP
+    assert island.boundary().continuation is Continuation.STEP
     assert [o.step_count for o in offers(steps(island, 1))] == [2]
 
 
@@ -184,7 +184,7 @@ def test_a_flush_goes_before_a_drain() -> None:
     island.drain()
     island.flush()
     plan = island.boundary()
-    assert (plan.then, plan.reports()[-1]) == (Then.END, Flushed())
+    assert (plan.continuation, plan.reports()[-1]) == (Continuation.END, Flushed())
 
 
 def test_a_cut_is_of_what_the_island_is_before_it_adopts_and_an_export_of_what_it_is_after() -> None:

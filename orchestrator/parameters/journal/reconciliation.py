@@ -36,12 +36,12 @@ def lost_merges(
     return tuple(r.fragment for r in rounds if newest(r.fragment) == r.version - 1)
 
 
-def unheard_merges(
+def unrecorded_merges(
     rounds: Sequence[FragmentRound], newest: Callable[[FragmentId], Version | None], *, over: bool
 ) -> tuple[FragmentId, ...]:
-    """The fragments whose journalled merge is not on the tape as made, to be told now.
+    """The fragments whose journalled merge is not on the tape as made yet.
 
-    A job that is ``over`` (cancelled while it merged) hears of none. Raises DataError when the two cannot be of one job.
+    A job that is ``over`` (cancelled while it merged) gets none. Raises DataError when the two cannot be of one job.
     """
     unheard = []
     for current in rounds:

@@ -36,7 +36,7 @@ SUFFIX = ".journal"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an entry lies."""
+    """The place of an entry."""
 
     path: Path
     start: int
@@ -109,7 +109,7 @@ class Journal:
 
     @property
     def fragments(self) -> tuple[FragmentId, ...]:
-        """Of which it has a file, in order."""
+        """The fragments that have a file, in order."""
         return tuple(sorted(self._segments))
 
     def versions(self, fragment: FragmentId) -> tuple[Version, ...]:
@@ -124,9 +124,9 @@ class Journal:
         for segment in reversed(self._segments.get(fragment, [])):
             if (place := segment.entries.get(version)) is not None:
                 return decode(self._disk.read(place.path, place.start, place.count))
-        here = ", ".join(map(str, self.versions(fragment))) or "none"
+        versions = ", ".join(map(str, self.versions(fragment))) or "none"
         raise DataError(
-            detail=f"The journal {self._folder} lacks version {version} of fragment {fragment}; it has {here}."
+            detail=f"The journal {self._folder} lacks version {version} of fragment {fragment}; it has {versions}."
         )
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
