@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from orchestrator.bounds import SpareCount, Word
+from orchestrator.bounds import IslandCountFromZero, Word
 
 
 class JobState(StrEnum):
@@ -259,7 +259,7 @@ class Scale(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"node_group": "us-east", "count": 2}]})
 
     node_group: Word
-    count: SpareCount
+    count: IslandCountFromZero
 
 
 class NodeGroupChange(Answer):

@@ -1,7 +1,7 @@
-"""How an island comes by its state, whoever gives it: taken once, told as often as it is asked for.
+"""The catch-up of one incarnation: it takes one state, whoever gives it, and reports that as often as it is asked to.
 
-Responsible for two states never being mixed, whatever comes at the same time: the first that is whole is the island's. Who
-asks again is told the same, for a synchroniser that was made again may not know. Refuses to know what a state is made of
+Responsible for two states never being mixed, whatever comes at the same time: the first that is whole is the island's. A
+repeated request gets the same report, for a restarted synchroniser may not know. Refuses to know what a state is made of
 (``loop``), how peers are reached, and what becomes of an island without one.
 """
 
@@ -12,26 +12,26 @@ import threading
 from collections.abc import Callable, Mapping
 from time import monotonic
 
-from learners.gathering import Donor, Gathered, Gathering
 from learners.outbox import Outbox
+from learners.state_fetch import Donor, FetchedState, StateFetch
 from orchestrator.core.messages import CatchUpFailure, CaughtUp
 from orchestrator.core.vocabulary import IslandId, Version
 from orchestrator.errors import last_line
 
 log = logging.getLogger(__name__)
 
-Order = tuple[int, int]
-"""Which request: the asker's epoch, and its count. Calls may overtake each other."""
+RequestNumber = tuple[int, int]
+"""The epoch of who requests, and its count of requests. Calls may overtake each other."""
 
 
 class CatchingUp:
-    """Of one incarnation. ``caught_up`` is what was reported once it held a state."""
+    """The catch-up of one incarnation. ``caught_up`` is its report, once it holds a state."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._lock = threading.Lock()
-        self._gathering: Gathering | None = None
-        self._latest: Order = (0, 0)
+        self._fetching: StateFetch | None = None
+        self._latest: RequestNumber = (0, 0)
         self.caught_up: CaughtUp | None = None
 
     def take(self, donor: IslandId | None, load: Callable[[], tuple[tuple[Version, ...], int]]) -> None:
@@ -49,43 +49,43 @@ class CatchingUp:
             else:
                 self._outbox.put(self.caught_up)
 
-    def gather(
+    def fetch(
         self,
-        order: Order,
+        number: RequestNumber,
         donors: Mapping[str, Donor],
         fragment_count: int,
-        load: Callable[[Gathered], None],
+        load: Callable[[FetchedState], None],
         *,
-        in_pieces: bool,
+        in_chunks: bool,
     ) -> None:
         """Take a state from these peers, by the names of their processes. ``CaughtUp`` follows.
 
-        And ``CatchUpFailure`` for each that gives nothing. Asked again, it goes on with these from what has come; an
-        ``order`` older than the latest is passed over.
+        And ``CatchUpFailure`` for each that gives nothing. Asked again, it goes on with these from what has come; a
+        ``number`` older than the latest is passed over.
         """
         with self._lock:
             if self.caught_up is not None:
                 self._outbox.put(self.caught_up)
                 return
-            if order <= self._latest:
+            if number <= self._latest:
                 return
-            self._latest = order
-            if self._gathering is None:
+            self._latest = number
+            if self._fetching is None:
                 began = monotonic()
-                self._gathering = Gathering(
+                self._fetching = StateFetch(
                     fragment_count,
-                    in_pieces=in_pieces,
-                    take=lambda state: self._gathered(state, load, began),
+                    in_chunks=in_chunks,
+                    take=lambda state: self._fetched(state, load, began),
                     failed=self._failed,
                 )
-            self._gathering.ask(donors)
+            self._fetching.ask(donors)
 
     def forget(self) -> None:
         """This process is another incarnation from here on, and has yet to say that it holds a state."""
         with self._lock:
-            self.caught_up, self._gathering, self._latest = None, None, (0, 0)
+            self.caught_up, self._fetching, self._latest = None, None, (0, 0)
 
-    def _gathered(self, state: Gathered, load: Callable[[Gathered], None], began: float) -> None:
+    def _fetched(self, state: FetchedState, load: Callable[[FetchedState], None], began: float) -> None:
         """Raises what ``load`` does."""
         with self._lock:
             if self.caught_up is None:
@@ -96,8 +96,8 @@ class CatchingUp:
         source = ", ".join(sorted(set(report.sources))) or report.donor or "the synchroniser"
         log.info("caught up from %s, at step %d", source, report.step)
         self.caught_up = report
-        if self._gathering is not None:
-            self._gathering.close()
+        if self._fetching is not None:
+            self._fetching.close()
         self._outbox.put(report)
 
     def _failed(self, donor: IslandId, error: BaseException) -> None:

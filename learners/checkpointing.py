@@ -1,4 +1,4 @@
-"""An island's part of a checkpoint: its state at one boundary, written while it trains on, and read by its next life.
+"""An island's part of a checkpoint: its state at one boundary, written while it trains on, and read by its next incarnation.
 
 Orbax writes the arrays of islands that have JAX in their process, plain safetensors those of synthetic ones, which must not
 load it. The part's document, with the digest of every file, is written when they are all on disk.
@@ -78,7 +78,7 @@ class Restored:
 
     @property
     def position(self) -> Position:
-        """Where the island was cut."""
+        """The replica's position at the cut."""
         return Position(
             step=self.part.step,
             offered_step=self.part.asked_step,
@@ -91,7 +91,7 @@ class Restored:
 
 
 def restored(folder: Folder, island: IslandId) -> Restored:
-    """What the checkpoint in the folder has of the island. Raises DataError when that is nothing, or damaged."""
+    """The island's state in the checkpoint. Raises DataError when there is none, or it is damaged."""
     manifest = manifest_of(folder)
     part = next((part for part in manifest.parts if part.island == island), None)
     if part is None:
@@ -132,11 +132,11 @@ def _write_orbax(arrays: Mapping[str, np.ndarray], own: Folder) -> None:
             own.upload(Path(here))
 
 
-def _plain(content: bytes, what: str) -> Arrays:
+def _plain(content: bytes, name: str) -> Arrays:
     try:
         return load(content)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DataError(detail=f"{what} is no file of arrays: {first_line(error)}.") from error
+        raise DataError(detail=f"{name} is no file of arrays: {first_line(error)}.") from error
 
 
 def _read_orbax(path: Path) -> Arrays:

@@ -1,4 +1,4 @@
-"""What the island's loop asks of a trainer: the seam between the protocol and the mathematics.
+"""The trainer's contract with the island's loop: the seam between the protocol and the mathematics.
 
 A ``Trainer`` owns parameters, inner optimizer and data cursor on this island's devices. It knows nothing of fragments'
 schedules, of versions, of the synchroniser or of Ray; the loop (``learners.loop``) knows those and nothing of JAX. Two
@@ -83,7 +83,7 @@ class Trainer(Protocol):
         ...
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over a peer's state. The data cursor stays this island's own."""
+        """Load a peer's state. The data cursor stays this island's own."""
         ...
 
     def cursor(self) -> int:
@@ -95,7 +95,7 @@ class Trainer(Protocol):
         ...
 
     def take_shard(self, index: int) -> None:
-        """From here on the data is that of this shard; of a standby that takes an island's place before its first step."""
+        """From here on the data is that of this shard; for a standby that is promoted before its first step."""
         ...
 
     def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:

@@ -76,11 +76,11 @@ def split(documents: Iterable[bytes], held_out_ratio: float, sequence_length: in
     By digest and not by position, so that neighbours in a file do not end up on one side together. Equal documents
     stay on one side. Raises ConfigurationError when either side is shorter than one sequence.
     """
-    pieces = [piece for document in documents for piece in _pieces(document)]
-    digests = [hashlib.blake2b(piece, digest_size=16).digest() for piece in pieces]
+    chunks = [chunk for document in documents for chunk in _chunks(document)]
+    digests = [hashlib.blake2b(chunk, digest_size=16).digest() for chunk in chunks]
     size_of = dict.fromkeys(digests, 0)
-    for digest, piece in zip(digests, pieces, strict=True):
-        size_of[digest] += len(piece)
+    for digest, chunk in zip(digests, chunks, strict=True):
+        size_of[digest] += len(chunk)
     wanted = held_out_ratio * sum(size_of.values())
     chosen: set[bytes] = set()
     taken = 0
@@ -90,8 +90,8 @@ def split(documents: Iterable[bytes], held_out_ratio: float, sequence_length: in
         chosen.add(digest)
         taken += size_of[digest]
     sides: dict[bool, list[bytes]] = {True: [], False: []}
-    for digest, piece in zip(digests, pieces, strict=True):
-        sides[digest in chosen].append(piece)
+    for digest, chunk in zip(digests, chunks, strict=True):
+        sides[digest in chosen].append(chunk)
     corpus = Corpus(training=_joined(sides[False]), held_out=_joined(sides[True]))
     for side, text in (("training", corpus.training), ("held-out", corpus.held_out)):
         if len(text) <= sequence_length:
@@ -106,10 +106,10 @@ def held_out_sequences(corpus: Corpus, count: int, sequence_length: int) -> np.n
     """Up to ``count`` sequences evenly spread over the held-out split: (sequences, sequence_length + 1) int32."""
     windows = (len(corpus.held_out) - 1) // sequence_length
     picked = np.arange(min(count, windows)) * windows // min(count, windows)
-    return gather(corpus.held_out, picked, sequence_length)
+    return sequences_at(corpus.held_out, picked, sequence_length)
 
 
-def gather(text: np.ndarray, windows: np.ndarray, sequence_length: int) -> np.ndarray:
+def sequences_at(text: np.ndarray, windows: np.ndarray, sequence_length: int) -> np.ndarray:
     """Windows by number, as int32 (windows, sequence_length + 1). Neighbours share one byte: each is predicted once."""
     return text[windows[:, None] * sequence_length + np.arange(sequence_length + 1)].astype(np.int32)
 
@@ -127,13 +127,13 @@ def _python_files(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
-def _pieces(document: bytes) -> Iterator[bytes]:
+def _chunks(document: bytes) -> Iterator[bytes]:
     for start in range(0, len(document), DOCUMENT_BYTES_MAX):
         yield document[start : start + DOCUMENT_BYTES_MAX]
 
 
-def _joined(pieces: Sequence[bytes]) -> np.ndarray:
-    return np.frombuffer(SEPARATOR.join(pieces), np.uint8)
+def _joined(chunks: Sequence[bytes]) -> np.ndarray:
+    return np.frombuffer(SEPARATOR.join(chunks), np.uint8)
 
 
 def _json_lines(lines: IO[bytes], path: Path, field: str) -> Iterator[bytes]:

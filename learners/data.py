@@ -1,10 +1,10 @@
 """Batches of one island's shard, by number: deterministic, disjoint between islands, and seekable.
 
 The training split is cut into windows of ``sequence_length`` bytes. Window w belongs to shard w mod n for the whole job;
-each shard is shuffled by the job's seed, anew in each epoch; when a job is resumed, ``lanes`` deals what is left to its
+each shard is shuffled by the job's seed, anew in each epoch; when a job is resumed, ``data_lanes`` deals what is left to its
 islands. A batch is a function of its number alone (grain's ``MapDataset`` is random access), so the island's whole position
 in its data is one integer, and going back to it costs nothing. Only window numbers pass through grain; the bytes are
-gathered once per batch.
+copied once per batch.
 
 This module knows nothing of JAX's devices, of steps or of islands' lives.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from learners import lanes
-from learners.corpus import Corpus, gather
+from learners import data_lanes
+from learners.corpus import Corpus, sequences_at
 from orchestrator.errors import ConfigurationError
 
 Draw = Callable[[int], np.ndarray]
@@ -35,8 +35,8 @@ def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, sha
 
     length, batch_size = spec["data"]["sequence_length"], spec["training"]["batch_size"]
     window_count = (len(corpus.training) - 1) // length
-    legs = spec.get("legs", ())
-    cut_into = lanes.first_count(legs, shard_count)
+    resumptions = spec.get("legs", ())
+    cut_into = data_lanes.first_count(resumptions, shard_count)
     if window_count // cut_into < batch_size:
         raise ConfigurationError(
             detail=f"data: {window_count} sequences of {length} bytes do not give each of {cut_into} islands one "
@@ -49,8 +49,8 @@ def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, sha
         return numbered.shuffle(seed=spec["seed"] + shard).repeat().batch(batch_size)
 
     def draw(number: int) -> np.ndarray:
-        shard, batch = lanes.origin(legs, shard_index, shard_count, number)
-        return gather(corpus.training, windows(shard)[batch], length)
+        shard, batch = data_lanes.origin(resumptions, shard_index, shard_count, number)
+        return sequences_at(corpus.training, windows(shard)[batch], length)
 
     return draw
 

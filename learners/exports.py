@@ -1,8 +1,8 @@
-"""Peers that ask a training island for its state, from any thread, and the boundary at which they all get the same one.
+"""Requests for a training island's state, from any thread, and the boundary at which all of them get the same one.
 
-Responsible for who waits, for how long, for how fast bytes go, and for nobody waiting in vain: an island that does not train
-has no state to give.
-Refuses to know what a state is made of, but for its being numbers: a donor may have diverged without knowing it.
+Responsible for the waiting requests, their timeouts, the rate of bytes, and for refusing requests that cannot be answered:
+an island that does not train has no state to give. Refuses to know what a state is made of, but for its being finite: a
+donor may have diverged without knowing it.
 """
 
 from __future__ import annotations
@@ -17,61 +17,61 @@ import numpy as np
 
 from orchestrator.errors import DataError, InfrastructureError
 
-What = TypeVar("What")
+Selection = TypeVar("Selection")
 State = TypeVar("State")
 
 
-class Exports(Generic[What, State]):
+class Exports(Generic[Selection, State]):
     """Closed until training begins, and again when it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked: list[tuple[What, Future[State]]] = []
+        self._requests: list[tuple[Selection, Future[State]]] = []
         self._is_open = False
 
     def open(self) -> None:
         with self._lock:
             self._is_open = True
 
-    def ask(self, what: What, timeout_s: float) -> State:
-        """``what`` of the state at the next boundary. Raises InfrastructureError when there is none, or not in time."""
+    def ask(self, selection: Selection, timeout_s: float) -> State:
+        """``selection`` of the state at the next boundary. Raises InfrastructureError when there is none, or not in time."""
         try:
-            return self.request(what).result(timeout_s)
+            return self.request(selection).result(timeout_s)
         except TimeoutError as error:
             detail = f"no boundary between steps came within {timeout_s} s."
             raise InfrastructureError(detail=detail, remedy="Ask another donor.") from error
 
-    def request(self, what: What) -> Future[State]:
-        """``what`` of the state at the next boundary, to be waited for elsewhere. Raises as ``ask``."""
-        asked: Future[State] = Future()
+    def request(self, selection: Selection) -> Future[State]:
+        """``selection`` of the state at the next boundary, to be waited for elsewhere. Raises as ``ask``."""
+        future: Future[State] = Future()
         with self._lock:
             if not self._is_open:
                 raise InfrastructureError(detail="this island does not train, so it has no state to give.")
-            self._asked.append((what, asked))
-        return asked
+            self._requests.append((selection, future))
+        return future
 
-    def waiting(self) -> tuple[What, ...]:
-        """What somebody waits for, each thing once."""
+    def waiting(self) -> tuple[Selection, ...]:
+        """What is waited for, each selection once."""
         with self._lock:
-            return tuple(dict.fromkeys(what for what, _ in self._asked))
+            return tuple(dict.fromkeys(selection for selection, _ in self._requests))
 
-    def answer(self, take: Callable[[What], State]) -> None:
-        """This is a boundary: whoever asked since the last one gets what ``take`` gives, asked once for each thing."""
+    def answer(self, take: Callable[[Selection], State]) -> None:
+        """At a boundary, answer the requests since the last one; ``take`` is called once for each selection."""
         with self._lock:
-            asked, self._asked = self._asked, []
-        states = {what: take(what) for what in dict.fromkeys(what for what, _ in asked)}
-        for what, future in asked:
-            future.set_result(states[what])
+            requests, self._requests = self._requests, []
+        states = {selection: take(selection) for selection in dict.fromkeys(selection for selection, _ in requests)}
+        for selection, future in requests:
+            future.set_result(states[selection])
 
     def close(self) -> None:
         with self._lock:
             self._is_open = False
-            for _, future in self._asked:
+            for _, future in self._requests:
                 future.set_exception(InfrastructureError(detail="this island has just ended its training."))
 
 
 class Throttle:
-    """Lets no more bytes go than so many a second on average, to all who ask together, in their order; ``None``: at once."""
+    """Limits the bytes per second, on average over all requests, in their order; ``None`` is no limit."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self.bytes_per_s = bytes_per_s
@@ -96,5 +96,5 @@ class Throttle:
 
 def require_numbers(state: Mapping[str, np.ndarray]) -> None:
     """Raises DataError, naming tensors, when a peer's state holds anything that is not finite."""
-    if sick := sorted(name for name, array in state.items() if not np.isfinite(array).all()):
-        raise DataError(detail=f"the state that a peer gave holds no numbers in {', '.join(sick[:3])}.")
+    if not_finite := sorted(name for name, array in state.items() if not np.isfinite(array).all()):
+        raise DataError(detail=f"the state that a peer gave contains NaN or Inf in {', '.join(not_finite[:3])}.")

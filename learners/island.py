@@ -1,13 +1,13 @@
-"""A learner island as a Ray actor: the island's loop on one side, the service's calls on the other.
+"""An island as a Ray actor: the island's loop on one side, the service's calls on the other.
 
-Responsible for turning calls into what the loop understands, and its letters into answers. Refuses to decide anything,
+Responsible for turning calls into what the loop understands, and its reports into answers. Refuses to decide anything,
 and to wait: nothing a step needs goes through here, so an island trains on whatever becomes of Ray. The process starts
 light; JAX is imported when ``prepare`` says what for.
 
-Who commands says with which epoch; one that was replaced is told ``Fenced`` (``outbox``, which keeps the reports).
-A payload is a *returned* value: it belongs to who asked, and survives this process.
+Every command carries its synchroniser's epoch; an older one gets ``Fenced`` (``outbox``, which keeps the reports).
+A payload is a *returned* value: it belongs to the caller, and survives this process.
 
-Source: Ray 2.60 as measured; ``runtime.links`` says what of it.
+Source: Ray 2.60 as measured; ``runtime.report_link`` says what of it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from learners import checkpointing
 from learners.catching_up import CatchingUp, in_words
 from learners.contract import tokens_per_schedule_step
 from learners.exports import Throttle
-from learners.gathering import Donor, Fragments
 from learners.loop import IslandLoop, LoopPlan
-from learners.niceness import give_way, give_way_since, threads
 from learners.outbox import Outbox
-from learners.vigil import Vigil
+from learners.state_fetch import Donor, Fragments
+from learners.thread_priority import lower_priority, lower_priority_of_new, thread_ids
+from learners.watchdog import Watchdog
 from orchestrator import logbook
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
-from orchestrator.core.messages import Broken, Letter, NotSaved, Ready, Saved
-from orchestrator.core.vocabulary import Epoch, Fix, FragmentId, Incarnation, IslandId, Version
+from orchestrator.core.messages import Broken, IslandReport, NotSaved, Ready, Saved
+from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
 from orchestrator.errors import InfrastructureError
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.parameters.codec.registry import CodecName
@@ -73,13 +73,13 @@ class Island:
         self._ready: Ready | None = None
         self._codec: CodecName = "float32"
         self._computes = False
-        self._vigil = Vigil(abandoned_after_s, self._give_up)
+        self._watchdog = Watchdog(abandoned_after_s, self._give_up)
         self._shard_index = 0
         self._throttle = Throttle(None)
-        self._in_pieces = False
+        self._in_chunks = False
 
     def hello(self) -> dict[str, Any]:
-        """Who this is: the facts of ``Placement``."""
+        """The identity of this process: the facts of ``Placement``."""
         return {
             "pid": os.getpid(),
             "seen_at": time.clock_gettime(time.CLOCK_BOOTTIME),
@@ -87,16 +87,16 @@ class Island:
             "node": socket.gethostname(),
         }
 
-    def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, hurry: bool) -> None:
+    def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool) -> None:
         """Begin to build and compile the model; ``Ready`` or ``Broken`` follows.
 
         ``spec["roots"]`` is what this island may touch of files that others name to it.
-        An island that comes back may ``hurry``: until it is ready, it does not give way to those that train.
+        An island that comes back gets ``normal_priority`` until it is ready, so that it starts as fast as the others train.
         """
         self._synthetic, self._roots = spec["trainer"].startswith(SYNTHETIC), spec["roots"]
         self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not self._synthetic
         threading.Thread(
-            target=self._prepare, args=(spec, shard_index, shard_count, hurry), name="prepare", daemon=True
+            target=self._prepare, args=(spec, shard_index, shard_count, normal_priority), name="prepare", daemon=True
         ).start()
 
     def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: bytes) -> None:
@@ -111,15 +111,15 @@ class Island:
         self._catching_up.take(None, load)
 
     def load_from(self, epoch: Epoch, count: int, donors: Mapping[str, IslandId], cursor: int) -> None:
-        """Take the state of peers, named by their actors, from process to process (``CatchingUp.gather``)."""
+        """Take the state of peers, named by their actors, from process to process (``CatchingUp.fetch``)."""
         self._outbox.heed(epoch)
         loop = self._built()
-        self._catching_up.gather(
+        self._catching_up.fetch(
             (epoch, count),
-            {actor: Donor(island, partial(self._given, actor)) for actor, island in donors.items()},
+            {actor: Donor(island, partial(self._export_of, actor)) for actor, island in donors.items()},
             loop.fragment_count,
             lambda state: loop.load_peer(state, cursor),
-            in_pieces=self._in_pieces,
+            in_chunks=self._in_chunks,
         )
 
     def promote(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
@@ -150,9 +150,9 @@ class Island:
 
         self._catching_up.take(self._island, load)
 
-    def start(self, epoch: Epoch, fix: Fix) -> None:
+    def start(self, epoch: Epoch, anchor: ScheduleAnchor) -> None:
         self._outbox.heed(epoch)
-        threading.Thread(target=self._start, args=(fix,), name="start", daemon=True).start()
+        threading.Thread(target=self._start, args=(anchor,), name="start", daemon=True).start()
 
     def flush(self, epoch: Epoch) -> None:
         self._outbox.heed(epoch)
@@ -169,12 +169,12 @@ class Island:
         version: Version,
         step: int,
         merged_offer: int,
-        fix: Fix,
+        anchor: ScheduleAnchor,
         payload: bytes,
     ) -> None:
         """Put a published fragment into the mailbox."""
         self._outbox.heed(epoch)
-        self._built().deliver(fragment, version, step, wire_format.decode(payload), merged_offer, fix)
+        self._built().deliver(fragment, version, step, wire_format.decode(payload), merged_offer, anchor)
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
         """Cut at the next boundary, and write this island's part while it trains on. ``Saved`` or ``NotSaved`` follows."""
@@ -194,11 +194,11 @@ class Island:
         arrays = self._built().take(fragment, offer)
         return None if arrays is None else wire_format.encode(arrays, self._codec)
 
-    def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> list[tuple[int, Letter]]:
+    def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> list[tuple[int, IslandReport]]:
         """See ``Outbox.read``."""
-        letters = self._outbox.read(epoch, read, acknowledged, timeout_s)
-        self._vigil.heard()
-        return letters
+        reports = self._outbox.read(epoch, read, acknowledged, timeout_s)
+        self._watchdog.reset()
+        return reports
 
     def export_state(self, fragments: Fragments) -> dict[str, Any]:
         """A peer's way to this island's state; raises when it has none to give, or not soon enough."""
@@ -206,17 +206,17 @@ class Island:
         self._throttle.wait(sum(array.nbytes for array in state["trainer"].values()), THROTTLE_TIMEOUT_S)
         return state
 
-    def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, hurry: bool) -> None:
-        began, before = time.monotonic(), threads()
-        if self._computes and not hurry:
-            give_way()
+    def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool) -> None:
+        began, before = time.monotonic(), thread_ids()
+        if self._computes and not normal_priority:
+            lower_priority()
         try:
             module, _, name = spec["trainer"].partition(":")
             trainer = getattr(importlib.import_module(module), name)(spec, shard_index, shard_count)
             trainer.warm_up()
             knobs, recovery = spec["synchroniser"], spec["recovery"]
             self._throttle = Throttle(recovery["donor_bytes_per_s"])
-            self._in_pieces = recovery["donors_max"] > 1 or recovery["donor_bytes_per_s"] is not None
+            self._in_chunks = recovery["donors_max"] > 1 or recovery["donor_bytes_per_s"] is not None
             sizes = {tensor: math.prod(shape) for tensor, shape in trainer.tensor_shapes().items()}
             plan = LoopPlan(
                 fragments=fragment_map.build(sizes, knobs["fragments"]),
@@ -232,7 +232,7 @@ class Island:
             self._outbox.put(Broken(in_words(error)))
             return
         if self._computes:
-            give_way_since(before)
+            lower_priority_of_new(before)
         log.info("the model is built, on %d devices", trainer.device_count)
         self._ready = Ready(trainer.device_count, time.monotonic() - began)
         self._outbox.put(self._ready)
@@ -241,27 +241,27 @@ class Island:
         log.critical("nobody has listened to this island for too long; it ends itself")
         os._exit(1)  # other threads may be inside a step, or a call
 
-    def _given(self, actor: str, fragments: Fragments) -> dict[str, Any]:
-        """What the donor of this name gives. The timeout is for lines that the service does not see; silence it notices."""
+    def _export_of(self, actor: str, fragments: Fragments) -> dict[str, Any]:
+        """The donor's state. The timeout is for links that the service does not watch; a silent donor it notices."""
         handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
         timeout_s = TRANSFER_TIMEOUT_S + (THROTTLE_TIMEOUT_S if self._throttle.bytes_per_s is not None else 0.0)
-        answer: ray.ObjectRef[dict[str, Any]] = handle.export_state.remote(fragments)
-        return ray.get(answer, timeout=timeout_s)
+        state: ray.ObjectRef[dict[str, Any]] = handle.export_state.remote(fragments)
+        return ray.get(state, timeout=timeout_s)
 
-    def _standing(self) -> Iterable[Letter]:
-        """What a new synchroniser may not know, and asks nobody for: that this island is ready, later what it offers."""
+    def _standing(self) -> Iterable[IslandReport]:
+        """What a new synchroniser may not know: that this island is ready, and later what it offers."""
         if self._loop is None or self._ready is None:
             return ()
         return (self._ready,) if self._catching_up.caught_up is None else self._loop.standing_offers()
 
-    def _save(self, checkpoint: int, folder: str, asked: Future[checkpointing.Cut]) -> None:
+    def _save(self, checkpoint: int, folder: str, cut_taken: Future[checkpointing.Cut]) -> None:
         if self._computes:
-            give_way()
+            lower_priority()
         try:
-            cut = asked.result()
+            cut = cut_taken.result()
             orbax = not self._synthetic
-            there = Folder.within(self._roots, folder)
-            part = checkpointing.write(cut, there, self._island, self._incarnation, orbax=orbax)
+            target = Folder.within(self._roots, folder)
+            part = checkpointing.write(cut, target, self._island, self._incarnation, orbax=orbax)
         except Exception as error:  # a full disk is only one of the ways; training goes on
             log.exception("this island's part of checkpoint %d is not written", checkpoint)
             self._outbox.put(NotSaved(checkpoint, in_words(error)))
@@ -269,11 +269,11 @@ class Island:
         log.info("saved for checkpoint %d, at step %d", checkpoint, cut.position.step)
         self._outbox.put(Saved(checkpoint, part_digest(part), cut.position.tokens_total, cut.held_seconds))
 
-    def _start(self, fix: Fix) -> None:
+    def _start(self, anchor: ScheduleAnchor) -> None:
         """From a thread that gives way, where this island computes on the host's cores: the loop's own does as well."""
         if self._computes:
-            give_way()
-        self._built().start(fix)
+            lower_priority()
+        self._built().start(anchor)
 
     def _built(self) -> IslandLoop:
         if self._loop is None:

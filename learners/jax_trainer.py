@@ -32,7 +32,7 @@ EVALUATION_BATCH_MAX = 32
 HEAP_STEPS = 5
 """For how many inner steps' buffers a process on CPU takes memory before its first."""
 HEAP_BYTES_MAX = 512 << 20
-"""But no more than this: larger models have longer steps, in which it does not tell."""
+"""But no more than this: larger models have longer steps, in which it does not matter."""
 
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> JaxTrainer:
@@ -217,12 +217,12 @@ class JaxTrainer:
         """On the devices, in memory of its own: on CPU ``device_put`` may keep using the caller's."""
         if array.shape != current.shape:
             raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {current.shape}")
-        there: jax.Array = self._copy(jax.device_put(array.astype(current.dtype, copy=False), self._replicated))
-        return there
+        on_device: jax.Array = self._copy(jax.device_put(array.astype(current.dtype, copy=False), self._replicated))
+        return on_device
 
     def _on_devices(self, tokens: np.ndarray) -> jax.Array:
-        there: jax.Array = jax.device_put(tokens, self._batch_sharding)
-        return there
+        on_device: jax.Array = jax.device_put(tokens, self._batch_sharding)
+        return on_device
 
     def _batch(self) -> np.ndarray:
         """The batch at the cursor, drawn once."""

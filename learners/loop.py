@@ -1,4 +1,4 @@
-"""The island's own loop: a replica with a trainer and a thread, which takes inner steps back to back.
+"""The loop of an island: a replica with a trainer and a thread, which takes inner steps back to back.
 
 At each boundary between two steps the loop asks its ``Replica`` what is to be done and does it: it loads what was
 published, takes snapshots, and puts reports into the outbox. An offer starts a copy and leaves a report; the bytes are
@@ -27,15 +27,16 @@ from learners.adoption import mixed, rebased
 from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import Exports, require_numbers
-from learners.gathering import Fragments, Gathered
 from learners.outbox import Outbox
-from orchestrator.core.messages import Broken, Flushed, Letter, Offer
-from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Version
+from learners.state_fetch import FetchedState, Fragments
+from orchestrator.core.messages import Broken, Flushed, IslandReport, Offer
+from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
     Action,
     AdoptVersion,
+    Continuation,
     CutState,
     ExportState,
     OfferFragment,
@@ -44,7 +45,6 @@ from orchestrator.replica.replica import (
     Replica,
     ReplicaPolicy,
     SendReport,
-    Then,
 )
 from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Mix, Rebase, Replace
 
@@ -116,7 +116,7 @@ class IslandLoop:
             with self._changed:
                 self._replica.hold(versions, step)
 
-    def load_peer(self, state: Gathered, cursor: int) -> None:
+    def load_peer(self, state: FetchedState, cursor: int) -> None:
         """Begin from what peers gave. Their uncontributed work is not ours to count, or to keep."""
         with self._loading:
             self._require_idle(state.versions)
@@ -143,7 +143,7 @@ class IslandLoop:
     def promote(self, shard_index: int, cursor: int) -> tuple[tuple[Version, ...], int]:
         """Make a standby's process an island's; return the versions and the logical step that it begins from.
 
-        It begins from the state that was loaded and what was published since. Asked again before ``start``, it tells the
+        It begins from the state that was loaded and what was published since. Asked again before ``start``, it returns the
         same.
         """
         with self._loading:
@@ -172,16 +172,16 @@ class IslandLoop:
 
     # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, fix: Fix = NO_FIX) -> None:
+    def start(self, anchor: ScheduleAnchor = NO_ANCHOR) -> None:
         """Train until flushed, drained or stopped. Asked again, it calls a drain off, or changes nothing."""
-        self.open(fix)
+        self.open(anchor)
         self._run_in_thread()
 
-    def open(self, fix: Fix = NO_FIX) -> None:
+    def open(self, anchor: ScheduleAnchor = NO_ANCHOR) -> None:
         """As ``start``, but steps are taken by whoever calls ``advance``."""
         with self._changed:
             begins = not self._replica.started
-            self._replica.start(fix)
+            self._replica.start(anchor)
         if begins:
             self._give_states()
 
@@ -213,11 +213,11 @@ class IslandLoop:
         step: int,
         arrays: Arrays,
         merged_offer: int = 0,
-        fix: Fix = NO_FIX,
+        anchor: ScheduleAnchor = NO_ANCHOR,
     ) -> None:
         """Have a published value adopted at the next boundary, unless it is no news (``Publication``)."""
         with self._changed:
-            if self._replica.publication_arrived(Publication(fragment, version, step, merged_offer, fix)):
+            if self._replica.publication_arrived(Publication(fragment, version, step, merged_offer, anchor)):
                 self._arrived[fragment] = arrays
                 self._changed.notify_all()
 
@@ -235,7 +235,7 @@ class IslandLoop:
             return [offer for offer in standing if offer.offer in self._snapshots.get(offer.fragment, {})]
 
     def export_state(self, timeout_s: float, fragments: Fragments = None) -> dict[str, Any]:
-        """What a peer needs to begin from here: ``{"trainer": arrays, "versions": (…), "step": int}``.
+        """The state that a peer needs to begin from here: ``{"trainer": arrays, "versions": (…), "step": int}``.
 
         With ``fragments`` only the arrays of these; versions are always all.
         Taken at one boundary, so it is consistent; the copy to the host happens in the calling thread.
@@ -265,29 +265,29 @@ class IslandLoop:
 
     def _run(self) -> None:
         try:
-            then = Then.STEP
-            while not self._stopping.is_set() and then is not Then.END:
-                then = self.advance()
-                if then is Then.AWAIT_PUBLICATION:
+            continuation = Continuation.STEP
+            while not self._stopping.is_set() and continuation is not Continuation.END:
+                continuation = self.advance()
+                if continuation is Continuation.AWAIT_PUBLICATION:
                     with self._changed:
                         self._changed.wait_for(lambda: self._replica.has_publications, DRAINING_POLL_S)
-        except Exception as error:  # whatever failed, the service must hear of it: this thread has nobody to raise to
+        except Exception as error:  # whatever failed must be reported: nothing catches what this thread raises
             logging.getLogger(__name__).exception("the island's loop failed")
             self._outbox.put(Broken(traceback.format_exception_only(error)[-1].strip()))
         finally:
             self._exports.close()
             self._cuts.close()
 
-    def advance(self) -> Then:
+    def advance(self) -> Continuation:
         """One boundary, and the inner step after it if one follows, in the calling thread."""
         with self._changed:
             # the cuts are looked at under the lock: a marker that came before any publication here is seen before it
             plan = self._replica.boundary(cut=bool(self._cuts.waiting()), requests=self._exports.waiting())
             arrived = self._take_arrived()
         self._carry_out(plan.actions, arrived)
-        if plan.then is Then.STEP:
+        if plan.continuation is Continuation.STEP:
             self.train()
-        return plan.then
+        return plan.continuation
 
     def give_all(self) -> None:
         """The last boundary: adopt, offer all work not yet offered, and say ``Flushed``."""
@@ -296,7 +296,7 @@ class IslandLoop:
         self.advance()
 
     def adopt_mail(self) -> None:
-        """Take over what was published and has arrived."""
+        """Adopt the publications that have arrived."""
         with self._changed:
             actions = self._replica.adopt(cut=bool(self._cuts.waiting()))
             arrived = self._take_arrived()
@@ -343,7 +343,7 @@ class IslandLoop:
                 case ExportState():
                     self._exports.answer(partial(self._state, at=action))
                 case SendReport():
-                    self._ended.set()  # first: who asks from now on to be told that all was offered is told by ``flush``
+                    self._ended.set()  # first: from now on it is ``flush`` that reports to whoever flushes again
                     self._say(action.report, self._replica.step)
                 case _:
                     assert_never(action)
@@ -386,8 +386,8 @@ class IslandLoop:
         tensors = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]
         return self._trainer.export_state(tensors), at.versions, at.step
 
-    def _say(self, report: Letter, step: int) -> None:
-        """Report it, and before it how far training is, unless that was said already."""
+    def _say(self, report: IslandReport, step: int) -> None:
+        """Report it, and before it the progress so far, unless that was reported already."""
         self._report_progress(step)
         self._outbox.put(report)
 

@@ -32,7 +32,7 @@ VOCABULARY_SIZE = 256
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a trainer needs of a model, and what a user's factory returns.
+    """The model of a trainer, as a user's factory returns it.
 
     initialise(seed)            float32 tensors by name: a function of the seed alone, the same on every machine, so
                                 NumPy and not a device's generator

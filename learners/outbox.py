@@ -8,30 +8,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from orchestrator.core.messages import Letter
+from orchestrator.core.messages import IslandReport
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.replica.outbox import Numbered, ReliableOutbox
 
 
 class Outbox:
-    """``standing`` tells what a new synchroniser may not know: offers not merged as far as this island knows; until it
+    """``standing`` returns what a new synchroniser may not know: offers not merged as far as this island knows; until it
     holds a state, that it is ready for one. It is called under the outbox's lock, so whoever it asks must hold no lock of
     its own while it puts reports in."""
 
-    def __init__(self, standing: Callable[[], Iterable[Letter]] = lambda: ()) -> None:
+    def __init__(self, standing: Callable[[], Iterable[IslandReport]] = lambda: ()) -> None:
         self._standing = standing
         self._changed = threading.Condition()
         self._reading = threading.Lock()  # one long poll at a time; a second waits for the first
         self._outbox = ReliableOutbox()
 
-    def put(self, report: Letter) -> None:
+    def put(self, report: IslandReport) -> None:
         with self._changed:
             self._outbox.put(report)
             self._changed.notify_all()
 
-    def take(self, timeout_s: float) -> list[Letter]:
+    def take(self, timeout_s: float) -> list[IslandReport]:
         """All reports that nobody read, oldest first; waits for one up to ``timeout_s``. Each is given out once."""
-        taken: list[Letter] = []
+        taken: list[IslandReport] = []
 
         def took() -> bool:
             taken.extend(self._outbox.take())
@@ -42,7 +42,7 @@ class Outbox:
         return taken
 
     def heed(self, epoch: Epoch) -> None:
-        """Take note of who speaks. Raises Fenced when a newer one has spoken."""
+        """Note the epoch that commands. Raises Fenced when a newer one has commanded."""
         with self._changed:
             if self._outbox.heed(epoch):
                 self._outbox.restate(self._standing())
@@ -57,6 +57,6 @@ class Outbox:
             return self._outbox.read(after)
 
     def forget(self) -> None:
-        """Whoever reads next is told nothing of what was put in until now."""
+        """Forget what was put in until now: the next reader is another incarnation's."""
         with self._changed:
             self._outbox.forget_all()

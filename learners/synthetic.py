@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from learners import lanes
+from learners import data_lanes
 from learners.contract import Arrays, StepResult
 from orchestrator.errors import DataError
 
@@ -57,7 +57,7 @@ class SyntheticTrainer:
         )
         self._shapes = _shapes(section["parameters"], spec["synchroniser"]["fragments"])
         self._seed, self._shard_index, self._shard_count = spec["seed"], shard_index, shard_count
-        self._legs = spec.get("legs", ())
+        self._resumptions = spec.get("legs", ())
         self._tokens_per_step = spec["training"]["batch_size"] * spec["data"]["sequence_length"]
         self._target = self._random(1)
         self._parameters = self._random(0)
@@ -75,7 +75,7 @@ class SyntheticTrainer:
         time.sleep(self._start_s)
 
     def step(self, schedule_step: int) -> StepResult:
-        batch = lanes.origin(self._legs, self._shard_index, self._shard_count, self._cursor)
+        batch = data_lanes.origin(self._resumptions, self._shard_index, self._shard_count, self._cursor)
         generator = np.random.default_rng([self._seed, *batch])
         names = sorted(self._shapes)
         touched = 0
@@ -104,8 +104,8 @@ class SyntheticTrainer:
             self._parameters[name] = np.array(array, np.float32)
 
     def export_state(self, tensors: Iterable[str] | None = None) -> HostCopy:
-        kept = self._parameters if tensors is None else {name: self._parameters[name] for name in tensors}
-        return HostCopy({**kept, "steps": np.array(self._steps)})
+        parameters = self._parameters if tensors is None else {name: self._parameters[name] for name in tensors}
+        return HostCopy({**parameters, "steps": np.array(self._steps)})
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         self.load({name: state[name] for name in self._shapes})

@@ -33,7 +33,7 @@ Function = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z_]\w*(\.[A-Za-
 # ── counts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 ISLANDS_MAX = 10_000
-"""Of one job, spares and standbys among them: each is a process, a link and a line of every answer about the job."""
+"""Of one job, scale-up slots and standbys among them: each is a process, a link and a line of every answer about the job."""
 STEP_TOKENS_MAX = 2**28
 """Of one inner step of one island, and of what is held out: a gigabyte of token ids."""
 BUDGET_TOKENS_MAX = 10**18
@@ -42,7 +42,7 @@ BUDGET_TOKENS_MAX = 10**18
 Seed = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 """Shuffling takes 32 bits, of which the shard's number is added."""
 IslandCount = Annotated[int, Field(strict=True, ge=1, le=ISLANDS_MAX)]
-SpareCount = Annotated[int, Field(strict=True, ge=0, le=ISLANDS_MAX)]
+IslandCountFromZero = Annotated[int, Field(strict=True, ge=0, le=ISLANDS_MAX)]
 AcceleratorCount = Annotated[int, Field(strict=True, ge=0, le=1024)]
 """Of one node, as an island runs on one: no node has a hundred."""
 NodeCount = Annotated[int, Field(strict=True, ge=1, le=1000)]
@@ -71,7 +71,7 @@ ParameterCount = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 MergeCount = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 """Merges between two of something: a job of years makes fewer, so it never comes."""
 RecordCount = Annotated[int, Field(strict=True, ge=1, le=10**8)]
-"""Of a tape: more than a hundred million take an hour to remember."""
+"""Of a tape: more than a hundred million take an hour to replay."""
 KeptCount = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 """Checkpoints that are kept, each with the parameters and every island's state."""
 RestartCount = Annotated[int, Field(strict=True, ge=0, le=1000)]
@@ -109,10 +109,10 @@ Factor = Annotated[float, Field(strict=True, ge=1e-6, le=1e6, allow_inf_nan=Fals
 DURATION_MAX_S = 1e12
 """Of anything in virtual time: thirty thousand years. Microseconds of it are still whole in a float."""
 
-Patience = Annotated[float, Field(strict=True, ge=0.001, le=1e8, allow_inf_nan=False)]
+Timeout = Annotated[float, Field(strict=True, ge=0.001, le=1e8, allow_inf_nan=False)]
 """A deadline: a millisecond is below what a network takes; three years are for ever, and less than a lock can wait."""
 Wait = Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)]
-"""As ``Patience``, and 0 where there is none."""
+"""As ``Timeout``, and 0 where there is none."""
 StepSeconds = Annotated[float, Field(strict=True, ge=1e-6, le=86_400, allow_inf_nan=False)]
 """Of one inner step: a microsecond is what an empty one takes, a day is longer than any job waits for its first merge."""
 VirtualSeconds = Annotated[float, Field(strict=True, ge=0, le=DURATION_MAX_S, allow_inf_nan=False)]

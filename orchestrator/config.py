@@ -1,4 +1,4 @@
-"""The job specification: what a user writes, validated once, frozen, every problem reported together.
+"""The job specification of a user: validated once, frozen, every problem reported together.
 
 YAML or JSON (``documents``), the same schema. Every field has a unit in its name or its description, a default and a reason,
 and bounds (``bounds``). What the core may know of it is handed down as a ``JobPolicy``; islands receive the whole as plain
@@ -83,9 +83,9 @@ class JobSpec(Section):
         """How many inner steps each island takes if all are equally fast: the learning-rate schedule's length."""
         return max(1, self.token_budget // self.tokens_per_schedule_step)
 
-    def island_sections(self, *, spares: bool = False) -> dict[IslandId, IslandsSection]:
+    def island_sections(self, *, slots: bool = False) -> dict[IslandId, IslandsSection]:
         """Every island by name, in the order of the specification; with those that are not wanted at first, if asked."""
-        named = ((section, section.island_names(spares=spares)) for section in self.islands)
+        named = ((section, section.island_names(slots=slots)) for section in self.islands)
         return {IslandId(name): section for section, names in named for name in names}
 
     def standby_sections(self) -> dict[IslandId, IslandsSection]:
@@ -93,11 +93,11 @@ class JobSpec(Section):
         return {IslandId(name): section for section in self.islands for name in section.standby_names()}
 
     def wanted_counts(self) -> dict[NodeGroupId, int]:
-        """How many islands are wanted at first, of each node group with spares."""
-        return {NodeGroupId(section.node_group): section.count for section in self.islands if section.has_spares}
+        """How many islands are wanted at first, of each node group with scale-up slots."""
+        return {NodeGroupId(section.node_group): section.count for section in self.islands if section.has_slots}
 
     def policy(
-        self, regions: Mapping[str, str] | None = None, *, spares: bool = False, standbys: bool = False
+        self, regions: Mapping[str, str] | None = None, *, slots: bool = False, standbys: bool = False
     ) -> JobPolicy:
         """What the core may know. ``regions`` maps node groups to regions (a node group's own name if absent)."""
         sync, recovery = self.synchroniser, self.recovery
@@ -114,7 +114,7 @@ class JobSpec(Section):
             )
 
         return JobPolicy(
-            islands=plans(self.island_sections(spares=spares)),
+            islands=plans(self.island_sections(slots=slots)),
             fragment_count=sync.fragments,
             sync_interval_steps=sync.interval_steps,
             overlap_steps=sync.overlap_steps,
@@ -183,7 +183,7 @@ def parse_job(document: Mapping[str, Any]) -> JobSpec:
 
 
 def too_many_entries(document: Mapping[str, Any]) -> Problem | None:
-    """The document's islands, if they are more than a job may have: told before any of them is looked at."""
+    """The document's islands, if they are more than a job may have: reported before any of them is read."""
     islands = document.get("islands")
     if not isinstance(islands, list | tuple) or len(islands) <= ISLANDS_MAX:
         return None
@@ -220,12 +220,12 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
 def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSection | None) -> Iterable[Problem]:
     count = sum(section.count for section in islands)
     processes = sum(max(section.count, section.count_max or 0) + section.standby for section in islands)
-    if processes > ISLANDS_MAX:  # told before they are all named
+    if processes > ISLANDS_MAX:  # reported before they are all named
         message = f"make {processes:,} islands, spares and standbys in all, and a job may have {ISLANDS_MAX:,}."
         yield Problem("islands", message, "Lower count, count_max or standby, or start several jobs.")
         return
     names = Counter(
-        name for section in islands for name in (*section.island_names(spares=True), *section.standby_names())
+        name for section in islands for name in (*section.island_names(slots=True), *section.standby_names())
     )
     groups = Counter(section.node_group for section in islands)
     for name in sorted(name for name, uses in names.items() if uses > 1):
@@ -237,7 +237,7 @@ def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSectio
         where, most = f"islands.{index}.count_max", section.count_max
         if most is not None and most < section.count:
             yield Problem(where, f"is {most}, below count {section.count}.", "Raise it, or leave it out.")
-        if section.has_spares and groups[section.node_group] > 1:
+        if section.has_slots and groups[section.node_group] > 1:
             detail = f"is set, but other entries are on {section.node_group!r} too: which of them is scaled?"
             yield Problem(where, detail, "Use one entry for each node group that may be scaled.")
         if (section.accelerator == "cpu") != (section.accelerators == 0):

@@ -1,4 +1,4 @@
-"""What a job's tape and journal need of a disk, and the real one. What they know of files, they know from here.
+"""The disk interface of a job's tape and journal, and the real disk. They touch no file but through it.
 
 A simulation puts another disk in its place, which fails, tears or forgets as disks do (``simulation/disk``). Source: POSIX;
 a file's own ``fsync`` does not make its name durable, its folder's does; after a failed ``fsync`` the pages may be gone and
@@ -61,7 +61,7 @@ class Disk(Protocol):
         ...
 
     def read(self, path: Path, start: int = 0, count: int = -1) -> bytes:
-        """So many bytes from there on; all that follow if ``count`` is -1."""
+        """The bytes from ``start`` on, ``count`` of them; all that follow if ``count`` is -1."""
         ...
 
     def sync(self, path: Path) -> None:
@@ -169,7 +169,7 @@ class _LocalFile:
 
 
 def _open_file(path: str, flags: int) -> int:
-    """Refuses what is no regular file: a FIFO in its place would hold for ever whoever opens it."""
+    """Open a regular file. Anything else is refused: opening a FIFO would block for ever."""
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -64,8 +64,8 @@ def read_yaml(content: bytes | str, limits: Limits = REQUEST, name: str = "the d
     try:
         return _built(yaml.parse(text, Loader=LOADER), limits.nodes_max, name)
     except yaml.MarkedYAMLError as error:
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise _refused(name, f"this is not valid YAML: {said}.", error.problem_mark or error.context_mark) from None
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise _refused(name, f"this is not valid YAML: {problem}.", error.problem_mark or error.context_mark) from None
     except yaml.YAMLError as error:
         raise _refused(name, f"this is not valid YAML: {brief(str(error), 200)}.") from None
 
@@ -115,12 +115,12 @@ _DIRECTIVE = re.compile(r"(?:[^\S\n]*+(?:#[^\n]*+)?+\n)*+%")
 
 
 class _Unusable(Exception):
-    """What a parser's hook met, in words; whoever called the parser says in which document."""
+    """A problem found by a parser's hook; the parser's caller adds the document's name."""
 
 
-def _refused(name: str, said: str, mark: Any = None) -> ConfigurationError:
+def _refused(name: str, problem: str, mark: Any = None) -> ConfigurationError:
     where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-    return ConfigurationError(detail=f"{name}{where}: {said}")
+    return ConfigurationError(detail=f"{name}{where}: {problem}")
 
 
 def _too_many(name: str, nodes_max: int) -> ConfigurationError:
@@ -146,9 +146,9 @@ def _text(content: bytes | str, bytes_max: int, name: str, language: str) -> str
             where = f"byte {error.start + 1}"
             raise _refused(name, f"it is written in {encoding}, as {where} shows. Save it as UTF-8.") from None
     text = text.removeprefix("\ufeff")
-    if found := _CONTROL.search(text):
-        line = text.count("\n", 0, found.start()) + 1
-        raise _refused(name, f"line {line} holds the character {found[0]!a}, which no text may hold. Remove it.")
+    if match := _CONTROL.search(text):
+        line = text.count("\n", 0, match.start()) + 1
+        raise _refused(name, f"line {line} holds the character {match[0]!a}, which no text may hold. Remove it.")
     return text
 
 
@@ -158,9 +158,11 @@ def _check_texts(document: Any, name: str) -> None:
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):
-            if found := _CONTROL.search(value):
-                said = f"the text {brief(value)} holds the character {found[0]!a}, which no text may hold. Remove it."
-                raise _refused(name, said)
+            if match := _CONTROL.search(value):
+                problem = (
+                    f"the text {brief(value)} holds the character {match[0]!a}, which no text may hold. Remove it."
+                )
+                raise _refused(name, problem)
         elif isinstance(value, dict):
             waiting += value
             waiting += value.values()
@@ -203,12 +205,12 @@ _DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > KEYS_MAX:
         raise _Unusable(_CROWDED)
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise _Unusable(_TWICE.format(brief(twice)))
-    return made
+    return mapping
 
 
 _CROWDED = f"a mapping has more than {KEYS_MAX:,} keys. Use a list, or fewer."
@@ -285,8 +287,8 @@ def _built(events: Iterator[Any], nodes_max: int, name: str) -> Any:
             container.append(value)
         elif key is _NO_KEY:
             if type(value) is not str:
-                said = f"a key is text, and this is {brief(value)}. Put it in quotation marks, or name the field."
-                raise _refused(name, said, event.start_mark)
+                problem = f"a key is text, and this is {brief(value)}. Put it in quotation marks, or name the field."
+                raise _refused(name, problem, event.start_mark)
             if len(container) >= KEYS_MAX:
                 raise _refused(name, _CROWDED, event.start_mark)
             if value in container:
@@ -300,13 +302,13 @@ def _built(events: Iterator[Any], nodes_max: int, name: str) -> Any:
             outer.append((container, key))
             container, key = value, _NO_KEY
             if len(outer) > DEPTH_MAX:
-                said = f"lists and mappings are more than {DEPTH_MAX} deep. Write it flatter."
-                raise _refused(name, said, event.start_mark)
+                problem = f"lists and mappings are more than {DEPTH_MAX} deep. Write it flatter."
+                raise _refused(name, problem, event.start_mark)
     return root
 
 
 def _scalar(text: str) -> Any:
-    """What a word without quotation marks says. Raises _Unusable for what is a number to some and not to others."""
+    """The value of a word without quotation marks. Raises _Unusable for what is a number to some and not to others."""
     if text in _WORDS:
         return _WORDS[text]
     if text == "<<":
@@ -322,8 +324,8 @@ def _scalar(text: str) -> Any:
     if _INTEGER.fullmatch(text):
         digits = text.lstrip("+-").replace("_", "")
         if digits[0] == "0" and len(digits) > 1:
-            said = f"{brief(text)} is octal to some readers of YAML and decimal to others."
-            raise _Unusable(f"{said} Write it without the zero in front, or in quotation marks.")
+            problem = f"{brief(text)} is octal to some readers of YAML and decimal to others."
+            raise _Unusable(f"{problem} Write it without the zero in front, or in quotation marks.")
         return _whole(text.replace("_", ""))
     if _BASED.fullmatch(text):
         if len(digits := text.replace("_", "").lstrip("+-")) > 2:

@@ -1,4 +1,4 @@
-"""The environment of what is started here: built of names that are known to be needed, never the caller's own.
+"""The environment of child processes: only names that are known to be needed, never the whole of the caller's.
 
 Whoever runs ``atoll up`` has tokens, passwords and cloud credentials in their shell, and an island runs code that a job
 names. So a name goes on only if it is here, or was given on purpose (``atoll up --pass-environment NAME``), as the
@@ -34,9 +34,9 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def built(caller: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:
-    """What of ``caller``'s environment a child gets; ``passed`` are the names given on purpose."""
-    given = frozenset(passed)
-    return {name: value for name, value in caller.items() if name in given or _needed(name)}
+    """The part of ``caller``'s environment that a child gets; ``passed`` are the names passed on purpose."""
+    passed_on = frozenset(passed)
+    return {name: value for name, value in caller.items() if name in passed_on or _needed(name)}
 
 
 def refuse_unset(caller: Mapping[str, str], passed: Iterable[str]) -> None:

@@ -131,17 +131,17 @@ class PreconditionFailed(RequestError):
 
 @dataclass(eq=False, kw_only=True)
 class Fenced(RequestError):
-    """Whoever asks was replaced by a newer one, and may do nothing more."""
+    """The caller was replaced by a newer one, and may do nothing more."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Unauthenticated(RequestError):
-    """Whoever asks showed no token, or one that is not valid."""
+    """The caller showed no token, or one that is not valid."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Forbidden(RequestError):
-    """Whoever asks is known, and may not do this."""
+    """The caller is known, and may not do this."""
 
 
 @dataclass(eq=False, kw_only=True)

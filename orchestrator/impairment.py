@@ -1,12 +1,12 @@
-"""What injected faults do to the link between an island and the synchroniser, as data: nothing here waits or reads a clock.
+"""The impairment of a link between an island and the synchroniser by injected faults, as data without waiting or clocks.
 
-    cut                     nothing passes for a while: letters, payloads, publications; the process trains on
-    slow                    payloads and publications pass at so many bytes a second for a while; letters weigh nothing
+    cut                     nothing passes for a while: reports, payloads, publications; the process trains on
+    slow                    payloads and publications pass at so many bytes a second for a while; reports weigh nothing
     corrupt, delay, drop    the next so many payloads arrive with flipped bits, late, or not at all
 
-The live link and the simulated one ask the same object, so a plan means the same in both. It is the application's link that
-suffers, not the network: what goes around it (peers' states, a kill, Ray's own traffic) is not held up. Whoever carries the
-freight waits and says what time it is. An end that has come needs nobody to declare it.
+The live link and the simulated one use the same class, so a plan means the same in both. It is the application's link that
+is impaired, not the network: what goes around it (peers' states, a kill, Ray's own traffic) is not held up. The link's user
+waits and passes the time. An impairment whose end has passed is over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from orchestrator.core.vocabulary import Dose, Duration, Instant
+from orchestrator.core.vocabulary import Duration, FaultSpec, Instant
 
 
 class LinkFault(StrEnum):
@@ -29,7 +29,7 @@ class LinkFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PayloadFault:
-    """What becomes of one payload: ``kind`` is corrupt, delay (by ``late``) or drop."""
+    """The fate of one payload: ``kind`` is corrupt, delay (by ``late``) or drop."""
 
     kind: LinkFault
     late: Duration = 0.0
@@ -43,18 +43,18 @@ class LinkImpairment:
         self._slow: tuple[Instant, float] = (-inf, inf)
         self._payload_faults: deque[PayloadFault] = deque()
 
-    def inject(self, kind: LinkFault, dose: Dose, now: Instant) -> None:
+    def inject(self, kind: LinkFault, fault: FaultSpec, now: Instant) -> None:
         """A second cut never shortens the first; a second slowness takes the place of the first."""
         match kind:
             case LinkFault.CUT:
-                self._cut_until = max(self._cut_until, now + dose.duration)
+                self._cut_until = max(self._cut_until, now + fault.duration)
             case LinkFault.SLOW:
-                self._slow = (now + dose.duration, dose.bytes_per_second)
+                self._slow = (now + fault.duration, fault.bytes_per_second)
             case LinkFault.CORRUPT | LinkFault.DELAY | LinkFault.DROP:
-                self._payload_faults.extend([PayloadFault(kind, dose.duration)] * dose.payloads)
+                self._payload_faults.extend([PayloadFault(kind, fault.duration)] * fault.payloads)
 
     def clear(self) -> None:
-        """Whatever was to come is called off."""
+        """Remove every impairment."""
         self._cut_until, self._slow = -inf, (-inf, inf)
         self._payload_faults.clear()
 
@@ -66,10 +66,10 @@ class LinkImpairment:
         return now < self._slow[0]
 
     def transfer_delay_s(self, size_bytes: int, now: Instant) -> Duration:
-        """How much longer than without impairment so many bytes take; what slowness leaves over at its end takes nothing."""
+        """How much longer than without impairment so many bytes take; the rest after its end takes no time."""
         until, bytes_per_second = self._slow
         return min(size_bytes / bytes_per_second, until - now) if now < until else 0.0
 
     def payload_fault(self) -> PayloadFault | None:
-        """What becomes of the payload that arrives now; None if nothing does. Each fault is met once."""
+        """The fault of the payload that arrives now, if it has one. Each is used once."""
         return self._payload_faults.popleft() if self._payload_faults else None

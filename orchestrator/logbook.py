@@ -1,4 +1,4 @@
-"""What a process of a job says, in a file of its own that outlives it: logging, prints, tracebacks, a library's last words.
+"""The logbook of a process of a job, a file that outlives it: logging, prints, tracebacks, a library's last output.
 
     RUN_DIR/logs/synchroniser-1.log, controller-1.log, evaluator-1.log
     RUN_DIR/logs/islands/asia-2.log           the second incarnation of asia
@@ -33,7 +33,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 log = logging.getLogger(__name__)
 
-_kept: Logbook | None = None
+_current: Logbook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,18 @@ def service_logbook(run_dir: Path, source: str, number: int = 1) -> Logbook:
 
 def logbooks(run_dir: Path) -> list[Logbook]:
     """All that lie there: islands first, by name and number."""
-    found = []
+    books = []
     for of_island, folder in ((True, run_dir / "logs" / "islands"), (False, run_dir / "logs")):
         for path in folder.glob("*-*.log"):
             source, _, number = path.stem.rpartition("-")
             if number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX:
-                found.append(Logbook(source, int(number), of_island, path))
-    return sorted(found, key=lambda book: (not book.of_island, book.source, book.number))
+                books.append(Logbook(source, int(number), of_island, path))
+    return sorted(books, key=lambda book: (not book.of_island, book.source, book.number))
 
 
 def keep(book: Logbook) -> None:
     """From here on all that this process says is in its logbook, what was there before kept. A later one takes its place."""
-    global _kept
+    global _current
     try:
         book.path.parent.mkdir(parents=True, exist_ok=True)
         _turn_to(book.path)
@@ -85,7 +85,7 @@ def keep(book: Logbook) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     write_printable(FORMAT)
     faulthandler.enable(file=sys.stderr)
-    _kept = book
+    _current = book
     threading.Thread(target=_keep_short, args=(book,), name="logbook", daemon=True).start()
 
 
@@ -117,7 +117,7 @@ def _turn_to(path: Path) -> None:
 def _keep_short(book: Logbook) -> None:
     while True:
         time.sleep(CHECK_S)
-        if book is not _kept:
+        if book is not _current:
             return
         try:
             if book.path.stat().st_size > BYTES_MAX:

@@ -53,12 +53,12 @@ def path_in(mark: str) -> Path:
 
 def marked_pids(home: Path) -> list[int]:
     """The live processes that carry the mark of this home."""
-    found = []
+    pids = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if HOME_MARKER in (environment := process.environ()) and of_home(home, environment, process.pid):
-                found.append(process.pid)
-    return found
+                pids.append(process.pid)
+    return pids
 
 
 def of_home(home: Path, environment: Mapping[str, str], pid: int) -> bool:

@@ -44,7 +44,7 @@ def ascii_only(text: str) -> str:
 
 
 def some_of(names: Collection[str], count_max: int = 20) -> str:
-    """So many of these names, for a remedy, and how many more there are."""
+    """The first of these names, for a remedy, and how many more there are."""
     shown = [name for name, _ in zip(names, range(count_max), strict=False)]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more:,} more" if more else "")

@@ -1,4 +1,4 @@
-"""Text from elsewhere as it may be shown: what would move a cursor, change a screen or hide among letters is made visible.
+"""Text from elsewhere, made safe to show: what would move a cursor, change a screen or hide among letters is made visible.
 
 A path that a caller asked for, an island's last words, a reason on a tape: all end in somebody's terminal or log, where an
 escape sequence would recolour, retitle or rewrite what stands there, a line break would forge a line, and a direction mark
@@ -46,7 +46,7 @@ def lines(text: str) -> str:
 
 def json_text(text: str) -> str:
     """The same JSON, escaped where its writer was not bound to: what a program reads is not changed."""
-    return _HAZARD_IN_JSON.sub(lambda found: _escape(ord(found.group())), text)
+    return _HAZARD_IN_JSON.sub(lambda match: _escape(ord(match.group())), text)
 
 
 def _escape(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Where jobs may read and write: the roots that whoever started the service has named, and whether a place lies below one.
+"""The roots below which jobs may read and write, as whoever started the service has named them.
 
     --checkpoints ROOT   folders of checkpoints, read and written: `checkpoints.folder`, `resume.checkpoint`
     --data ROOT          text files, read: `data.files`
@@ -103,16 +103,16 @@ class Allowed:
 
     def sub(self, parts: Sequence[str]) -> Allowed:
         """What lies below it. Raises OutsideRoots where that is private, or hidden."""
-        there = replace(self, place=Place(self.place.protocol, (*self.place.parts, *parts)))
-        there._refuse_outside(there.place, self.roots, self.private)
-        return there
+        inner = replace(self, place=Place(self.place.protocol, (*self.place.parts, *parts)))
+        inner._refuse_outside(inner.place, self.roots, self.private)
+        return inner
 
     def parent(self) -> Allowed | None:
         """What it lies in; None where that is outside."""
-        there = replace(self, place=Place(self.place.protocol, self.place.parts[:-1]))
+        outer = replace(self, place=Place(self.place.protocol, self.place.parts[:-1]))
         with suppress(OutsideRoots):
-            there._refuse_outside(there.place, self.roots, self.private)
-            return there
+            outer._refuse_outside(outer.place, self.roots, self.private)
+            return outer
         return None
 
     def real(self) -> Path:
@@ -175,9 +175,9 @@ class AllowedRoots:
             place = place_of(url)
         except ConfigurationError as error:
             raise outside(url, kind, roots, str(error)) from error
-        there = Allowed(place, kind, roots, self.private)
-        there._refuse_outside(place, roots, self.private)
-        return there
+        allowed = Allowed(place, kind, roots, self.private)
+        allowed._refuse_outside(place, roots, self.private)
+        return allowed
 
 
 EVERYTHING = AllowedRoots((Root(Place(LOCAL, ())),), (Root(Place(LOCAL, ())),))
@@ -192,18 +192,19 @@ def defaults(
     working_folder: Path,
     private: Sequence[Path],
 ) -> AllowedRoots:
-    """What the service of ``home`` lets jobs touch, with the roots that were given, or those there are by default.
+    """The roots of the service of ``home``: those that were named, or the defaults.
 
     Always the home's own folders, and the checkpoints of jobs in ``runs``. In the place of what is given stands what lies
     below ``working_folder``, without what is hidden there. Raises ConfigurationError for a root that can be none.
     """
     private_places = (_local(str(home)), *(_local(os.path.abspath(path)) for path in private))
-    here = _local(str(working_folder))
-    default = () if _too_much(here) or here.below(private_places[0]) else (Root(here, hidden=False),)
+    working_place = _local(str(working_folder))
+    unusable = _too_much(working_place) or working_place.below(private_places[0])
+    default = () if unusable else (Root(working_place, hidden=False),)
     of_jobs = Root(_local(str(runs)))
     return AllowedRoots(
-        (Root(_local(str(home / "checkpoints"))), of_jobs, *(_given(checkpoints, "checkpoints", home) or default)),
-        (Root(_local(str(home / "data"))), *(_given(data, "data", home) or default)),
+        (Root(_local(str(home / "checkpoints"))), of_jobs, *(_roots_at(checkpoints, "checkpoints", home) or default)),
+        (Root(_local(str(home / "data"))), *(_roots_at(data, "data", home) or default)),
         (*private_places, *(Place(LOCAL, (name[1:],)) for name in OF_THE_SYSTEM)),
     )
 
@@ -212,8 +213,8 @@ def place_of(url: str) -> Place:
     """The place of an absolute path, or of a URL. Raises ConfigurationError that says what is wrong with it."""
     if not isinstance(url, str) or not url or len(url) > URL_LENGTH_MAX:
         raise ConfigurationError(detail=f"a path or URL has 1 to {URL_LENGTH_MAX:,} characters")
-    if why := _unfit(url):
-        raise ConfigurationError(detail=why)
+    if problem := _unfit(url):
+        raise ConfigurationError(detail=problem)
     if "::" in url:
         raise ConfigurationError(detail="protocols are not chained (`::`)")
     matched = _PROTOCOL.fullmatch(url)
@@ -247,11 +248,11 @@ def name_parts(name: object) -> tuple[str, ...]:
             detail=f"{shown(name)} is no file's name: that is a text of 1 to {NAME_LENGTH_MAX:,} characters."
         )
     parts = tuple(name.split("/"))
-    why = _unfit(name) or ("it is not relative, or goes up" if {"", ".", ".."} & set(parts) else "")
-    if not why and any(len(part.encode()) > COMPONENT_BYTES_MAX for part in parts):
-        why = f"a component has more than {COMPONENT_BYTES_MAX} bytes"
-    if why:
-        raise DataError(detail=f"{shown(name)} is no name of a file below a folder: {why}.")
+    problem = _unfit(name) or ("it is not relative, or goes up" if {"", ".", ".."} & set(parts) else "")
+    if not problem and any(len(part.encode()) > COMPONENT_BYTES_MAX for part in parts):
+        problem = f"a component has more than {COMPONENT_BYTES_MAX} bytes"
+    if problem:
+        raise DataError(detail=f"{shown(name)} is no name of a file below a folder: {problem}.")
     return parts
 
 
@@ -302,15 +303,15 @@ def open_regular(folder: int, name: str) -> IO[bytes]:
     raise DataError(detail=f"{shown(name)} is a link, a folder, a pipe or a device, and no regular file.")
 
 
-def outside(url: str, kind: Kind, roots: Sequence[Root], why: str = "") -> OutsideRoots:
+def outside(url: str, kind: Kind, roots: Sequence[Root], reason: str = "") -> OutsideRoots:
     """The same answer whatever lies there, or does not."""
     named = ", ".join(f"{root.place}" for root in roots) or "nothing"
-    what = f"{shown(url)} is no place for {kind} of jobs here" + (f" ({why})" if why else "")
+    refusal = f"{shown(url)} is no place for {kind} of jobs here" + (f" ({reason})" if reason else "")
     remedy = (
         f"Use a place below one of them; or have the service started with `atoll up --{kind} ROOT`, if jobs may "
         f"{'read and write' if kind == 'checkpoints' else 'read'} everything in ROOT."
     )
-    return OutsideRoots(detail=f"{what}. They may use what lies below: {named}.", remedy=remedy)
+    return OutsideRoots(detail=f"{refusal}. They may use what lies below: {named}.", remedy=remedy)
 
 
 def shown(value: object) -> str:
@@ -320,13 +321,13 @@ def shown(value: object) -> str:
     return ascii(value) if len(value) <= SHOWN_MAX else f"{value[:SHOWN_MAX]!a}…"
 
 
-def _given(urls: Sequence[str], kind: Kind, home: Path) -> tuple[Root, ...]:
+def _roots_at(urls: Sequence[str], kind: Kind, home: Path) -> tuple[Root, ...]:
     """The roots that were named when the service was started; a local path may be relative to where that was."""
     own = _local(str(home))
-    return tuple(Root(_given_place(url, kind, own)) for url in urls)
+    return tuple(Root(_root_place(url, kind, own)) for url in urls)
 
 
-def _given_place(url: str, kind: Kind, home: Place) -> Place:
+def _root_place(url: str, kind: Kind, home: Place) -> Place:
     local = re.match(r"[^/]*:", url) is None  # what is written as a URL is one, or wrong
     try:
         place = place_of(os.path.abspath(url) if local and url else url)

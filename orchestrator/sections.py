@@ -19,13 +19,13 @@ from orchestrator.bounds import (
     Function,
     GradientNorm,
     IslandCount,
+    IslandCountFromZero,
     KeptCount,
     LearningRate,
     Location,
     MergeCount,
     Name,
     ParameterCount,
-    Patience,
     Ratio,
     RatioBelowOne,
     RecordCount,
@@ -36,12 +36,12 @@ from orchestrator.bounds import (
     RoundStepsRatio,
     SequenceCount,
     SequenceLength,
-    SpareCount,
     StepCount,
     StepCountOrNone,
     StepSeconds,
     StrikeCount,
     StrikeCountOrNone,
+    Timeout,
     TokenCount,
     VersionCount,
     Wait,
@@ -108,7 +108,7 @@ class OuterOptimizerSection(Section):
 
 
 class DurabilitySection(Section):
-    """When a merge counts as kept, which it is before any island hears of it. Both kinds survive the synchroniser's death.
+    """The durability of merges, which they have before any island gets them. Both kinds survive the synchroniser's death.
 
     With ``async`` up to ``merges_max`` merges are only with the operating system: a loss of power takes them, and a job
     whose islands hold merges that are gone does not go on by itself.
@@ -117,7 +117,7 @@ class DurabilitySection(Section):
     kind: Literal["sync", "async"] = "sync"
     merges_max: MergeCount = Field(default=8, description="for async; sync has none")
     snapshot_every_records: RecordCount = Field(
-        default=20_000, description="a synchroniser that comes back remembers at most about so many steps one by one"
+        default=20_000, description="a restarted synchroniser replays at most about so many steps one by one"
     )
 
 
@@ -151,7 +151,7 @@ class IslandsSection(Section):
     count_max: IslandCount | None = Field(
         None, description="islands that the job may be scaled up to; no more than count if absent"
     )
-    standby: SpareCount = Field(
+    standby: IslandCountFromZero = Field(
         0, description="processes that are started, hold a state, and train once an island of this entry is lost"
     )
     name: Name | None = Field(None, description="defaults to the node group's; numbered when count is above 1")
@@ -160,14 +160,14 @@ class IslandsSection(Section):
     cpus: Cpus = 1.0
 
     @property
-    def has_spares(self) -> bool:
+    def has_slots(self) -> bool:
         return self.count_max is not None and self.count_max > self.count
 
-    def island_names(self, *, spares: bool = False) -> list[str]:
-        """The names of the islands that are wanted at first, and of the spares behind them."""
+    def island_names(self, *, slots: bool = False) -> list[str]:
+        """The names of the islands that are wanted at first, and of the scale-up slots behind them."""
         base, most = self.name or self.node_group, max(self.count, self.count_max or 0)
         names = [base] if most == 1 else [f"{base}-{number}" for number in range(most)]
-        return names if spares else names[: self.count]
+        return names if slots else names[: self.count]
 
     def standby_names(self) -> list[str]:
         base = f"{self.name or self.node_group}-standby"
@@ -197,12 +197,12 @@ class RecoverySection(Section):
     together; a fragment with its moments must go within five minutes of that.
     """
 
-    suspect_timeout_s: Patience = 30.0
-    cut_off_timeout_s: Patience = 900.0
+    suspect_timeout_s: Timeout = 30.0
+    cut_off_timeout_s: Timeout = 900.0
     backoff_first_s: Wait = 0.2
-    backoff_max_s: Patience = 60.0
+    backoff_max_s: Timeout = 60.0
     restarts_max: RestartCount = 10
-    flush_timeout_s: Patience = 30.0
+    flush_timeout_s: Timeout = 30.0
     donors_max: IslandCount = 1
     donor_bytes_per_s: BytesPerSecond | None = None
 
@@ -217,7 +217,7 @@ class CheckpointsSection(Section):
     every_merges: MergeCount = 0
     every_s: Wait = 0.0
     keep: KeptCount = 2
-    timeout_s: Patience = 60.0
+    timeout_s: Timeout = 60.0
     folder: Location | None = None
 
 
@@ -233,7 +233,7 @@ class ResumeSection(Section):
 
 
 class HealthSection(Section):
-    """What contributions must be like (``core.health``). What holds no numbers is always refused, and its island replaced.
+    """The limits of healthy contributions (``core.health``). One with NaN or Inf is always refused, and its island replaced.
 
     ``displacement_ratio_max`` refuses what is so many times further from the merged parameters than is usual; null: nothing.
     100 lets pass all that warm-up, missed rounds and a new inner optimizer do, and stops what a flipped exponent bit does.

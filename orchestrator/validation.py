@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a document, told as our problems: where, what was given, and the remedy. Pure.
+"""Validation errors of pydantic as our problems: where, what was given, and the remedy. Pure.
 
 Responsible for the words that all specifications share, and for their length: what was given is shown in brief, however long
 it is. Refuses to know any one of them, and the rules between fields.
@@ -44,9 +44,9 @@ def _problem_of(item: Any, *, unknown: str, missing: str, under: str) -> Problem
     path = path_of(item["loc"], under)
     if item["type"] in COMPLETE:
         return Problem(path, item["msg"], "")
-    given = "" if item["type"] == "missing" else f" (given: {brief(item['input'])})"
+    value = "" if item["type"] == "missing" else f" (given: {brief(item['input'])})"
     remedies = {"extra_forbidden": unknown, "missing": missing}
-    return Problem(path, f"{item['msg']}{given}.", remedies.get(item["type"], "Change the value accordingly."))
+    return Problem(path, f"{item['msg']}{value}.", remedies.get(item["type"], "Change the value accordingly."))
 
 
 def valid_fields(model: type[BaseModel], document: Mapping[str, Any]) -> dict[str, Any]:

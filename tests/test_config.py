@@ -85,7 +85,7 @@ def test_a_file_that_is_no_mapping_is_refused_without_a_traceback(tmp_path: Path
 def test_islands_up_to_count_max_have_names_but_are_not_wanted_at_first() -> None:
     spec = parse_job({**SMALLEST, "islands": [{"node_group": "a", "count_max": 3}, {"node_group": "b"}]})
     assert [plan.island for plan in spec.policy().islands] == ["a-0", "b"]
-    assert [plan.island for plan in spec.policy(spares=True).islands] == ["a-0", "a-1", "a-2", "b"]
+    assert [plan.island for plan in spec.policy(slots=True).islands] == ["a-0", "a-1", "a-2", "b"]
     assert (spec.island_count, spec.wanted_counts()) == (2, {"a": 1})
 
 

@@ -27,7 +27,7 @@ from orchestrator.bounds import IslandCount, TokenCount
 from orchestrator.chaos.kinds import Kind, told
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
 from orchestrator.chaos.schedule import PlannedFault
-from orchestrator.core.vocabulary import Dose, IslandId, IslandPlan, NodeGroupId
+from orchestrator.core.vocabulary import FaultSpec, IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, Conflict, DataError, NotFound
 from orchestrator.report import chaos as page
 from orchestrator.validation import problems_of
@@ -255,5 +255,5 @@ def _fault(fault: PlannedFault, begun_at: float | None) -> Fault:
 
 
 def _told(plain: Mapping[str, Any]) -> str:
-    dose = Dose(plain["duration"], plain["bytes_per_second"], plain["payloads"])
+    dose = FaultSpec(plain["duration"], plain["bytes_per_second"], plain["payloads"])
     return told(Kind(plain["kind"]), plain["island"], dose)

@@ -213,7 +213,7 @@ class Dispatcher:
                 job = self._look(row, max(0.0, due_at - time.monotonic()))
                 if job.state.final:
                     continue
-                sections = sections_of(row, spares=True)
+                sections = sections_of(row, slots=True)
                 there = [IslandId(island.island) for island in job.islands if island.state not in GONE_FOR_GOOD]
                 wants.append(wants_of(sections[island] for island in there if island in sections))
             except Exception as error:  # whatever its row and its answer are, the others' turn does not wait for it
@@ -272,7 +272,7 @@ class Dispatcher:
                 self._complaints.settle(f"job {job}, inherited")
 
 
-def sections_of(row: JobRow, *, spares: bool = False) -> dict[IslandId, IslandsSection]:
+def sections_of(row: JobRow, *, slots: bool = False) -> dict[IslandId, IslandsSection]:
     """The islands and standbys of the job's specification, by name."""
     spec = JobSpec.model_validate(row.spec)
-    return {**spec.island_sections(spares=spares), **spec.standby_sections()}
+    return {**spec.island_sections(slots=slots), **spec.standby_sections()}

@@ -21,7 +21,7 @@ JOBS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """``wants``: what the job asks for when it starts; ``wants_at_most``: with all spares that an operator may add."""
+    """``wants``: what the job asks for when it starts; ``wants_at_most``: with all slots that an operator may fill."""
 
     island_count: int
     token_budget: int
@@ -55,5 +55,5 @@ def outline_of(document: Mapping[str, Any]) -> Outline:
         island_count=len(spec.policy().islands),
         token_budget=spec.token_budget,
         wants=wants_of([*spec.island_sections().values(), *standbys]),
-        wants_at_most=wants_of([*spec.island_sections(spares=True).values(), *standbys]),
+        wants_at_most=wants_of([*spec.island_sections(slots=True).values(), *standbys]),
     )

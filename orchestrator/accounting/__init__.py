@@ -1,1 +1,1 @@
-"""What a job was worth: folds over (event, effects) that live, simulated and replayed jobs share."""
+"""The accounts of a job: folds over (event, effects) that live, simulated and replayed jobs share."""

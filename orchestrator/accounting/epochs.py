@@ -1,4 +1,4 @@
-"""Whether a restart that the tape tells of is one: told twice, as any event may be, it changes nothing."""
+"""Recognise new synchroniser epochs: a repeated ``SynchroniserRestarted`` is ignored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from orchestrator.core.vocabulary import Epoch
 
 
 class Epochs:
-    """Of a fold that begins something anew whenever the synchroniser does."""
+    """The epochs that a fold has seen."""
 
     _latest: Epoch
 
@@ -15,7 +15,7 @@ class Epochs:
         self._latest = Epoch(1)
 
     def begins(self, event: Event) -> bool:
-        """Whether a new life of the synchroniser begins with this event; asked once for each event, in their order."""
+        """Whether a new epoch begins with this event. To be called once for each event, in order."""
         if not isinstance(event, SynchroniserRestarted) or event.epoch <= self._latest:
             return False
         self._latest = event.epoch

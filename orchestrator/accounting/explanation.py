@@ -1,10 +1,10 @@
-"""Why each merge came out as it did: who was in with what, who was waited for, who was refused, who was away.
+"""The explanation of each merge: who contributed what, who was waited for, who was refused, who was away.
 
-A round towards version v is told once it closes, and completed by what follows: the merge's result, and contributions that
-came too late for it, which the core refuses only when they arrive. So a ``late`` refusal stands with the merge it missed,
-every other refusal with the round that was open.
+A round towards version v is recorded once it closes, and completed by what follows: the merge's result, and contributions
+that came too late for it, which the core refuses only when they arrive. So a ``late`` refusal stands with the merge it
+missed, every other refusal with the round that was open.
 
-Responsible for the newest ``keep`` merges, so that a job of any length takes a bounded room. Refuses to know: words for
+Responsible for the newest ``keep`` merges, so that a job of any length takes bounded memory. Refuses to know: words for
 people, and the numbers of a whole job (``merges``).
 """
 
@@ -32,7 +32,7 @@ from orchestrator.core.vocabulary import (
 )
 
 KEEP = 4096
-REFUSALS_TOLD_MAX = 32
+REFUSALS_LISTED_MAX = 32
 """Of one merge. An island that offers in vain may do so at every due point; ``refusal_count`` counts them all."""
 
 
@@ -96,8 +96,8 @@ class Explanation:
     digest: str | None = None
 
     def with_refusal(self, refusal: Refusal) -> Explanation:
-        told = (*self.refusals, refusal)[:REFUSALS_TOLD_MAX]
-        return replace(self, refusals=told, refusal_count=self.refusal_count + 1)
+        refusals = (*self.refusals, refusal)[:REFUSALS_LISTED_MAX]
+        return replace(self, refusals=refusals, refusal_count=self.refusal_count + 1)
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class Explanations:
                     self._closed(effect, event.at)
 
     def _begin_rounds_anew(self) -> None:
-        """What was offered is lost with the synchroniser's process, and so is a merge that was under way."""
+        """Offers are lost with the synchroniser's process, and so is a merge that was under way."""
         for fragment, current in self._rounds.items():
             version, merging = current.version, self.merges.get((fragment, current.version))
             if merging is not None and merging.merged_at is None:
@@ -190,7 +190,7 @@ class Explanations:
                 self.merges[missed] = self.merges[missed].with_refusal(refusal)
             return
         current.refusal_count += 1
-        if len(current.refusals) < REFUSALS_TOLD_MAX:
+        if len(current.refusals) < REFUSALS_LISTED_MAX:
             current.refusals.append(refusal)
 
     def _closed(self, effect: f.MergeFragment, at: Instant) -> None:

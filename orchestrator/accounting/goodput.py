@@ -134,12 +134,12 @@ class Goodput:
             self.ledger.merge_completed(event)
         elif isinstance(event, JobResumed):
             self.ledger.resumed(event)
-        elif isinstance(event, FragmentRestored) and effects:  # said again, it has none
+        elif isinstance(event, FragmentRestored) and effects:  # repeated, it has none
             self.ledger.restored(event)
 
-    def _trained(self, island: IslandId, said: Any) -> None:
-        counts = self._speaks(island, said.incarnation)
-        self.ledger.trained_up_to(island, said.incarnation, said.tokens_total, counts)
+    def _trained(self, island: IslandId, report: Any) -> None:
+        counts = self._speaks(island, report.incarnation)
+        self.ledger.trained_up_to(island, report.incarnation, report.tokens_total, counts)
 
     def _speaks(self, island: IslandId, incarnation: int) -> bool:
         """Whether this incarnation is the island's present one, and not gone."""

@@ -1,4 +1,4 @@
-"""How often a value fell between which bounds: what is left of many observations, in room that does not grow.
+"""Histograms: how often a value fell between which bounds, in memory that does not grow.
 
 The shape is Prometheus's (a value belongs to the first bound that is not below it), but counts here are of one bucket
 each, not cumulative: whoever exports them adds up.

@@ -1,4 +1,4 @@
-"""Where every trained token is, per island and fragment, in exact integers.
+"""The token ledger: every trained token in one place, per island and fragment, in exact integers.
 
     trained + carried = merged + discarded + local + held          always
 
@@ -45,8 +45,8 @@ def refused(reason: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """What a checkpoint keeps: tokens trained by all, by each incarnation, and in merges that were closed, by fragment."""
+class TokenTotals:
+    """Token totals stored in a checkpoint: overall, per incarnation, and merged per fragment (closed merges only)."""
 
     trained: int
     totals: dict[tuple[str, int], int]
@@ -54,7 +54,7 @@ class Books:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CarriedOver:
     """The job before its checkpoint, by fragment: ``trained`` = merged + discarded + kept, by the islands that go on."""
 
     trained: int
@@ -75,9 +75,9 @@ class Held:
 
 @dataclass(slots=True)
 class Account:
-    """The tokens of one island in one fragment. ``version`` is what the island adopted last, as far as we heard.
+    """The tokens of one island in one fragment. ``version`` is what the island adopted last, by its reports.
 
-    ``unclaimed`` of ``carried`` are local only by promise: the island has not taken its state from the checkpoint yet.
+    ``unclaimed`` of ``carried`` are local provisionally: the island has not taken its state from the checkpoint yet.
     """
 
     version: Version = Version(0)
@@ -126,7 +126,7 @@ class Ledger:
 
     accounts: dict[IslandId, list[Account]]
     trained: dict[IslandId, int]
-    carried: Carried | None
+    carried: CarriedOver | None
     _merged_at: dict[int, dict[IslandId, list[int]]]
     _fragment_count: int
     _totals: dict[tuple[IslandId, Incarnation], int]
@@ -146,7 +146,7 @@ class Ledger:
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def trained_up_to(self, island: IslandId, incarnation: Incarnation, tokens_total: int, counts: bool) -> None:
-        """An incarnation says how much it has trained. ``counts`` is false for one that was replaced or lost."""
+        """An incarnation has reported how much it has trained. ``counts`` is false for one that was replaced or lost."""
         fresh = tokens_total - self._totals.get((island, incarnation), 0)
         if fresh <= 0 or island not in self.accounts:
             return
@@ -159,15 +159,16 @@ class Ledger:
                 account.discard(fresh, LOST_WITH_ISLAND)
 
     def resumed(self, event: JobResumed) -> None:
-        """Islands that go on bring their open work; what else was in no version is lost. Said again, it changes nothing."""
+        """Islands that go on bring their open work; what else was in no version is lost. Repeated, it changes nothing."""
         if self.carried is not None:
             return
         for saved in event.islands:
             for account, tokens in zip(self.accounts[saved.island], saved.kept_tokens, strict=True):
                 account.carried = account.local = account.unclaimed = tokens
-        kept = tuple(sum(saved.kept_tokens[p] for saved in event.islands) for p in range(self._fragment_count))
+        open_work = tuple(sum(saved.kept_tokens[p] for saved in event.islands) for p in range(self._fragment_count))
         merged, trained = event.merged_tokens, event.tokens_trained
-        self.carried = Carried(trained, merged, tuple(trained - m - k for m, k in zip(merged, kept, strict=True)), kept)
+        discarded = tuple(trained - m - k for m, k in zip(merged, open_work, strict=True))
+        self.carried = CarriedOver(trained, merged, discarded, open_work)
 
     def caught_up(self, event: e.IslandCaughtUp) -> None:
         for account, version in zip(self.accounts[event.island], event.versions, strict=True):
@@ -180,7 +181,7 @@ class Ledger:
     def adopted(self, event: e.FragmentAdopted) -> None:
         """The island's own work on the fragment is overwritten, but for what it kept.
 
-        Hearing of it late or twice changes nothing: what was trained after the adoption stays.
+        A late or repeated event changes nothing: what was trained after the adoption stays.
         """
         account = self.accounts[event.island][event.fragment]
         if event.version <= account.version:
@@ -189,17 +190,19 @@ class Ledger:
         newer = sum(held.tokens for held in account.held.values() if held.base_version >= event.version)
         after = max(0, self._totals.get((event.island, event.incarnation), 0) - event.tokens_total - newer)
         before = account.local - min(account.local, after)
-        kept = min(before, event.kept_tokens)
-        account.overwrite(before - kept)
-        account.local -= before - kept
-        spare = event.kept_tokens - kept  # an adoption that keeps one's own work also keeps what is held of it
+        local_kept = min(before, event.kept_tokens)
+        account.overwrite(before - local_kept)
+        account.local -= before - local_kept
+        held_kept = (
+            event.kept_tokens - local_kept
+        )  # an adoption that keeps one's own work also keeps what is held of it
         for held in account.held.values():
             if held.base_version < event.version and not held.detached:
-                held.detached = held.tokens > spare
-                spare -= 0 if held.detached else held.tokens
+                held.detached = held.tokens > held_kept
+                held_kept -= 0 if held.detached else held.tokens
 
     def lost(self, island: IslandId, cause: str = LOST_WITH_ISLAND) -> None:
-        """What the island had not contributed is gone; what it had may still merge, but cannot come back."""
+        """Discard the island's local tokens. Those it has contributed may still merge, but cannot become local again."""
         for account in self.accounts[island]:
             account.discard(account.local, cause)
             account.local, account.unclaimed, account.refusal = 0, 0, None
@@ -218,18 +221,20 @@ class Ledger:
                 self._latest[event.fragment].append((island, held.tokens))
 
     def restored(self, event: FragmentRestored) -> None:
-        """What was merged into the fragment since the checkpoint is undone, or in its last merge, if the journal lost it."""
+        """Undo the fragment's merges since the checkpoint, or its last merge, if the journal lost that."""
         if event.checkpoint == FROM_JOURNAL:
             for island, tokens in self._latest.pop(event.fragment, ()):
                 self.accounts[island][event.fragment].merged -= tokens
                 self.accounts[island][event.fragment].discard(tokens, ROLLED_BACK)
             return
-        then = self._merged_at.get(event.checkpoint)
+        at_checkpoint = self._merged_at.get(event.checkpoint)
         for island, accounts in self.accounts.items():
             account = accounts[event.fragment]
-            kept = account.merged if then is None else min(account.merged, then[island][event.fragment])
-            account.discard(account.merged - kept, ROLLED_BACK)
-            account.merged = kept
+            remaining = (
+                account.merged if at_checkpoint is None else min(account.merged, at_checkpoint[island][event.fragment])
+            )
+            account.discard(account.merged - remaining, ROLLED_BACK)
+            account.merged = remaining
 
     # ── effects ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -290,12 +295,12 @@ class Ledger:
                 account.local = 0
                 account.held.clear()
 
-    def books(self) -> Books:
+    def token_totals(self) -> TokenTotals:
         """As they stand; what is being merged counts as merged."""
-        before = self.carried or Carried(0, *[(0,) * self._fragment_count] * 3)
+        before = self.carried or CarriedOver(0, *[(0,) * self._fragment_count] * 3)
         merged = [sum(counts) for counts in zip(before.merged, *self._merged().values(), strict=True)]
         totals = {(str(island), int(incarnation)): tokens for (island, incarnation), tokens in self._totals.items()}
-        return Books(before.trained + sum(self.trained.values()), totals, tuple(merged))
+        return TokenTotals(before.trained + sum(self.trained.values()), totals, tuple(merged))
 
     def _merged(self) -> dict[IslandId, list[int]]:
         """By island and fragment, with what is being merged."""

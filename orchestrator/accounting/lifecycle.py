@@ -1,4 +1,4 @@
-"""Each island's state over time, worked out from events and effects alone.
+"""The lifecycle of islands: each one's state over time, derived from events and effects alone.
 
 Responsible for: the same states as ``core.island_record`` draws, seen from outside, so that a fold needs no look into the
 core and a tape is enough. One state more than the core has: ``FLUSHED``, an island that gave all its work and waits for
@@ -48,8 +48,8 @@ class Change:
 
 
 @dataclass(slots=True)
-class Life:
-    """Where one island is. ``wanted`` is false while an operator keeps it away."""
+class IslandStatus:
+    """The status of one island. ``wanted`` is false while an operator keeps it away."""
 
     state: str = ABSENT
     since: Instant = 0.0
@@ -59,21 +59,21 @@ class Life:
 
 
 class Lifecycle:
-    """The lives of these islands, or standbys; of others nothing is heard. ``apply`` returns what changed, in order."""
+    """The statuses of these islands, or standbys; events of others are ignored. ``apply`` returns what changed, in order."""
 
-    lives: dict[IslandId, Life]
+    lives: dict[IslandId, IslandStatus]
     finished_at: Instant | None
 
     def __init__(self, islands: tuple[IslandId, ...]) -> None:
-        self.lives = {island: Life() for island in islands}
+        self.lives = {island: IslandStatus() for island in islands}
         self.finished_at = None
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> list[Change]:
         changes: list[Change] = []
         if self.finished_at is not None:
             return changes
-        if isinstance(event, _SPOKEN):
-            self._spoke(event, effects, changes)
+        if isinstance(event, _STATE_EVENTS):
+            self._reported(event, effects, changes)
         elif isinstance(event, e.CommandRequested) and _accepted(event.command, effects):
             self._commanded(event.request)
         for effect in effects:
@@ -86,7 +86,7 @@ class Lifecycle:
             elif isinstance(effect, f.WantIsland):
                 self._want(event.at, effect, changes)
             else:
-                self._asked(event.at, effect, effects, changes)
+                self._decided(event.at, effect, effects, changes)
         return changes
 
     def _commanded(self, request: commands.OperatorCommand) -> None:
@@ -100,7 +100,7 @@ class Lifecycle:
         if not effect.wanted and life.state in GONE - KEPT_AWAY:
             self._move(at, effect.island, life, IslandState.STOPPED.value, changes)
 
-    def _spoke(self, event: Spoken, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
+    def _reported(self, event: StateEvent, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
         life = self.lives.get(event.island)
         if life is None or life.incarnation != event.incarnation or life.state not in ACTIVE:
             return
@@ -122,7 +122,7 @@ class Lifecycle:
                 after = FLUSHED
         self._move(event.at, event.island, life, after, changes)
 
-    def _asked(self, at: Instant, effect: Asked, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
+    def _decided(self, at: Instant, effect: StateEffect, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
         life = self.lives[effect.island]
         if isinstance(effect, f.PlaceIsland):
             life.incarnation = effect.incarnation
@@ -142,23 +142,23 @@ class Lifecycle:
             after = IslandState.STOPPED.value if finishing else _gone(effect.island, life, effects)
             self._move(at, effect.island, life, after, changes)
 
-    def _move(self, at: Instant, island: IslandId, life: Life, after: str, changes: list[Change]) -> None:
+    def _move(self, at: Instant, island: IslandId, life: IslandStatus, after: str, changes: list[Change]) -> None:
         if after == life.state:
             return
         changes.append(Change(at, island, life.incarnation, life.state, after))
         life.state, life.since = after, at
 
 
-Spoken = (
+StateEvent = (
     e.IslandPlaced | e.PlacementFailed | e.ConnectionLost | e.ConnectionRestored | e.IslandFlushed | e.IslandDrained
 )
-Asked = f.PlaceIsland | f.BeginCatchUp | f.StandBy | f.StartTraining | f.DrainIsland | f.StopIsland
-_SPOKEN = get_args(Spoken)
-_OF_ISLANDS = (f.HoldIsland, f.WantIsland, *get_args(Asked))
+StateEffect = f.PlaceIsland | f.BeginCatchUp | f.StandBy | f.StartTraining | f.DrainIsland | f.StopIsland
+_STATE_EVENTS = get_args(StateEvent)
+_OF_ISLANDS = (f.HoldIsland, f.WantIsland, *get_args(StateEffect))
 
 
-def _gone(island: IslandId, life: Life, effects: tuple[f.Effect, ...]) -> str:
-    """How an island is gone: waiting to be placed again (a timer was set for it), kept away, or given up."""
+def _gone(island: IslandId, life: IslandStatus, effects: tuple[f.Effect, ...]) -> str:
+    """The state of an island that is gone: waiting to be placed again (a timer was set for it), kept away, or given up."""
     if not life.wanted:
         return IslandState.STOPPED.value
     timer = f"backoff:{island}"

@@ -1,4 +1,4 @@
-"""How fragments merged: how often, with whom, how long they waited, and why they stopped waiting.
+"""Statistics of merges: how often, with whom, how long rounds waited, and why they stopped waiting.
 
 ``waited`` is the time from when the round could have closed (quorum, and a contribution on time) to when it did: what
 grace was used. A contribution is on time from the fragment's due point on (``core.fragment_round``).

@@ -1,4 +1,4 @@
-"""How long an island was away, by part: recovery time is published with its parts or not at all.
+"""Recovery times of islands, by part: a recovery time is published with its parts or not at all.
 
     killed_at ──detect──▶ lost ──place──▶ placed ──start──▶ ready ──connect + transfer──▶ caught up ──first_merge──▶ merged
 
@@ -52,9 +52,9 @@ class Recovery:
         if self.placed_at is not None and self.ready_at is not None:
             parts["start"] = self.ready_at - self.placed_at
         if self.ready_at is not None and self.caught_up_at is not None:
-            took = self.caught_up_at - self.ready_at
-            parts["transfer"] = min(self.transfer, took)
-            parts["connect"] = took - parts["transfer"]
+            catch_up_seconds = self.caught_up_at - self.ready_at
+            parts["transfer"] = min(self.transfer, catch_up_seconds)
+            parts["connect"] = catch_up_seconds - parts["transfer"]
         if self.caught_up_at is not None and self.merged_at is not None:
             parts["first_merge"] = self.merged_at - self.caught_up_at
         return {name: parts[name] for name in PARTS if name in parts}

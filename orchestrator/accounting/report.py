@@ -1,6 +1,6 @@
 """The report of a job as one plain dictionary: what report.json holds and report.html draws.
 
-The names at the top level are a promise to users. Responsible for choosing; every figure comes from
+The names at the top level do not change: users rely on them. Responsible for choosing; every figure comes from
 the folds, or, where only the shell knows it, from ``extra``.
 """
 
@@ -27,9 +27,9 @@ def build(
 
     ``at`` is only for a job that still runs; an ended one is reported at its end.
     """
-    worth = goodput.summary(at)
-    told = statistics.summary(at)
-    tokens = worth["tokens"]
+    goodput_figures = goodput.summary(at)
+    figures = statistics.summary(at)
+    tokens = goodput_figures["tokens"]
     return {
         "schema": SCHEMA,
         "job_id": None,
@@ -37,33 +37,35 @@ def build(
         "started_at": None,
         "loss_unigram": None,
         **extra,
-        **told,
+        **figures,
         "tokens_trained": round(tokens["trained"]),
         "tokens_merged": round(tokens["merged"]),
         "tokens_discarded": round(tokens["discarded"]),
         "tokens_in_flight": round(tokens["in_flight"]),
-        "tokens_merged_per_second": worth["tokens_merged_per_second"],
-        "goodput_ratio": worth["goodput_ratio"],
-        "uptime_ratio": worth["uptime_ratio"],
-        "island_seconds": worth["island_seconds"],
-        "badput_seconds": worth["badput_seconds"],
-        "discarded_tokens": worth["discarded_tokens"],
-        "islands": _islands(policy, worth, told),
+        "tokens_merged_per_second": goodput_figures["tokens_merged_per_second"],
+        "goodput_ratio": goodput_figures["goodput_ratio"],
+        "uptime_ratio": goodput_figures["uptime_ratio"],
+        "island_seconds": goodput_figures["island_seconds"],
+        "badput_seconds": goodput_figures["badput_seconds"],
+        "discarded_tokens": goodput_figures["discarded_tokens"],
+        "islands": _islands(policy, goodput_figures, figures),
         "policy": _policy(policy),
     }
 
 
-def _islands(policy: JobPolicy, worth: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _islands(
+    policy: JobPolicy, goodput_figures: Mapping[str, Any], figures: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     return {
         plan.island: {
             "region": plan.region,
             "node_group": plan.node_group,
             "accelerator_count": plan.accelerator_count,
-            "seconds": worth["islands"][plan.island]["seconds"],
-            "tokens": worth["islands"][plan.island]["tokens"],
-            "step_time_median_s": told["step_times_s"][plan.island],
-            "gap_max_s": told["gaps_max_s"].get(plan.island),
-            "merges": told["merges_per_island"].get(plan.island, 0),
+            "seconds": goodput_figures["islands"][plan.island]["seconds"],
+            "tokens": goodput_figures["islands"][plan.island]["tokens"],
+            "step_time_median_s": figures["step_times_s"][plan.island],
+            "gap_max_s": figures["gaps_max_s"].get(plan.island),
+            "merges": figures["merges_per_island"].get(plan.island, 0),
         }
         for plan in policy.islands
     }

@@ -1,4 +1,4 @@
-"""What standbys cost and were good for: their time, told apart from that of the islands, and how often one took over.
+"""The account of standbys: their time, apart from that of the islands, and how often one was promoted.
 
 A standby's seconds are in no class of ``goodput``. They are not productive, for it trains nothing; counted as badput among
 the islands' they would make a job look worse the better it is prepared, and change what the ratio means: which part of the
@@ -22,12 +22,12 @@ class Standbys:
 
     _lifecycle: Lifecycle
     _seconds: dict[str, Duration]
-    _takeovers: int
+    _promotions: int
 
     def __init__(self, policy: JobPolicy) -> None:
         self._lifecycle = Lifecycle(tuple(plan.island for plan in policy.standbys))
         self._seconds = {}
-        self._takeovers = 0
+        self._promotions = 0
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         lives = self._lifecycle.lives
@@ -39,7 +39,7 @@ class Standbys:
             since[change.island] = change.at
         for effect in effects:
             if isinstance(effect, f.PlaceIsland) and effect.standby is not None:
-                self._takeovers += not isinstance(event, e.SynchroniserRestarted)
+                self._promotions += not isinstance(event, e.SynchroniserRestarted)
 
     def summary(self, at: Instant) -> dict[str, Any]:
         """Seconds over all standbys until ``at``: standing by, and coming to it."""
@@ -50,7 +50,7 @@ class Standbys:
                 seconds[life.state] = seconds.get(life.state, 0.0) + until - life.since
         ready = seconds.get(_READY, 0.0)
         rest = sum(spent for state, spent in sorted(seconds.items()) if state != _READY)
-        return {"ready_seconds": ready, "preparing_seconds": rest, "takeovers": self._takeovers}
+        return {"ready_seconds": ready, "preparing_seconds": rest, "takeovers": self._promotions}
 
     def _add(self, state: str, seconds: Duration) -> None:
         if state in ACTIVE:

@@ -1,4 +1,4 @@
-"""What happened in a job, as figures and curves: loss, steps, gaps, merges, recoveries, and each island's timeline.
+"""Statistics of a job, as figures and curves: loss, steps, gaps, merges, recoveries, and each island's timeline.
 
 A fold over (event, effects) like ``goodput``; bounded in memory but for one entry per change of an island's state.
 """
@@ -101,12 +101,12 @@ class Statistics:
                 self.outcome, self.reason = effect.outcome.value, effect.reason
 
     def summary(self, at: Instant | None = None) -> dict[str, Any]:
-        """Everything as plain data. ``survivors`` are the islands that trained and were never lost or silent."""
+        """Everything as plain data. ``survivors`` are the islands that trained and were never lost or suspect."""
         until = self.at if at is None or self.finished_at is not None else max(at, self.at)
         steps = {island: _median(series) for island, series in self._step_seconds.items()}
         survivors = [island for island in self._islands if island in self._gaps and island not in self._harmed]
         worst = max(survivors, key=lambda island: self._gaps[island], default=None)
-        known = [seconds for seconds in steps.values() if seconds is not None]
+        medians = [seconds for seconds in steps.values() if seconds is not None]
         return {
             **self.merges.summary(),
             "outcome": self.outcome,
@@ -116,7 +116,7 @@ class Statistics:
             "loss_final": self.evaluations.last[1] if self.evaluations.last else None,
             "loss_curve": [list(point) for point in self.evaluations.all()],
             "training_loss_curve": [list(point) for point in self.training_loss.all()],
-            "step_time_median_s": median(known) if known else None,
+            "step_time_median_s": median(medians) if medians else None,
             "step_times_s": steps,
             "gaps_max_s": {island: self._gaps[island] for island in self._islands if island in self._gaps},
             "survivors": survivors,

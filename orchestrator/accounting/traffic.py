@@ -1,4 +1,4 @@
-"""What travelled between islands and synchroniser, and what came of it: payloads each way, admissions, states handed over.
+"""Traffic between islands and synchroniser, and its outcome: payloads each way, admissions, states handed over.
 
     up     the bytes of a contribution, held on the synchroniser's side
     down   a published fragment for one recipient, or one fragment of a whole state taken from the synchroniser

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from orchestrator.core.vocabulary import Dose
+from orchestrator.core.vocabulary import FaultSpec
 from orchestrator.impairment import LinkFault
 
 
@@ -53,10 +53,10 @@ NEEDS: Mapping[Kind, tuple[str, ...]] = {
     Kind.DELAY: ("duration", "payloads"),
     Kind.DROP: ("payloads",),
 }
-"""Fields of ``core.vocabulary.Dose``, by the kinds that mean nothing without them."""
+"""Fields of ``core.vocabulary.FaultSpec``, by the kinds that mean nothing without them."""
 
 
-def told(kind: Kind, whom: str, dose: Dose) -> str:
+def told(kind: Kind, whom: str, dose: FaultSpec) -> str:
     """A fault in words: ``stop asia for 6 s``. ``whom`` is empty where the kind strikes none."""
     how = "by" if kind is Kind.DELAY else "for"
     lasts = f" {how} {dose.duration:g} s" if dose.duration else ""

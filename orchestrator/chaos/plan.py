@@ -27,7 +27,7 @@ from orchestrator.bounds import BytesPerSecond, IslandCount, Name, Seed, Word
 from orchestrator.chaos import comparison
 from orchestrator.chaos.comparison import Comparison
 from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, Kind, told
-from orchestrator.core.vocabulary import Dose, Duration, IslandPlan
+from orchestrator.core.vocabulary import Duration, FaultSpec, IslandPlan
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.plain import some_of
 from orchestrator.sections import Section
@@ -96,7 +96,8 @@ class Poisson(Section):
 class FaultSection(Section):
     """``start`` and ``until`` bound ``every`` and ``poisson``; the first of ``every`` is one period after ``start``.
 
-    ``duration``, ``bytes_per_second`` and ``payloads`` are the fault's ``Dose``; ``kinds.NEEDS`` says which kind has which.
+    ``duration``, ``bytes_per_second`` and ``payloads`` are the fault's ``FaultSpec``; ``kinds.NEEDS`` says which kind has
+    which.
     """
 
     kind: Kind
@@ -113,8 +114,8 @@ class FaultSection(Section):
     payloads: Annotated[int, Field(strict=True, ge=1, le=PAYLOADS_MAX)] | None = None
 
     @property
-    def dose(self) -> Dose:
-        return Dose(self.duration or 0.0, self.bytes_per_second or 0.0, self.payloads or 0)
+    def dose(self) -> FaultSpec:
+        return FaultSpec(self.duration or 0.0, self.bytes_per_second or 0.0, self.payloads or 0)
 
     def told(self) -> str:
         return told(self.kind, "" if self.kind in ISLANDLESS else self.target.told(), self.dose)

@@ -17,7 +17,7 @@ from random import Random
 
 from orchestrator.chaos.kinds import ISLANDLESS, Kind, told
 from orchestrator.chaos.plan import ChaosPlan, FaultSection, Target
-from orchestrator.core.vocabulary import Dose, Duration, Instant, IslandId, IslandPlan, NodeGroupId
+from orchestrator.core.vocabulary import Duration, FaultSpec, Instant, IslandId, IslandPlan, NodeGroupId
 from orchestrator.simulation.distributions import Exponential
 
 
@@ -38,8 +38,8 @@ class PlannedFault:
     beside: tuple[IslandId, ...] = ()
 
     @property
-    def dose(self) -> Dose:
-        return Dose(self.duration, self.bytes_per_second, self.payloads)
+    def dose(self) -> FaultSpec:
+        return FaultSpec(self.duration, self.bytes_per_second, self.payloads)
 
     def told(self) -> str:
         return told(self.kind, self.island, self.dose)

@@ -1,1 +1,1 @@
-"""Checkpoints on disk: what is in one, how it comes to be whole, and how it is known not to be."""
+"""Checkpoints on disk: their contents, how one is written whole, and how a damaged one is detected."""

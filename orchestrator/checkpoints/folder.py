@@ -31,12 +31,12 @@ CHUNK_BYTES = 4 << 20
 class Folder:
     """``within`` and ``own`` make one. The place that it is made of was found below a root."""
 
-    def __init__(self, there: Allowed) -> None:
-        self._there, self.url = there, str(there.place)
+    def __init__(self, allowed: Allowed) -> None:
+        self._allowed, self.url = allowed, str(allowed.place)
         self._store: Any = None
         self._path = ""
-        if not there.local:
-            self._store, self._path = _store_of(there)
+        if not allowed.local:
+            self._store, self._path = _store_of(allowed)
 
     @classmethod
     def within(cls, roots: AllowedRoots, url: str) -> Folder:
@@ -52,23 +52,23 @@ class Folder:
     @property
     def local(self) -> Path | None:
         """Where it is on this machine now, for who must have a path; None in a store. Raises OutsideRoots."""
-        return self._there.real() if self._there.local else None
+        return self._allowed.real() if self._allowed.local else None
 
     def sub(self, name: str) -> Folder:
-        return Folder(self._there.sub(name_parts(name)))
+        return Folder(self._allowed.sub(name_parts(name)))
 
     def parent(self) -> Folder | None:
         """What it lies in; None where that is below no root."""
-        there = self._there.parent()
-        return Folder(there) if there else None
+        allowed = self._allowed.parent()
+        return Folder(allowed) if allowed else None
 
     def write(self, name: str, content: bytes) -> None:
         """Afterwards the file is there with this content, also after a loss of power."""
         self.write_all(name, [content])
 
     def write_all(self, name: str, chunks: Iterable[bytes]) -> None:
-        """As ``write``, of a content in pieces."""
-        if not self._there.local:
+        """As ``write``, of a content in chunks."""
+        if not self._allowed.local:
             path = self._stored(name)
             with self._reached(f"writing {name}"):
                 self._store.pipe_file(path, b"".join(chunks))
@@ -77,8 +77,8 @@ class Folder:
             draft = f"{last}.draft"
             with suppress(FileNotFoundError):
                 os.unlink(draft, dir_fd=folder)  # of one that died; a link is taken away, and not followed
-            made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
-            with os.fdopen(made, "wb") as file:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+            with os.fdopen(descriptor, "wb") as file:
                 file.writelines(chunks)
                 file.flush()
                 os.fsync(file.fileno())
@@ -86,8 +86,8 @@ class Folder:
             _sync(".", folder)
 
     def sync(self) -> None:
-        """What others wrote below this folder survives a loss of power."""
-        if not self._there.local:
+        """Make what others wrote below this folder survive a loss of power."""
+        if not self._allowed.local:
             return
         with self._itself() as folder:
             for name, _ in _walk(folder):
@@ -118,7 +118,7 @@ class Folder:
         return content
 
     def size(self, name: str) -> int:
-        if self._there.local:
+        if self._allowed.local:
             with self._open(name) as file:
                 return os.fstat(file.fileno()).st_size
         with self._reached(f"looking at {name}"):
@@ -143,12 +143,12 @@ class Folder:
     def chunks(self, name: str) -> Iterator[bytes]:
         """A file's content, without holding all of it."""
         with self._open(name) as file:
-            while chunk := self._piece(file, name):
+            while chunk := self._chunk(file, name):
                 yield chunk
 
     def names(self) -> list[str]:
         """Every file below this folder, by its path from here; none if there is no such folder."""
-        if self._there.local:
+        if self._allowed.local:
             with suppress(FileNotFoundError), self._itself() as folder:
                 return sorted("/".join(name_parts(name)) for name, is_folder in _walk(folder) if not is_folder)
             return []
@@ -160,21 +160,21 @@ class Folder:
 
     def folders(self) -> list[str]:
         """The folders right below this one, by name; what could be no checkpoint's is left out."""
-        if self._there.local:
+        if self._allowed.local:
             with suppress(FileNotFoundError), self._itself() as folder, _scanned(".", folder) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
             return []
         with self._reached("listing it"):
             self._store.invalidate_cache()
             with suppress(FileNotFoundError):
-                found = self._store.ls(self._path, detail=True)
-                return sorted(self._listed(entry["name"]) for entry in found if entry["type"] == "directory")
+                entries = self._store.ls(self._path, detail=True)
+                return sorted(self._listed(entry["name"]) for entry in entries if entry["type"] == "directory")
         return []
 
     def remove(self, name: str) -> None:
         """A file is gone afterwards, if it was there."""
         with suppress(FileNotFoundError):
-            if not self._there.local:
+            if not self._allowed.local:
                 with self._reached(f"removing {name}"):
                     self._store.rm_file(self._stored(name))
                 return
@@ -184,11 +184,11 @@ class Folder:
 
     def remove_all(self) -> None:
         """The folder is gone afterwards."""
-        if not self._there.local:
+        if not self._allowed.local:
             with self._reached("removing it"), suppress(FileNotFoundError):
                 self._store.rm(self._path, recursive=True)
             return
-        real = self._there.real()
+        real = self._allowed.real()
         with suppress(FileNotFoundError), _closing(open_folder(real.parent)) as above:
             shutil.rmtree(real.name, dir_fd=above)
 
@@ -198,7 +198,7 @@ class Folder:
     def _opened(self, name: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
         """The folder that holds the file, as a descriptor, and the file's last name."""
         parts = self._below(name)
-        file = (real := self._there.real()).joinpath(*parts)
+        file = (real := self._allowed.real()).joinpath(*parts)
         if file != Path(os.path.realpath(file)):
             raise DataError(detail=f"{self.url}/{name} is reached by a link, which no checkpoint holds.")
         with _closing(open_folder(real, parts[:-1], create=create)) as folder:
@@ -207,7 +207,7 @@ class Folder:
     @contextmanager
     def _itself(self) -> Iterator[int]:
         """This folder as a descriptor."""
-        with _closing(open_folder(self._there.real())) as folder:
+        with _closing(open_folder(self._allowed.real())) as folder:
             yield folder
 
     # ── in a store ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -224,7 +224,7 @@ class Folder:
 
     @contextmanager
     def _reached(self, doing: str) -> Iterator[None]:
-        """What a store raises that is neither ours nor the system's becomes an error of ours, with what was tried."""
+        """Turn errors of a store that are neither ours nor the system's into ours, with what was tried."""
         try:
             yield
         except (AtollError, OSError):
@@ -239,16 +239,16 @@ class Folder:
         """The components of a file's name. Raises DataError for one that lies elsewhere, or is private."""
         parts = name_parts(name)
         try:
-            there = self._there.sub(parts)
-            if there.local:
-                there.real()
+            allowed = self._allowed.sub(parts)
+            if allowed.local:
+                allowed.real()
         except OutsideRoots as error:
             raise DataError(detail=f"{shown(name)} is no file of {self.url} that jobs may touch.") from error
         return parts
 
     @contextmanager
     def _open(self, name: str) -> Iterator[IO[bytes]]:
-        if self._there.local:
+        if self._allowed.local:
             with self._opened(name) as (folder, last):
                 file = open_regular(folder, last)
         else:
@@ -258,7 +258,7 @@ class Folder:
         with file:
             yield file
 
-    def _piece(self, file: IO[bytes], name: str) -> bytes:
+    def _chunk(self, file: IO[bytes], name: str) -> bytes:
         with self._reached(f"reading {name}"):
             return file.read(CHUNK_BYTES)
 
@@ -269,12 +269,12 @@ def refuse_unreachable(roots: Iterable[Root]) -> None:
         Folder(Allowed(root.place, "checkpoints", (root,), ()))
 
 
-def _store_of(there: Allowed) -> tuple[Any, str]:
+def _store_of(allowed: Allowed) -> tuple[Any, str]:
     """fsspec's file system, and the path in it."""
     try:
-        store, path = fsspec.core.url_to_fs(str(there.place))
+        store, path = fsspec.core.url_to_fs(str(allowed.place))
     except Exception as error:
-        detail = f"{there.place} cannot be reached from here: {type(error).__name__}: {first_line(error)}."
+        detail = f"{allowed.place} cannot be reached from here: {type(error).__name__}: {first_line(error)}."
         raise ConfigurationError(detail=detail) from error
     return store, str(path)
 

@@ -1,11 +1,11 @@
-"""What is in a checkpoint, as plain data: the manifest, which is written last and makes it one, and islands' parts.
+"""The manifest of a checkpoint and the parts of islands, as plain data. The manifest is written last and makes it whole.
 
     CHECKPOINT/manifest.json                 all of this, and every file with its size and digest
     CHECKPOINT/fragment-PPPP.parameters      Θ of a fragment, a payload of ``parameters.wire_format``; .momentum likewise
     CHECKPOINT/ISLAND/part.json              what the island's arrays belong to, and their files
     CHECKPOINT/ISLAND/arrays…                parameters and inner optimizer state
 
-Responsible for the words; that what is read has them, each of its type and within bounds. Whoever can write where
+Responsible for the fields: whatever is read has them, each of its type and within bounds. Whoever can write where
 checkpoints are can make a manifest with a right digest, so nothing is believed of one: what is malformed is DataError, and
 names lead nowhere else. Refuses to know files, and to decide anything.
 """
@@ -80,7 +80,7 @@ class Manifest:
     tokens_trained   by all islands, at their cuts, in this job and in those it was resumed from
     merged_tokens    of these, in Θ, by fragment
     cursors          of every data shard in the specification's order: how many batches of its stream were drawn
-    legs             the cursors at each earlier resumption, first to last (``learners.lanes``)
+    legs             the cursors at each earlier resumption, first to last (``learners.data_lanes``)
     """
 
     job: str
@@ -114,26 +114,26 @@ def part_digest(part: Part) -> str:
     return digest_of(asdict(part))
 
 
-def decode_part(content: bytes, what: str) -> Part:
-    """Raises DataError, naming ``what``, unless these are the bytes of a part."""
-    return _read(what, _part, unseal(content, what))
+def decode_part(content: bytes, name: str) -> Part:
+    """Raises DataError, naming ``name``, unless these are the bytes of a part."""
+    return _read(name, _part, unseal(content, name))
 
 
 def encode(manifest: Manifest) -> bytes:
     return seal(asdict(manifest))
 
 
-def decode(content: bytes, what: str) -> Manifest:
-    """Raises DataError, naming ``what``, unless these are the bytes of a manifest that this build can read."""
-    return from_document(unseal(content, what), what)
+def decode(content: bytes, name: str) -> Manifest:
+    """Raises DataError, naming ``name``, unless these are the bytes of a manifest that this build can read."""
+    return from_document(unseal(content, name), name)
 
 
-def from_document(document: Any, what: str) -> Manifest:
+def from_document(document: Any, name: str) -> Manifest:
     """The manifest that this is the plain form of. Raises DataError as ``decode``."""
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
-        raise DataError(detail=f"{what} is of schema {shown(schema)}; this build reads {SCHEMA!r}.")
-    return _read(what, _manifest, document)
+        raise DataError(detail=f"{name} is of schema {shown(schema)}; this build reads {SCHEMA!r}.")
+    return _read(name, _manifest, document)
 
 
 # ── what each field may be ────────────────────────────────────────────────────────────────────────────────────────
@@ -227,11 +227,11 @@ class _Unfit(ValueError):
         return " ".join(self.args)
 
 
-def _read(what: str, read: Callable[[Any], T], document: Any) -> T:
+def _read(name: str, read: Callable[[Any], T], document: Any) -> T:
     try:
         return read(document)
     except (_Unfit, DataError) as error:
-        raise DataError(detail=f"{what} is no document of this build: {error}.") from error
+        raise DataError(detail=f"{name} is no document of this build: {error}.") from error
 
 
 def _fields(kind: type, document: Any) -> dict[str, Any]:

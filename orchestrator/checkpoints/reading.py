@@ -1,4 +1,4 @@
-"""Checkpoints found and verified: nothing is believed before every byte of it was checked.
+"""The verified reading of checkpoints: nothing is believed before every byte of it was checked.
 
 Responsible for the reason why one is refused, and for the newest sound one that is there instead. Refuses to know what a
 checkpoint is used for.
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SoundCheckpoint:
     """A sound checkpoint. ``refused`` says of each newer one, or of the one that was asked for, why it is not used."""
 
     folder: Folder
@@ -66,31 +66,31 @@ def verify(folder: Folder, file: File) -> None:
 
 def listed(root: Folder) -> list[Manifest]:
     """The checkpoints of a job's folder, oldest first, by their manifests alone; what is not whole is left out."""
-    found = []
+    manifests = []
     for name, number in _numbered(root):
         try:
             manifest = manifest_of(root.sub(name))
         except (DataError, OutsideRoots):
             continue
         if manifest.number == number:  # else it is another's, copied
-            found.append(manifest)
-    return found
+            manifests.append(manifest)
+    return manifests
 
 
-def newest_sound(roots: AllowedRoots, url: str) -> Found:
+def newest_sound(roots: AllowedRoots, url: str) -> SoundCheckpoint:
     """The checkpoint at ``url``, or the newest of a folder of them; if that is damaged, the one before it, and so on.
 
     Raises DataError, with every reason, when there is none; OutsideRoots where jobs may not look.
     """
-    asked = Folder.within(roots, url)
+    requested = Folder.within(roots, url)
     refused: list[str] = []
-    for folder in _candidates(asked):
+    for folder in _candidates(requested):
         try:
-            return Found(folder, verified(folder), tuple(refused))
+            return SoundCheckpoint(folder, verified(folder), tuple(refused))
         except DataError as error:
             refused.append(str(error))
-    told = " ".join(refused) or "There is none."
-    raise DataError(detail=f"No sound checkpoint is at {asked.url}. {told}")
+    reasons = " ".join(refused) or "There is none."
+    raise DataError(detail=f"No sound checkpoint is at {requested.url}. {reasons}")
 
 
 def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
@@ -109,8 +109,8 @@ def outer_parameters(folder: Folder, manifest: Manifest) -> Iterator[dict[str, A
     """Θ of one fragment after the other. Raises as ``outer_states``."""
     for number, fragment in enumerate(manifest.fragments):
         parameters = _arrays(folder, manifest, parameters_name(number))
-        if (found := tensors.digest(parameters)) != fragment.digest:
-            raise DataError(detail=f"Fragment {number} of {folder.url} is {found}, and should be {fragment.digest}.")
+        if (digest := tensors.digest(parameters)) != fragment.digest:
+            raise DataError(detail=f"Fragment {number} of {folder.url} is {digest}, and should be {fragment.digest}.")
         yield parameters
 
 
@@ -127,16 +127,16 @@ def _numbered(root: Folder) -> list[tuple[str, int]]:
     return sorted(((name, number) for name, number in named if number is not None), key=lambda each: each[1])
 
 
-def _candidates(asked: Folder) -> list[Folder]:
-    """Itself if it is one, behind it older neighbours if it is called by a number; else those in it. Newest first."""
-    own = number_of(asked.url.rpartition("/")[2])
+def _candidates(requested: Folder) -> list[Folder]:
+    """The checkpoints to try, newest first: the folder itself and its older neighbours, or those in it."""
+    own = number_of(requested.url.rpartition("/")[2])
     if own is not None:
-        root = asked.parent()  # None where that is outside, so that there are no neighbours
+        root = requested.parent()  # None where that is outside, so that there are no neighbours
         return (
-            [asked, *(root.sub(name) for name, number in reversed(_numbered(root)) if number < own)]
+            [requested, *(root.sub(name) for name, number in reversed(_numbered(root)) if number < own)]
             if root
-            else [asked]
+            else [requested]
         )
-    if asked.has(MANIFEST):
-        return [asked]
-    return [asked.sub(name) for name, _ in reversed(_numbered(asked))]
+    if requested.has(MANIFEST):
+        return [requested]
+    return [requested.sub(name) for name, _ in reversed(_numbered(requested))]

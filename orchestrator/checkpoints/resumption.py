@@ -1,4 +1,4 @@
-"""What a job needs to know of the checkpoint that it goes on from, kept with the job from its first moment on.
+"""The resumption of a job: what it needs of the checkpoint that it goes on from, stored with the job at its start.
 
     RUN_DIR/resumed.json    which checkpoint it is, its manifest, and why newer ones were refused
 
@@ -35,7 +35,7 @@ SAME = (
     ("synchroniser", "outer_optimizer", "kind"),
     ("synthetic", "parameters"),
 )
-"""What Θ, its fragments and the places in the data mean something by."""
+"""The settings on which Θ, its fragments and the positions in the data depend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Resumption:
 
     @property
     def legs(self) -> tuple[tuple[int, ...], ...]:
-        """With this one."""
+        """The cursors at each resumption, this one included."""
         return (*self.manifest.legs, self.manifest.cursors)
 
     def folder(self, roots: AllowedRoots) -> Folder:
@@ -56,14 +56,14 @@ class Resumption:
         return Folder.within(roots, self.url)
 
     def event(self, at: Instant, islands: frozenset[IslandId]) -> JobResumed:
-        """What the job begins with; of islands that are not there any more nothing is kept."""
+        """The event with which the job begins; islands that it no longer has are left out."""
         manifest = self.manifest
         versions = tuple(Version(fragment.version) for fragment in manifest.fragments)
         saved = []
         for part in manifest.parts:
             work = zip(part.versions, versions, part.token_counts, strict=True)
-            kept = tuple(tokens if adopted == version else 0 for adopted, version, tokens in work)
-            saved.append(SavedIsland(IslandId(part.island), part.step, kept))
+            kept_tokens = tuple(tokens if adopted == version else 0 for adopted, version, tokens in work)
+            saved.append(SavedIsland(IslandId(part.island), part.step, kept_tokens))
         return JobResumed(
             at,
             self.url,
@@ -79,47 +79,55 @@ class Resumption:
 
 def find(roots: AllowedRoots, url: str, spec: Mapping[str, Any]) -> Resumption:
     """The newest sound checkpoint at ``url`` for a job of this specification. Raises as ``newest_sound``."""
-    found = newest_sound(roots, url)
-    if differing := differences(found.manifest.spec, spec):
-        detail = f"The checkpoint {found.folder.url} is of another kind of job: {'; '.join(differing)}."
+    sound = newest_sound(roots, url)
+    if differing := differences(sound.manifest.spec, spec):
+        detail = f"The checkpoint {sound.folder.url} is of another kind of job: {'; '.join(differing)}."
         raise DataError(detail=detail)
-    return Resumption(found.folder.url, found.manifest, found.refused)
+    return Resumption(sound.folder.url, sound.manifest, sound.refused)
 
 
 def begun(roots: AllowedRoots, run_dir: Path, spec: Mapping[str, Any]) -> Resumption | None:
-    """What the job in ``run_dir`` goes on from, as it was found when it began. Raises DataError as ``find``."""
+    """The resumption of the job in ``run_dir``, as it was chosen when the job began. Raises DataError as ``find``."""
     resume = spec.get("resume")
     if resume is None:
         return None
     if (run_dir / FILE).exists():
-        return kept(run_dir)
-    found = find(roots, resume["checkpoint"], spec)
-    here = replace(found, refused=(*resume["refused"], *found.refused))
-    told = {"url": here.url, "refused": list(here.refused), "manifest": asdict(here.manifest)}
-    Folder.own(run_dir).write(FILE, seal(told))
-    return here
+        return stored(run_dir)
+    resumption = find(roots, resume["checkpoint"], spec)
+    with_refusals = replace(resumption, refused=(*resume["refused"], *resumption.refused))
+    document = {
+        "url": with_refusals.url,
+        "refused": list(with_refusals.refused),
+        "manifest": asdict(with_refusals.manifest),
+    }
+    Folder.own(run_dir).write(FILE, seal(document))
+    return with_refusals
 
 
-def kept(run_dir: Path) -> Resumption | None:
-    """What the job in ``run_dir`` goes on from, if it does. Raises DataError when that file is damaged."""
+def stored(run_dir: Path) -> Resumption | None:
+    """The resumption of the job in ``run_dir``, if it has one. Raises DataError when that file is damaged."""
     path = run_dir / FILE
     if not path.exists():
         return None
-    told = unseal(Folder.own(run_dir).read(FILE, BYTES_MAX), str(path))
-    url, refused = told.get("url"), told.get("refused")
-    if not isinstance(url, str) or not isinstance(refused, list) or not all(isinstance(why, str) for why in refused):
+    document = unseal(Folder.own(run_dir).read(FILE, BYTES_MAX), str(path))
+    url, refused = document.get("url"), document.get("refused")
+    if (
+        not isinstance(url, str)
+        or not isinstance(refused, list)
+        or not all(isinstance(reason, str) for reason in refused)
+    ):
         raise DataError(detail=f"{path} is damaged: it does not say where the job goes on from.")
-    return Resumption(url, from_document(told.get("manifest"), str(path)), tuple(refused))
+    return Resumption(url, from_document(document.get("manifest"), str(path)), tuple(refused))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What must be as it was and is not, in words."""
-    told = []
+    """The settings that must be unchanged and are not, in words."""
+    lines = []
     for path in SAME:
         was, is_now = _at(before, path), _at(now, path)
         if was != is_now:
-            told.append(f"{'.'.join(path)} was {brief(was)} and is {brief(is_now)}")
-    return told
+            lines.append(f"{'.'.join(path)} was {brief(was)} and is {brief(is_now)}")
+    return lines
 
 
 def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:

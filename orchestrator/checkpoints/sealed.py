@@ -1,4 +1,4 @@
-"""A small document that is whole or recognisably not: canonical JSON behind the digest of exactly these bytes.
+"""Sealed documents: canonical JSON behind the digest of exactly these bytes, so that damage is always detected.
 
     {"digest":"…","document":{…}}\\n
 
@@ -26,16 +26,16 @@ def digest_of(document: Mapping[str, Any]) -> str:
     return blake2b(json.dumps(document, **_CANONICAL).encode(), digest_size=16).hexdigest()
 
 
-def unseal(content: bytes, what: str) -> dict[str, Any]:
-    """The document. Raises DataError, naming ``what``, for anything but the bytes that ``seal`` made."""
+def unseal(content: bytes, name: str) -> dict[str, Any]:
+    """The document. Raises DataError, naming ``name``, for anything but the bytes that ``seal`` made."""
     try:
-        told = json.loads(content)
-        document = told["document"]
+        sealed = json.loads(content)
+        document = sealed["document"]
         same = seal(document) == content
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(detail=f"{what} is damaged: it cannot be read ({type(error).__name__}).") from error
+        raise DataError(detail=f"{name} is damaged: it cannot be read ({type(error).__name__}).") from error
     if not same or not isinstance(document, dict):
-        raise DataError(detail=f"{what} is damaged: its bytes are not those its digest was made of.")
+        raise DataError(detail=f"{name} is damaged: its bytes are not those its digest was made of.")
     return document
 
 

@@ -1,4 +1,4 @@
-"""How a checkpoint comes to be whole: Θ, then the islands' parts, which they write, and last of all the manifest.
+"""The writing of a checkpoint: Θ, then the islands' parts, which they write, and last of all the manifest.
 
 Without its manifest a checkpoint is none, whatever else lies there; so it is taken away first when one is removed.
 Refuses to decide which islands are waited for, and what is kept (``core.checkpoints``).
@@ -43,13 +43,13 @@ class OuterCut:
 
 
 def cut_of(states: Mapping[FragmentId, tuple[FragmentState, int]]) -> OuterCut:
-    """Of fragments that this process holds, each with the step of its last merge."""
+    """The cut of the fragments that this process holds, each with the step of its last merge."""
     fragments = tuple(Fragment(state.version, step, state.digest) for state, step in states.values())
     return OuterCut(fragments, lambda folder: write_outer(folder, {p: state for p, (state, _) in states.items()}))
 
 
 def root_of(folder: str | None, job: str, run_dir: Path) -> str:
-    """Where a job's checkpoints are, by its specification's ``checkpoints.folder``."""
+    """The root of a job's checkpoints, by its specification's ``checkpoints.folder``."""
     return str(run_dir / "checkpoints") if folder is None else f"{folder.rstrip('/')}/{job}"
 
 
@@ -58,7 +58,7 @@ def checkpoint_folder(root: Folder, number: int) -> Folder:
 
 
 def number_of(name: str) -> int | None:
-    """Which checkpoint's folder has this name; None for any other folder."""
+    """The number of the checkpoint whose folder has this name; None for any other folder."""
     number = int(name) if re.fullmatch(r"[0-9]{6,10}", name) else 0
     return number if 0 < number <= NUMBER_MAX and name == f"{number:06d}" else None
 
@@ -95,8 +95,8 @@ def read_part(folder: Folder, island: str, digest: str) -> tuple[Part, tuple[Fil
         raise DataError(
             detail=f"The part of {island} is not at {folder.url}. Every node must reach checkpoints.folder by that name."
         ) from error
-    if (found := part_digest(part)) != digest:
-        raise DataError(detail=f"The part of {island} at {folder.url} is {found}, and the island wrote {digest}.")
+    if (actual := part_digest(part)) != digest:
+        raise DataError(detail=f"The part of {island} at {folder.url} is {actual}, and the island wrote {digest}.")
     own = File(name, *folder.fingerprint(name))
     return part, (own, *(replace(file, name=f"{island}/{file.name}") for file in part.files))
 

@@ -1,5 +1,5 @@
-"""The decisions of the synchroniser: pure, standard library only, told the time, returning requests.
+"""The decisions of the synchroniser, as pure code over the standard library: time comes in with events, requests go out.
 
-One door: ``Synchroniser.handle(event) -> effects``. What may happen is in ``events``, what may be asked for in
-``effects``, the words both are made of in ``vocabulary``. Everything else here is a frozen sub-machine of that one class.
+The one entry point is ``Synchroniser.handle(event) -> effects``. Facts are in ``events``, requests in ``effects``, the words
+both are made of in ``vocabulary``. Everything else here is a frozen sub-machine of that one class.
 """

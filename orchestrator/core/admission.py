@@ -1,6 +1,6 @@
-"""May this contribution enter the open round of its fragment? If not, why not.
+"""Admission of a contribution to the open round of its fragment, or the reason why it is refused.
 
-The rules, in the order in which they are asked:
+The rules, in the order in which they are applied:
 
     fenced            another incarnation of the island has taken its place
     job_over          the job takes no more work
@@ -11,7 +11,7 @@ The rules, in the order in which they are asked:
     already_merged    its base is older than the version that its island's previous work went into: counted once, not twice
     late              its round is merging or has merged
     stale_base        its base is more than ``staleness_max`` versions behind
-    exploding         it is much further from the fragment than contributions usually are (``health``)
+    exploding         its update norm is far above the running median of its fragment (``health``)
 
 A version behind is `late` when one more round would have caught it, `stale_base` when not; both are accepted when the
 policy's ``staleness_max`` allows it. Source: ours, where arXiv:2604.21428 is silent.
@@ -20,7 +20,7 @@ policy's ``staleness_max`` allows it. Source: ours, where arXiv:2604.21428 is si
 from __future__ import annotations
 
 from orchestrator.core.fragment_round import FragmentRound
-from orchestrator.core.health import Usual, explosion
+from orchestrator.core.health import UpdateNorms, outlier
 from orchestrator.core.island_record import Island
 from orchestrator.core.vocabulary import Contribution, IslandState, JobPhase, JobPolicy, RefusalReason, RoundPhase
 
@@ -33,8 +33,8 @@ def refusal_of(
     current: FragmentRound,
     phase: JobPhase,
     policy: JobPolicy,
-    displacement: float | None,
-    usual: Usual,
+    update_norm: float | None,
+    latest_norms: UpdateNorms,
 ) -> Refusal | None:
     """The first rule the contribution breaks, or ``None`` when it may enter."""
     c = contribution
@@ -60,6 +60,6 @@ def refusal_of(
     if behind > policy.staleness_max:
         reason = RefusalReason.LATE if behind == 1 else RefusalReason.STALE_BASE
         return reason, f"base {c.base_version} is {behind} behind; at most {policy.staleness_max} is allowed"
-    if far := explosion(c, displacement, usual, current.version, policy):
-        return RefusalReason.EXPLODING, far
+    if detail := outlier(c, update_norm, latest_norms, current.version, policy):
+        return RefusalReason.EXPLODING, detail
     return None

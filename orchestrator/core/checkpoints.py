@@ -1,9 +1,9 @@
-"""When a checkpoint is taken, who is in it, when it is whole, and which older ones go.
+"""Checkpoints: when one is taken, which islands are in it, when it is whole, and which older ones are dropped.
 
     due, or asked for ──▶ OPEN ──all islands answered, are gone, or time is over──▶ SEALING ──▶ taken
                             └───────────────── Θ could not be saved, the job ends, we died ──▶ dropped
 
-An island that dies, falls silent for good or cannot write is left out: a checkpoint is worth having with fewer inner
+An island that dies, stops answering for good or cannot write is left out: a checkpoint is worth having with fewer inner
 optimizer states, and worth nothing with half of one. Refuses to know: files, arrays, where any of it lies.
 
 Source: Chandy and Lamport, ACM TOCS 3 (1985); the cut is described in ``saving``.
@@ -28,7 +28,7 @@ from orchestrator.core.saving import (
     SavedPart,
     SealCheckpoint,
 )
-from orchestrator.core.state import JobState, KeptCheckpoint, OpenCheckpoint
+from orchestrator.core.state import JobState, OpenCheckpoint, RetainedCheckpoint
 from orchestrator.core.vocabulary import FragmentId, Instant, IslandState, JobPhase, Life, RoundPhase, Version
 
 DEADLINE_TIMER, DUE_TIMER = "checkpoint:deadline", "checkpoint:due"
@@ -38,9 +38,9 @@ MAY_ANSWER = (*SAVES, IslandState.SUSPECT)
 
 
 def requested(state: JobState, event: CommandRequested) -> list[Effect]:
-    why = _cannot(state)
-    if why:
-        return [ResolveCommand(event.command, False, f"no checkpoint is taken: {why}")]
+    reason = _cannot(state)
+    if reason:
+        return [ResolveCommand(event.command, False, f"no checkpoint is taken: {reason}")]
     begun = begin(state, event.at)
     return [ResolveCommand(event.command, True, f"checkpoint {state.checkpoints.count} is being taken"), *begun]
 
@@ -77,7 +77,7 @@ def timer_fired(state: JobState, timer: str, serial: int, now: Instant) -> list[
 
 
 def resumed(state: JobState, event: JobResumed) -> list[Effect]:
-    """The job begins where the checkpoint ends. Said again, by a synchroniser that died at once, it changes nothing."""
+    """The job begins where the checkpoint ends. Repeated, by a synchroniser that died at once, it changes nothing."""
     if state.tokens_before is not None:
         return []
     state.tokens_before = event.tokens_trained
@@ -104,20 +104,20 @@ def island_answered(state: JobState, island: Island, event: IslandSaved | Island
 def taken(state: JobState, event: CheckpointTaken) -> list[Effect]:
     """It counts from here on, and the oldest beyond those to be kept do not."""
     before = state.checkpoints
-    if any(kept.number == event.checkpoint for kept in before.kept):
-        return []  # told again
+    if any(checkpoint.number == event.checkpoint for checkpoint in before.retained):
+        return []  # a repeated event
     if before.open is None or before.open.number != event.checkpoint:
         return [DropCheckpoint(event.checkpoint, "it was given up before it was whole")]
-    every = (*before.kept, KeptCheckpoint(event.checkpoint, before.open.versions))
-    kept = every[-state.policy.checkpoints.keep :]
-    state.checkpoints = replace(before, open=None, kept=kept)
-    return [DropCheckpoint(old.number, "newer ones are kept") for old in every[: len(every) - len(kept)]]
+    every = (*before.retained, RetainedCheckpoint(event.checkpoint, before.open.versions))
+    retained = every[-state.policy.checkpoints.keep :]
+    state.checkpoints = replace(before, open=None, retained=retained)
+    return [DropCheckpoint(old.number, "newer ones are kept") for old in every[: len(every) - len(retained)]]
 
 
 def failed(state: JobState, event: CheckpointFailed) -> list[Effect]:
     before = state.checkpoints
-    if any(kept.number == event.checkpoint for kept in before.kept):
-        return []  # told again
+    if any(checkpoint.number == event.checkpoint for checkpoint in before.retained):
+        return []  # a repeated event
     if before.open is None or before.open.number != event.checkpoint:
         return []
     return give_up(state, event.reason)

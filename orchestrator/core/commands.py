@@ -1,4 +1,4 @@
-"""Commands: what operators, and chaos, ask of a running job. Frozen data, the same from the command line to the tape.
+"""Commands of operators, and of chaos, to a running job. Frozen data, the same from the command line to the tape.
 
     CLI, client ─▶ route ─▶ row of the store ─▶ control port ─▶ synchroniser ─▶ CommandRequested ─▶ core
 

@@ -1,4 +1,4 @@
-"""What the core asks the shell to do, as data. Verbs; every one is idempotent by its name.
+"""Effects: the requests of the core to its shell, as data. They are verbs, and each is idempotent by its name.
 
 Ordering contract: the effects of one event are carried out in the order they are returned. A shell may run them
 concurrently only where they concern different fragments or different islands. Nothing here waits: whatever comes of an
@@ -13,12 +13,11 @@ from typing import Protocol, assert_never
 
 from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, RestoreFragments, SavingEffect, SealCheckpoint
 from orchestrator.core.vocabulary import (
-    NO_FIX,
+    NO_ANCHOR,
     CloseReason,
     CommandId,
     Contribution,
     Epoch,
-    Fix,
     FragmentId,
     Incarnation,
     Instant,
@@ -29,6 +28,7 @@ from orchestrator.core.vocabulary import (
     PayloadId,
     RefusalReason,
     ReleaseReason,
+    ScheduleAnchor,
     Version,
     WeightedPayload,
 )
@@ -97,15 +97,15 @@ class Recipient:
 class PublishFragment:
     """Put exactly version ``version`` of the fragment into these islands' mailboxes.
 
-    A shell that holds a newer version already leaves this one out: its own publication follows. ``fix`` says where the
-    learning-rate schedule is.
+    A shell that holds a newer version already leaves this one out: its own publication follows. ``fix`` anchors
+    the learning-rate schedule.
     """
 
     fragment: FragmentId
     version: Version
     step: int
     recipients: tuple[Recipient, ...]
-    fix: Fix = NO_FIX
+    fix: ScheduleAnchor = NO_ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class FromCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class FromPeers:
-    """The donor's state. ``helpers`` give pieces of it, too; what an earlier request brought already is kept."""
+    """The donor's state. ``helpers`` give chunks of it, too; chunks of an earlier request stay."""
 
     donor: Life
     helpers: tuple[Life, ...] = ()
@@ -182,7 +182,7 @@ class BeginCatchUp:
     """Give the island a state: ``source`` says which, and ``state_from`` makes the effect of it.
 
     ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn. ``donor``, ``held``
-    and ``helpers`` are the tape's words for the source: an incarnation 0 of the island itself is its checkpoint.
+    and ``helpers`` are the tape's encoding of the source: an incarnation 0 of the island itself is its checkpoint.
     """
 
     island: IslandId
@@ -228,11 +228,11 @@ class StandBy:
 
 @dataclass(frozen=True, slots=True)
 class StartTraining:
-    """Step, from where ``fix`` says that the learning-rate schedule is; to an island that steps it says nothing."""
+    """Take inner steps; ``fix`` anchors the learning-rate schedule. An island that steps already goes on unchanged."""
 
     island: IslandId
     incarnation: Incarnation
-    fix: Fix = NO_FIX
+    fix: ScheduleAnchor = NO_ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ class KillIsland:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineIsland:
-    """What this incarnation computes cannot be used. ``StopIsland`` follows, and what else becomes of it."""
+    """The work of this incarnation cannot be used. ``StopIsland`` follows, and whatever becomes of the island."""
 
     island: IslandId
     incarnation: Incarnation
@@ -332,7 +332,7 @@ Effect = (
 
 
 class Shell(Protocol):
-    """Whoever carries effects out: one method for each but notes. One that has nothing to do for an effect says why."""
+    """The interpreter of effects: one method for each but notes. A shell that ignores an effect says why."""
 
     def set_timer(self, effect: SetTimer) -> None: ...
     def merge_fragment(self, effect: MergeFragment) -> None: ...

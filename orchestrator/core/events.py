@@ -1,10 +1,10 @@
-"""What may happen to a job, in the past tense. An event is already true when the core hears of it.
+"""Events: the facts about a job that the core decides on, in the past tense. Each is true before the core gets it.
 
 Every event carries ``at``, the instant it was stamped on entry. The core has no other clock. Events from an island carry
 its incarnation, so that a process which was replaced cannot speak for its successor.
 
 Three groups: the life of the job, the life of an island, the life of a fragment. What operators may ask for is in
-``commands``, what may happen around checkpoints in ``saving``.
+``commands``, events and effects of checkpoints in ``saving``.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.commands import OperatorCommand
-from orchestrator.core.saving import SavingEvent
+from orchestrator.core.saving import IslandNotSaved, IslandSaved, SavingEvent
 from orchestrator.core.vocabulary import (
-    NO_FIX,
+    NO_ANCHOR,
     CommandId,
     Contribution,
     Duration,
     Epoch,
-    Fix,
     FragmentId,
     Incarnation,
     Instant,
     IslandId,
     PayloadId,
     RefusalReason,
+    ScheduleAnchor,
     Version,
 )
 
@@ -48,10 +48,10 @@ class OuterStateSeeded:
 
 @dataclass(frozen=True, slots=True)
 class SynchroniserRestarted:
-    """Everything before this on the tape was remembered again by its replay, and Θ read from the journal.
+    """A new process of the synchroniser has replayed everything before this on the tape, and read Θ from the journal.
 
     Merges that the journal holds were completed on the tape before this. All that only the process knew is gone: payloads
-    held, merges not journalled, calls under way. Letters and payloads are told to ``epoch`` from now on. ``damage`` says
+    held, merges not journalled, calls under way. Island reports and payloads go to ``epoch`` from now on. ``damage`` says
     what could not be read at the ends of tape and journal, and was cut off.
     """
 
@@ -78,7 +78,7 @@ class EvaluationFailed:
 
 @dataclass(frozen=True, slots=True)
 class CommandRequested:
-    """An operator asked for ``request``. It is done once, however often it is said: ``command`` is its id.
+    """An operator asked for ``request``. It is carried out once, however often it arrives: ``command`` is its id.
 
     Answered by one ``ResolveCommand``. On a tape it is called after its request: ``KillRequested``.
     """
@@ -129,7 +129,7 @@ class IslandCaughtUp:
     """The island holds a state: parameters, inner optimizer, and the version vector it belongs to.
 
     ``donor`` is the peer it came from, ``None`` for the synchroniser. ``versions[p]`` is the version of fragment p. Where it
-    came in pieces, ``sources[p]`` gave fragment p, and ``donor`` is the one whose clock was furthest.
+    came in chunks, ``sources[p]`` gave fragment p, and ``donor`` is the one whose clock was furthest.
     """
 
     at: Instant
@@ -218,8 +218,8 @@ class IslandDrained:
 class ContributionArrived:
     """The payload's bytes are held on the synchroniser's side, their checksum is good, and every value is a number.
 
-    ``displacement`` is ‖Θ_p − θ‖, how far the fragment is from the synchroniser's when the bytes came (Euclidean, over all
-    its parameters). ``None`` where nobody measured it: on tapes written before it was.
+    ``displacement`` is the update norm ‖Θ_p − θ‖: how far the fragment is from the synchroniser's when the bytes came
+    (Euclidean, over all its parameters). ``None`` where nobody measured it: on tapes written before it was.
     """
 
     at: Instant
@@ -275,7 +275,7 @@ class FragmentAdopted:
 
     ``kept_tokens`` are those trained on this fragment that survive the adoption (0 when the published value replaces
     the island's own); the rest of its tokens since the last adoption that are not in a contribution are overwritten.
-    ``fix`` is the latest that it has heard; older tapes lack it.
+    ``fix`` is the latest schedule anchor that it knows; older tapes lack it.
     """
 
     at: Instant
@@ -286,7 +286,7 @@ class FragmentAdopted:
     step: int
     tokens_total: int
     kept_tokens: int
-    fix: Fix = NO_FIX
+    fix: ScheduleAnchor = NO_ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,11 +303,11 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class FaultInjected:
-    """Chaos struck. For records, nothing to decide: a kill is decided on as the ``CommandRequested`` beside it.
+    """Chaos injected a fault. For records, nothing to decide: a kill is decided on as the ``CommandRequested`` beside it.
 
     ``kind`` is a kind of ``chaos.plan.Kind``, or continue, which ends what chaos did to the island; ``duration``,
-    ``bytes_per_second`` and ``payloads`` are its ``Dose``. What strikes no island (kill_synchroniser) has an empty one, and
-    incarnation 0. Tapes of earlier builds lack the last two fields.
+    ``bytes_per_second`` and ``payloads`` are its ``FaultSpec``. A fault of no island (kill_synchroniser) has an empty one,
+    and incarnation 0. Tapes of earlier builds lack the last two fields.
     """
 
     at: Instant
@@ -334,6 +334,7 @@ IslandEvent = (
     | IslandDrained
     | FragmentAdopted
 )
+IncarnationEvent = IslandEvent | IslandSaved | IslandNotSaved
 Event = (
     JobStarted
     | OuterStateSeeded

@@ -1,4 +1,4 @@
-"""What the synchroniser does when something happens to a fragment: contributions, merges, adoptions.
+"""The handlers of events in a fragment's life: contributions, merges, adoptions.
 
 Handlers take the job's state and an event, change the state, and return effects. What may enter a round is decided in
 ``admission``, when a round closes in ``fragment_round``, what each contribution counts in ``weighting``.
@@ -57,8 +57,8 @@ def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Ef
     current = state.rounds[c.fragment]
     island = state.islands.get(c.island)
     phase = JobPhase.FINISHED if state.complete else state.phase
-    usual = state.usual[c.fragment]
-    refusal = refusal_of(c, island, current, phase, state.policy, event.displacement, usual)
+    norms = state.update_norms[c.fragment]
+    refusal = refusal_of(c, island, current, phase, state.policy, event.displacement, norms)
     if refusal is not None:
         effects: list[Effect] = [RefuseContribution(c, *refusal)]
         if all(held.payload != c.payload for held in current.offered.values()):
@@ -73,7 +73,7 @@ def contribution_arrived(state: JobState, event: ContributionArrived) -> list[Ef
     effects = [ReleasePayload(superseded.payload, ReleaseReason.SUPERSEDED)] if superseded else []
     effects.append(AdmitContribution(c, Version(current.version + 1)))
     state.islands[c.island] = island_record.admitted(island, c)
-    state.usual[c.fragment] = health.admitted(usual, c, event.displacement, state.policy)
+    state.update_norms[c.fragment] = health.admitted(norms, c, event.displacement, state.policy)
     state.rounds[c.fragment] = fragment_round.admit(current, c, _due_step(state, current), event.at)
     return effects + advance(state, c.fragment, event.at)
 
@@ -86,9 +86,9 @@ def contribution_unusable(state: JobState, event: ContributionUnusable) -> list[
 def _strike(
     state: JobState, event: ContributionArrived | ContributionUnusable, reason: RefusalReason, detail: str
 ) -> list[Effect]:
-    """What came is bad: flag its island, and have it begin anew if that goes on. Once for each offer, however often told.
+    """The contribution is bad: note it at its island, and quarantine the island if that goes on. An offer counts once.
 
-    What holds values that are no numbers has diverged, and adopting does not heal it: once is enough.
+    An island that sent NaN or Inf has diverged, and adopting does not heal it: once is enough.
     """
     c = event.contribution
     island = state.islands.get(c.island)
@@ -96,11 +96,11 @@ def _strike(
         return []
     if c.offer <= island.struck_offer.get(c.fragment, 0):
         return []
-    told = f"{reason.replace('_', ' ')} contribution to fragment {c.fragment}: {detail}"
-    island = state.islands[c.island] = island_record.struck(island, c, told)
+    note = f"{reason.replace('_', ' ')} contribution to fragment {c.fragment}: {detail}"
+    island = state.islands[c.island] = island_record.struck(island, c, note)
     if reason is not RefusalReason.NON_FINITE and island.strikes[c.fragment] < state.policy.health.strikes_max:
         return []
-    after, effects = island_record.quarantine(island, state.policy, told, event.at, state.next_serial())
+    after, effects = island_record.quarantine(island, state.policy, note, event.at, state.next_serial())
     state.islands[c.island] = after
     return [QuarantineIsland(c.island, c.incarnation, reason, detail), *effects, *advance_all(state, event.at)]
 
@@ -127,8 +127,10 @@ def advance(state: JobState, fragment: FragmentId, now: Instant) -> list[Effect]
             serial = state.next_serial()
             state.rounds[fragment] = fragment_round.begin_grace(current, now, serial)
             return [] if due_at is None else [SetTimer(grace_timer(fragment), serial, due_at)]
-        case Close() as why:
-            return _close(state, fragment, now, replace(why, reason=CloseReason.FINAL_FLUSH) if flushing else why)
+        case Close() as closing:
+            return _close(
+                state, fragment, now, replace(closing, reason=CloseReason.FINAL_FLUSH) if flushing else closing
+            )
     return []
 
 
@@ -162,7 +164,7 @@ def merge_completed(state: JobState, event: MergeCompleted) -> list[Effect]:
             state.islands[c.island] = island_record.contributed(island, c, event.version, event.at)
     after = fragment_round.finish_merge(before)
     state.rounds[event.fragment] = after
-    effects.append(_publication(state, after, state.holders, event.at))
+    effects.append(_publication(state, after, state.recipients, event.at))
     return effects + _evaluate_if_due(state)
 
 
@@ -171,17 +173,17 @@ def merge_failed(state: JobState, event: MergeFailed) -> list[Effect]:
     before = state.rounds[event.fragment]
     inputs = [c.payload for _, c in sorted(before.offered.items())]
     if before.phase is not RoundPhase.MERGING or sorted(event.inputs) != sorted(inputs):
-        return []  # told twice, or after the job was cancelled
+        return []  # a repeated event, or one after the job was cancelled
     state.rounds[event.fragment] = fragment_round.abandon(before)
     return [ReleasePayload(payload, ReleaseReason.ABANDONED) for payload in inputs]
 
 
 def fragment_adopted(state: JobState, event: FragmentAdopted) -> list[Effect]:
-    """The first adoption of a version tells how long synchronising takes."""
+    """The first adoption of a version ends the measurement of how long synchronising takes."""
     current = state.rounds[event.fragment]
     if event.version == current.version and current.closed_at is not None and current.phase is RoundPhase.COLLECTING:
-        took = event.at - current.closed_at
-        state.pace = state.pace.with_sync(took, state.policy.moving_average_decay)
+        seconds = event.at - current.closed_at
+        state.pace = state.pace.with_sync(seconds, state.policy.moving_average_decay)
         state.rounds[event.fragment] = replace(current, closed_at=None)
     return []
 
@@ -193,8 +195,8 @@ def publish_newer(state: JobState, island: Island, versions: tuple[Version, ...]
 
 
 def publish(state: JobState, fragment: FragmentId, now: Instant) -> PublishFragment:
-    """The present version, to all who hold a state."""
-    return _publication(state, state.rounds[fragment], state.holders, now)
+    """The present version, to every island that holds a state."""
+    return _publication(state, state.rounds[fragment], state.recipients, now)
 
 
 def abandon_open_rounds(state: JobState) -> list[Effect]:
@@ -244,12 +246,12 @@ def _misses_a_publication(
     return c.step > min(current.step, since) + state.policy.overlap_steps
 
 
-def _close(state: JobState, fragment: FragmentId, now: Instant, why: Close) -> list[Effect]:
+def _close(state: JobState, fragment: FragmentId, now: Instant, closing: Close) -> list[Effect]:
     merging = fragment_round.begin_merge(state.rounds[fragment], now)
     state.rounds[fragment] = merging
     inputs = weigh(merging.offered.values())
     version = Version(merging.version + 1)
-    return [MergeFragment(state.epoch, fragment, version, merging.merge_step, inputs, why.reason, why.detail)]
+    return [MergeFragment(state.epoch, fragment, version, merging.merge_step, inputs, closing.reason, closing.detail)]
 
 
 def _due_step(state: JobState, current: FragmentRound) -> int:
@@ -271,7 +273,7 @@ def _publication(state: JobState, current: FragmentRound, islands: tuple[Island,
     policy, passed = state.policy, state.pace.steps_since(current.reached_at, now)
     step = current.step + (0 if policy.grace_cap_steps is None else min(passed, policy.overlap_steps))
     recipients = tuple(Recipient(i.id, i.incarnation, i.merged_offer.get(current.fragment, 0)) for i in islands)
-    return PublishFragment(current.fragment, current.version, step, recipients, state.fix)
+    return PublishFragment(current.fragment, current.version, step, recipients, state.anchor)
 
 
 def _evaluate_if_due(state: JobState) -> list[Effect]:

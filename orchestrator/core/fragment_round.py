@@ -41,7 +41,7 @@ class FragmentRound:
 
     ``restoring``: that version comes from a checkpoint, by nobody's contributions.
 
-    ``reached_at`` is when an island was first heard to be at ``step``, ``merge_step_at`` the same of ``merge_step``.
+    ``reached_at`` is when an island first reported to be at ``step``, ``merge_step_at`` the same of ``merge_step``.
     """
 
     fragment: FragmentId
@@ -99,7 +99,7 @@ def on_time(current: FragmentRound, due_step: int) -> Set[IslandId]:
 def decide(
     current: FragmentRound, due_step: int, quorum: int, live: Set[IslandId], window: Duration | None, now: Instant
 ) -> Wait | Close | None:
-    """What the round should do now, with its reason; ``None`` to stay as it is. Safe to ask at any time.
+    """The decision on the round, with its reason; ``None`` to stay as it is. Safe to call at any time.
 
     Islands with only an early contribution are waited for like those with none: they may have a better one soon.
     """
@@ -144,5 +144,5 @@ def finish_merge(before: FragmentRound) -> FragmentRound:
 
 
 def abandon(before: FragmentRound) -> FragmentRound:
-    """What was collected came to nothing: open the same round again, empty."""
+    """Discard the contributions: open the same round again, empty."""
     return FragmentRound(before.fragment, before.version, before.step, before.reached_at)

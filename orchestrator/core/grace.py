@@ -1,4 +1,4 @@
-"""How long a round may wait after quorum: only inside the slack that overlap leaves.
+"""The grace window: how long a round may wait after quorum, within the slack that the overlap leaves.
 
     slack = τ·ξ_step − (ξ_quorum + ξ_sync)        grace = clip(γ·slack, 0, cap·ξ_step)
 
@@ -33,9 +33,9 @@ class Pace:
     def with_sync(self, seconds: Duration, decay: float) -> Pace:
         return replace(self, sync=_average(self.sync, seconds, decay))
 
-    def steps_since(self, then: Instant | None, now: Instant) -> int:
-        """How many inner steps that is, to the nearest; none as long as nobody has told of a step."""
-        return 0 if then is None or not self.step else round((now - then) / self.step)
+    def steps_since(self, since: Instant | None, now: Instant) -> int:
+        """How many inner steps that is, to the nearest; none before the first step is reported."""
+        return 0 if since is None or not self.step else round((now - since) / self.step)
 
 
 def grace_window(pace: Pace, policy: JobPolicy) -> Duration | None:
@@ -48,5 +48,5 @@ def grace_window(pace: Pace, policy: JobPolicy) -> Duration | None:
     return min(max(policy.grace_margin * slack, 0.0), policy.grace_cap_steps * pace.step)
 
 
-def _average(before: Duration | None, seen: Duration, decay: float) -> Duration:
-    return seen if before is None else decay * before + (1.0 - decay) * seen
+def _average(before: Duration | None, value: Duration, decay: float) -> Duration:
+    return value if before is None else decay * before + (1.0 - decay) * value

@@ -1,4 +1,4 @@
-"""What must hold after every event, whatever happened. Checked by tests, the simulator and, cheaply, by the live driver.
+"""Invariants of the core's state after every event, checked by tests, the simulator and, cheaply, the live driver.
 
 Each check is a sentence about the state alone; sentences about histories (versions rise by one, every payload is held or
 released) are checked over tapes, by the accounting folds and the property tests.

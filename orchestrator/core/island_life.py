@@ -1,4 +1,4 @@
-"""What the synchroniser does when something happens to an island: it comes, catches up, trains, falls silent, is lost.
+"""The handlers of events in an island's life: it is placed, catches up, trains, becomes suspect, is lost.
 
 Handlers take the job's state and an event, change the state, and return effects. The transitions themselves are in
 ``island_record``: one island's life, to be placed again or given up.
@@ -29,9 +29,9 @@ from orchestrator.core.events import (
     CatchUpFailed,
     ConnectionLost,
     ConnectionRestored,
+    IncarnationEvent,
     IslandCaughtUp,
     IslandDrained,
-    IslandEvent,
     IslandFlushed,
     IslandPlaced,
     IslandReady,
@@ -40,23 +40,21 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.fragment_life import advance_all, publish_newer
 from orchestrator.core.island_record import WITH_PROCESS, Island
-from orchestrator.core.saving import IslandNotSaved, IslandSaved
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobPhase, Version
 
 FLUSH_TIMER = "flush:job"
-Said = IslandEvent | IslandSaved | IslandNotSaved
 
 
-def current_island(state: JobState, event: Said) -> Island | None:
-    """The island an event speaks of, if it may speak: an earlier incarnation, or one that is over, is not heard."""
+def current_island(state: JobState, event: IncarnationEvent) -> Island | None:
+    """The island of the event; None where the event is of an earlier incarnation, or of one that is over."""
     island = state.islands.get(event.island)
     if island is None or island.incarnation != event.incarnation or island.state not in WITH_PROCESS:
         return None
     return island
 
 
-def fence(state: JobState, event: Said) -> list[Effect]:
+def fence(state: JobState, event: IncarnationEvent) -> list[Effect]:
     """A process that was replaced shows up: end it."""
     if isinstance(event, (IslandPlaced, IslandReady, IslandCaughtUp, ProgressReported, ConnectionRestored)):
         return [StopIsland(event.island, event.incarnation, "this incarnation is over")]
@@ -64,20 +62,20 @@ def fence(state: JobState, event: Said) -> list[Effect]:
 
 
 def placed(state: JobState, island: Island, event: IslandPlaced) -> list[Effect]:
-    if _was(island, IslandState.PLACING):
+    if _is_or_was(island, IslandState.PLACING):
         state.islands[island.id] = island_record.placed(island, event)
-    if island.doomed:  # killed before there was a process
-        return [KillIsland(island.id, island.incarnation, island.doomed)]
+    if island.kill_reason:  # killed before there was a process
+        return [KillIsland(island.id, island.incarnation, island.kill_reason)]
     return []
 
 
 def placement_failed(state: JobState, island: Island, event: PlacementFailed) -> list[Effect]:
-    """Whether nothing came of it is not certain: a process that came after all must not live on."""
+    """The island is lost, and its process is stopped in case one exists after all."""
     return _lose(state, island, event.reason, event.at, dead=False)
 
 
 def ready(state: JobState, island: Island, event: IslandReady) -> list[Effect]:
-    if not _was(island, IslandState.STARTING):
+    if not _is_or_was(island, IslandState.STARTING):
         return []  # said twice: it has a state by now, or is being given one
     state.islands[island.id] = replace(island, ready=True, reason="waiting for the initial parameters")
     return catch_up(state, island.id) if state.seeded else []
@@ -91,7 +89,7 @@ def seeded(state: JobState) -> list[Effect]:
 
 
 def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Effect]:
-    if not _was(island, IslandState.CATCHING_UP):
+    if not _is_or_was(island, IslandState.CATCHING_UP):
         return []
     if state.phase is not JobPhase.RUNNING:
         state.islands[island.id] = replace(island, reason="the job is ending")
@@ -101,11 +99,11 @@ def caught_up(state: JobState, island: Island, event: IslandCaughtUp) -> list[Ef
         state.islands[island.id] = island_record.standing_by(island, event)
         return [StandBy(island.id, island.incarnation), *newer]
     state.islands[island.id] = island_record.caught_up(island, event)
-    return [StartTraining(island.id, island.incarnation, state.fix), *newer]
+    return [StartTraining(island.id, island.incarnation, state.anchor), *newer]
 
 
 def catch_up_failed(state: JobState, island: Island, event: CatchUpFailed) -> list[Effect]:
-    if not _was(island, IslandState.CATCHING_UP):
+    if not _is_or_was(island, IslandState.CATCHING_UP):
         return []
     if event.donor is None and not island.donors:
         return _lose(state, island, f"no state from the synchroniser: {event.reason}", event.at, dead=False)
@@ -117,8 +115,8 @@ def catch_up_failed(state: JobState, island: Island, event: CatchUpFailed) -> li
 
 def progressed(state: JobState, island: Island, event: ProgressReported) -> list[Effect]:
     """Totals only grow, so a repeated or reordered report changes nothing."""
-    known = state.reports.get(island.id)
-    if known is not None and event.tokens_total < known.tokens_total:
+    latest = state.reports.get(island.id)
+    if latest is not None and event.tokens_total < latest.tokens_total:
         return []
     state.reports[island.id] = event
     if event.step_seconds_median > 0:
@@ -149,8 +147,8 @@ def connection_lost(state: JobState, island: Island, event: ConnectionLost) -> l
         return []
     serial = state.next_serial()
     state.islands[island.id] = island_record.suspected(island, event.reason, serial, event.at)
-    patience = state.policy.cut_off_timeout_s if event.cut_off else state.policy.suspect_timeout_s
-    timer = SetTimer(island_record.suspect_timer(island), serial, event.at + patience)
+    timeout_s = state.policy.cut_off_timeout_s if event.cut_off else state.policy.suspect_timeout_s
+    timer = SetTimer(island_record.suspect_timer(island), serial, event.at + timeout_s)
     return [timer, *advance_all(state, event.at), *_leave_donor(state, island.id)]
 
 
@@ -167,9 +165,9 @@ def connection_restored(state: JobState, island: Island, event: ConnectionRestor
     missed = publish_newer(state, island, tuple(Version(0) for _ in state.rounds), event.at)
     if after.state is IslandState.STANDBY:
         return [*missed]
-    usual = StartTraining if after.state is IslandState.TRAINING else DrainIsland
-    asked = FlushIsland if state.phase is JobPhase.FINISHING else usual
-    return [*missed, asked(island.id, island.incarnation), *flush_deadline(state, event.at)]
+    order = StartTraining if after.state is IslandState.TRAINING else DrainIsland
+    command = FlushIsland if state.phase is JobPhase.FINISHING else order
+    return [*missed, command(island.id, island.incarnation), *flush_deadline(state, event.at)]
 
 
 def flush_deadline(state: JobState, now: Instant) -> list[Effect]:
@@ -188,24 +186,24 @@ def timer_fired(state: JobState, kind: str, island_id: IslandId, serial: int, no
     if kind == "backoff" and island.state is IslandState.LOST:
         return place(state, island, island.reason)
     if kind == "suspect" and island.state is IslandState.SUSPECT:
-        why = f"no answer for {now - island.suspect_since:.0f} s ({island.reason})"
-        return _lose(state, island, why, now, dead=False)
+        reason = f"no answer for {now - island.suspect_since:.0f} s ({island.reason})"
+        return _lose(state, island, reason, now, dead=False)
     return []
 
 
 def place(state: JobState, island: Island, reason: str) -> list[Effect]:
     """Begin the island's next incarnation, or hold it until its node group takes islands again."""
     if island.plan.node_group in state.cordoned:
-        why = f"node group {island.plan.node_group} is cordoned"
-        state.islands[island.id] = island_record.held(island, why)
-        return [HoldIsland(island.id, island.plan.node_group, why)]
+        cordon_reason = f"node group {island.plan.node_group} is cordoned"
+        state.islands[island.id] = island_record.cordoned(island, cordon_reason)
+        return [HoldIsland(island.id, island.plan.node_group, cordon_reason)]
     after, effects = island_record.place(island, state.reports.pop(island.id, None), reason)
     state.islands[island.id] = after
     return list(effects)
 
 
-def _was(island: Island, expected: IslandState) -> bool:
-    """Whether the island is in this state, or was until we lost sight of it: that it speaks counts for more."""
+def _is_or_was(island: Island, expected: IslandState) -> bool:
+    """Whether the island is in this state, or was before it became suspect: its own report outweighs the suspicion."""
     return island.state is expected or (island.state is IslandState.SUSPECT and island.state_before_suspect is expected)
 
 
@@ -222,25 +220,25 @@ def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
     """
     island = state.islands[island_id]
     if island.process is not None:
-        why = f"going on from what the standby {island.process[0]} holds"
-        state.islands[island_id] = island_record.catching_up(island, (), why)
-        return [state_from(FromStandby(), island.id, island.incarnation, island.steps_before, why)]
+        reason = f"going on from what the standby {island.process[0]} holds"
+        state.islands[island_id] = island_record.catching_up(island, (), reason)
+        return [state_from(FromStandby(), island.id, island.incarnation, island.steps_before, reason)]
     if island.saved and island.id not in island.failed_donors:
-        why = "taking its state from the checkpoint"
-        state.islands[island_id] = island_record.catching_up(island, (island.id,), why)
-        return [state_from(FromCheckpoint(), island.id, island.incarnation, island.steps_before, why)]
+        reason = "taking its state from the checkpoint"
+        state.islands[island_id] = island_record.catching_up(island, (island.id,), reason)
+        return [state_from(FromCheckpoint(), island.id, island.incarnation, island.steps_before, reason)]
     steps = {other: state.step_of(other) for other in state.islands.values()}
     donors = island_record.choose_donors(steps, island, state.policy.donors_max) if state.global_version else []
-    whom = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
-    why = f"taking a state from {whom}"
-    state.islands[island_id] = island_record.catching_up(island, tuple(donor.id for donor in donors), why)
+    donor_names = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
+    reason = f"taking a state from {donor_names}"
+    state.islands[island_id] = island_record.catching_up(island, tuple(donor.id for donor in donors), reason)
     lives = tuple((donor.id, donor.incarnation) for donor in donors)
     source = FromPeers(lives[0], lives[1:]) if lives else FromSynchroniser()
-    return [state_from(source, island.id, island.incarnation, island.steps_before, why)]
+    return [state_from(source, island.id, island.incarnation, island.steps_before, reason)]
 
 
 def _leave_donor(state: JobState, donor: IslandId) -> list[Effect]:
-    """Who takes a state from an island that does not answer takes it from another: a stopped one would let it wait long."""
+    """Islands that take a state from this donor take it from another: it may be stopped for long."""
     if state.phase is not JobPhase.RUNNING:
         return []
     effects: list[Effect] = []

@@ -1,4 +1,4 @@
-"""One island as the core knows it, and how it moves through its life.
+"""The record of one island in the core, and the transitions of its state.
 
     PLACING ──▶ STARTING ──▶ CATCHING_UP ──▶ TRAINING          (forward: placed, ready, caught up)
         │           │              │            │  ▲
@@ -65,17 +65,17 @@ DOUBLINGS_MAX = 60
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Island:
-    """What is wanted of an island (``plan``, ``wanted``) and what is known of it.
+    """One island: what is wanted of it (``plan``, ``wanted``) and what has been reported of it.
 
     ``step`` is the logical step that its state was taken at, ``*_before`` the totals of its earlier incarnations. What it
-    has trained since is in its latest report (``JobState.reports``), which changes too often to be kept here. ``doomed``
-    says why the process is to be killed, once an operator asked for it. ``failures`` counts lives in a row that ended
-    without a contribution. ``last_offer``, ``merged_into`` and ``merged_offer`` are per fragment and of this incarnation;
-    so is ``behind``: a version that it lacked when an offer was first refused for that, and that offer's step.
+    has trained since is in its latest report (``JobState.reports``), which changes too often to be kept here.
+    ``kill_reason`` says why the process is to be killed, once an operator asked for it. ``failures`` counts lives in a row
+    that ended without a contribution. ``last_offer``, ``merged_into`` and ``merged_offer`` are per fragment and of this
+    incarnation; so is ``behind``: a version that it lacked when an offer was first refused for that, and that offer's step.
     ``donors`` are those it takes a state from, or took the last one from; ``failed_donors`` those who did not give one.
     ``saved``: the checkpoint that the job goes on from has a state of it, for its first process; it is its own donor then.
-    ``strikes`` counts bad contributions in a row by fragment, ``struck_offer`` is the latest of them; ``flag`` says what was
-    wrong with the last, until work of the island is merged again. ``quarantines`` are counted until it is re-added.
+    ``strikes`` counts bad contributions in a row by fragment, ``struck_offer`` is the latest of them; ``health_note`` says
+    what was wrong with the last, until work of the island is merged again. ``quarantines`` are counted until it is re-added.
     ``process`` is the standby, with its incarnation, whose process this incarnation took over; ``None`` has one of its own.
     """
 
@@ -88,7 +88,7 @@ class Island:
     pid: int | None = None
     ready: bool = False
     flushed: bool = False
-    doomed: str = ""
+    kill_reason: str = ""
     state_before_suspect: IslandState | None = None
     suspect_since: Instant = 0.0
     step: int = 0
@@ -106,7 +106,7 @@ class Island:
     behind: dict[FragmentId, tuple[Version, int]] = field(default_factory=dict)
     strikes: dict[FragmentId, int] = field(default_factory=dict)
     struck_offer: dict[FragmentId, int] = field(default_factory=dict)
-    flag: str = ""
+    health_note: str = ""
     quarantines: int = 0
     process: tuple[IslandId, Incarnation] | None = None
     saved: bool = False
@@ -182,7 +182,7 @@ def draining(before: Island, reason: str) -> Island:
     return replace(before, state=IslandState.DRAINING, wanted=False, reason=reason)
 
 
-def held(before: Island, reason: str) -> Island:
+def cordoned(before: Island, reason: str) -> Island:
     """It is wanted, and not placed for now."""
     return replace(before, state=IslandState.CORDONED, reason=reason, timer_serial=0)
 
@@ -228,27 +228,27 @@ def contributed(before: Island, merged: Contribution, version: Version, at: Inst
         merged_offer={**before.merged_offer, merged.fragment: merged.offer},
         last_merge_at=at,
         failures=0,
-        flag=before.flag if before.strikes else "",
+        health_note=before.health_note if before.strikes else "",
     )
 
 
 def admitted(before: Island, c: Contribution) -> Island:
-    """What it sent last to this fragment is good."""
+    """Its latest contribution to this fragment is good."""
     strikes = {fragment: count for fragment, count in before.strikes.items() if fragment != c.fragment}
     return replace(before, last_offer={**before.last_offer, c.fragment: c.offer}, strikes=strikes)
 
 
-def struck(before: Island, c: Contribution, flag: str) -> Island:
-    """What it sent last to this fragment is bad."""
+def struck(before: Island, c: Contribution, health_note: str) -> Island:
+    """Its latest contribution to this fragment is bad."""
     return replace(
         before,
-        flag=flag,
+        health_note=health_note,
         strikes={**before.strikes, c.fragment: before.strikes.get(c.fragment, 0) + 1},
         struck_offer={**before.struck_offer, c.fragment: c.offer},
     )
 
 
-def pardoned(before: Island) -> Island:
+def failures_reset(before: Island) -> Island:
     """An operator wants it, whatever it did before."""
     return replace(before, wanted=True, failures=0, quarantines=0)
 
@@ -256,16 +256,16 @@ def pardoned(before: Island) -> Island:
 def choose_donors(steps: Mapping[Island, int], receiver: Island, count: int) -> list[Island]:
     """The ``count`` healthiest peers to take a state from: furthest in their logical clocks, ties by name.
 
-    None that failed us, and none whose own work was unusable of late. Who gives us pieces already goes on; who gives others
-    a state comes last: islands that come back together do not load the same donor.
+    Excluded are donors that failed this receiver, and islands with a health note. Donors that give to it already come first,
+    then idle ones, then those that give to others: islands that come back together do not load the same donor.
     """
     unfit = receiver.failed_donors | {receiver.id}
-    candidates = [i for i in steps if i.live and not i.flag and i.id not in unfit]
+    candidates = [i for i in steps if i.live and not i.health_note and i.id not in unfit]
     others = (i for i in steps if i.state is IslandState.CATCHING_UP and i.id != receiver.id)
     giving = {donor for other in others for donor in other.donors}
     state = receiver.state_before_suspect if receiver.state is IslandState.SUSPECT else receiver.state
-    ours = receiver.donors if state is IslandState.CATCHING_UP else ()
-    return sorted(candidates, key=lambda i: (i.id not in ours, i.id in giving, -steps[i], i.id))[:count]
+    present = receiver.donors if state is IslandState.CATCHING_UP else ()
+    return sorted(candidates, key=lambda i: (i.id not in present, i.id in giving, -steps[i], i.id))[:count]
 
 
 # ── an incarnation begins, or is over ─────────────────────────────────────────────────────────────────────────────────
@@ -285,7 +285,7 @@ def place(before: Island, last_report: ProgressReported | None, reason: str) -> 
         last_merge_at=before.last_merge_at,
         failures=before.failures,
         restarts=before.restarts + (1 if before.incarnation else 0),
-        flag=before.flag,
+        health_note=before.health_note,
         quarantines=before.quarantines,
         saved=before.saved and not before.incarnation,
     )
@@ -300,8 +300,8 @@ def lose(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_ser
         return replace(before, state=IslandState.STOPPED, reason=reason, pid=None), stop
     failures = before.failures + 1
     if failures > policy.restarts_max:
-        why = f"given up after {failures} failures in a row; last: {reason}"
-        return replace(before, state=IslandState.FAILED, reason=why, pid=None, failures=failures), stop
+        summary = f"given up after {failures} failures in a row; last: {reason}"
+        return replace(before, state=IslandState.FAILED, reason=summary, pid=None, failures=failures), stop
     wait = backoff(before, failures, policy)
     after = replace(
         before,
@@ -317,12 +317,14 @@ def lose(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_ser
 def quarantine(before: Island, policy: JobPolicy, reason: str, now: Instant, timer_serial: int) -> Step:
     """The incarnation's work cannot be used: end it, and place the next one, or give up."""
     count = before.quarantines + 1
-    flagged = replace(before, quarantines=count, flag=f"quarantined: {reason}")
-    after, effects = lose(flagged, policy, flagged.flag, now, timer_serial, dead=False)
+    flagged = replace(before, quarantines=count, health_note=f"quarantined: {reason}")
+    after, effects = lose(flagged, policy, flagged.health_note, now, timer_serial, dead=False)
     if after.state is not IslandState.LOST or count <= policy.health.quarantines_max:
         return after, effects
-    why = f"given up after {count} quarantines; last: {reason}; look at its machine before it is re-added"
-    return replace(after, state=IslandState.FAILED, reason=why), tuple(e for e in effects if isinstance(e, StopIsland))
+    summary = f"given up after {count} quarantines; last: {reason}; look at its machine before it is re-added"
+    return replace(after, state=IslandState.FAILED, reason=summary), tuple(
+        e for e in effects if isinstance(e, StopIsland)
+    )
 
 
 def backoff(island: Island, failures: int, policy: JobPolicy) -> Duration:

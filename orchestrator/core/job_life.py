@@ -1,4 +1,4 @@
-"""What the synchroniser does about the job as a whole: start it, end it, and answer operators.
+"""The handlers of events that concern the job as a whole: its start, its end, and operators' commands.
 
     RUNNING ──token budget reached──▶ FINISHING ──flushed, merged, evaluated──▶ FINISHED (completed)
        └───────cancelled, or every island given up──────────────────────────────▶ FINISHED (cancelled, failed)
@@ -58,10 +58,10 @@ def settle(state: JobState, event: Event) -> list[Effect]:
         if isinstance(event, ProgressReported):
             over = state.tokens_trained >= state.policy.token_budget
             return _begin_finishing(state, event.at) if over else []
-        if isinstance(event, MAY_GIVE_UP) and all(i.state is IslandState.FAILED for i in state.known):
-            reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.known)
+        if isinstance(event, MAY_GIVE_UP) and all(i.state is IslandState.FAILED for i in state.job_islands):
+            reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.job_islands)
             return finish(state, JobOutcome.FAILED, f"every island was given up ({reasons})")
-        return standby.take_over(state) if state.standbys else []
+        return standby.promote(state) if state.standbys else []
     if state.phase is JobPhase.FINISHING:
         return _go_on_finishing(state)
     return []
@@ -106,23 +106,23 @@ def kill(state: JobState, event: CommandRequested, request: Kill) -> list[Effect
     if island.state not in WITH_PROCESS:
         detail = f"{island.id} has no process to kill: it is {island.state} ({island.reason})"
         return [ResolveCommand(event.command, False, detail)]
-    why = f"killed by {event.caller}"
-    state.islands[island.id] = replace(island, wanted=request.restart, doomed=why)
-    then = "it will be placed again" if request.restart else "it stays away until it is re-added"
+    reason = f"killed by {event.caller}"
+    state.islands[island.id] = replace(island, wanted=request.restart, kill_reason=reason)
+    outcome = "it will be placed again" if request.restart else "it stays away until it is re-added"
     return [
-        ResolveCommand(event.command, True, f"{island.id} is being killed; {then}"),
-        KillIsland(island.id, island.incarnation, why),
+        ResolveCommand(event.command, True, f"{island.id} is being killed; {outcome}"),
+        KillIsland(island.id, island.incarnation, reason),
     ]
 
 
 def drain(state: JobState, event: CommandRequested, request: Drain) -> list[Effect]:
-    """Only where the drain can keep its promise: the island trains, and a quorum goes on merging without it."""
+    """A drain is accepted only if it can succeed: the island trains, and a quorum goes on merging without it."""
     island = _addressed(state, request.island)
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
     others = len(state.live - {island.id})
-    if island.state is not IslandState.TRAINING or island.doomed:
-        now = island.doomed or f"it is {island.state} ({island.reason})"
+    if island.state is not IslandState.TRAINING or island.kill_reason:
+        now = island.kill_reason or f"it is {island.state} ({island.reason})"
         return [ResolveCommand(event.command, False, f"{island.id} is not training, and has no work to give: {now}")]
     if others < state.policy.quorum:
         detail = (
@@ -146,14 +146,14 @@ def readd(state: JobState, event: CommandRequested, request: Readd) -> list[Effe
         return [ResolveCommand(event.command, False, f"{island.id} is there already: it is {island.state}")]
     if island.state in WITH_PROCESS:
         state.islands[island.id] = after = island_record.wanted_again(island, f"re-added by {event.caller}")
-        goes_on = after.state is IslandState.TRAINING and not island.doomed
-        then = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
+        goes_on = after.state is IslandState.TRAINING and not island.kill_reason
+        outcome = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
         start = [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
-        return [ResolveCommand(event.command, True, f"{island.id} {then}"), *start]
-    placing = island_life.place(state, island_record.pardoned(island), f"re-added by {event.caller}")
+        return [ResolveCommand(event.command, True, f"{island.id} {outcome}"), *start]
+    placing = island_life.place(state, island_record.failures_reset(island), f"re-added by {event.caller}")
     after = state.islands[island.id]
-    then = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"
-    return [ResolveCommand(event.command, True, f"{island.id} {then}"), *placing]
+    outcome = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"
+    return [ResolveCommand(event.command, True, f"{island.id} {outcome}"), *placing]
 
 
 def cordon(state: JobState, event: CommandRequested, request: Cordon) -> list[Effect]:
@@ -162,15 +162,15 @@ def cordon(state: JobState, event: CommandRequested, request: Cordon) -> list[Ef
 
 
 def uncordon(state: JobState, event: CommandRequested, request: Uncordon) -> list[Effect]:
-    """Those that waited are placed at once; when the job ends, nobody is."""
+    """The islands that waited are placed at once, unless the job is ending."""
     state.cordoned.discard(request.node_group)
     answer = ResolveCommand(event.command, True, f"node group {request.node_group} takes islands again")
     if state.phase is not JobPhase.RUNNING:
         return [answer]
-    held = (i for i in list(state.islands.values()) if i.state is IslandState.CORDONED)
-    waiting = [island for island in held if island.plan.node_group == request.node_group]
-    why = f"node group {request.node_group} was uncordoned by {event.caller}"
-    return [answer, *(effect for island in waiting for effect in island_life.place(state, island, why))]
+    cordoned = (i for i in list(state.islands.values()) if i.state is IslandState.CORDONED)
+    waiting = [island for island in cordoned if island.plan.node_group == request.node_group]
+    reason = f"node group {request.node_group} was uncordoned by {event.caller}"
+    return [answer, *(effect for island in waiting for effect in island_life.place(state, island, reason))]
 
 
 def cancel(state: JobState, event: CommandRequested) -> list[Effect]:
@@ -209,6 +209,7 @@ def _go_on_finishing(state: JobState) -> list[Effect]:
     if state.evaluated != state.global_version:
         return [begin_evaluation(state)]
     if not state.global_version:
-        why = f"the token budget is used up, but nothing was ever merged: never did {state.policy.quorum} islands contribute"
-        return finish(state, JobOutcome.FAILED, why)
+        never = f"never did {state.policy.quorum} islands contribute"
+        reason = f"the token budget is used up, but nothing was ever merged: {never}"
+        return finish(state, JobOutcome.FAILED, reason)
     return finish(state, JobOutcome.COMPLETED, "the token budget is reached")

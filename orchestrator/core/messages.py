@@ -1,7 +1,7 @@
-"""What a learner island and the service say to each other, as data: the only words both sides share.
+"""Island reports: what an island tells the synchroniser, as data.
 
-An island is asked by calls (``learners.island``) and answers by *letters*: it appends them to an outbox in the order
-things happened, and the service's link to that island reads them in that order by long polling. A letter holds no
+An island is commanded by calls (``learners.island``) and answers by *reports*: it appends them to an outbox in the order
+things happened, and the synchroniser's link to that island reads them in that order by long polling. A report holds no
 arrays. Bytes travel apart, pulled by the synchroniser's side under the name of an offer.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, IslandId, Version
+from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, IslandId, ScheduleAnchor, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Adopted:
     step: int
     tokens_total: int
     kept_tokens: int
-    fix: Fix = NO_FIX
+    fix: ScheduleAnchor = NO_ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +111,6 @@ class Broken:
 ALL_OFFERS = 1 << 62
 """As a publication's ``merged_offer``: keep nothing of your own, whatever you offered and whatever the rule of adoption."""
 
-Letter = Progress | Offer | Adopted | CaughtUp | CatchUpFailure | Ready | Flushed | Drained | Saved | NotSaved | Broken
+IslandReport = (
+    Progress | Offer | Adopted | CaughtUp | CatchUpFailure | Ready | Flushed | Drained | Saved | NotSaved | Broken
+)

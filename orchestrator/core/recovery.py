@@ -1,8 +1,8 @@
-"""What the synchroniser does when its process is a new one: nothing is merged that nobody holds, and nothing waits in vain.
+"""Recovery: the handler of the synchroniser's own restart. Lost payloads are merged nowhere, and no request stays pending.
 
 What died with the process is declared lost: contributions whose bytes it held, merges that were not journalled. Islands
 keep what they offered until a version holds it, and offer it again to the new epoch. What may have been decided and never
-done is asked for again; every request is idempotent by its name. A suspect island is heard again by its link; timers
+done is asked for again; every request is idempotent by its name. A suspect island is found again by its link; timers
 keep their deadlines (``tape.recovery``).
 """
 
@@ -32,16 +32,16 @@ def restarted(state: JobState, event: SynchroniserRestarted) -> list[Effect]:
         return []
     state.epoch = event.epoch
     effects = [*lose_payloads(state), *checkpoints.give_up(state, "the synchroniser died while it was taken")]
-    gathering = state.phase is JobPhase.FINISHING and not state.complete
+    flushing = state.phase is JobPhase.FINISHING and not state.complete
     for island in list(state.islands.values()):
-        if gathering and island.flushed:  # what it gave last may be lost
+        if flushing and island.flushed:  # what it gave last may be lost
             island = state.islands[island.id] = replace(state.islands[island.id], flushed=False)
-        effects += _asked_again(state, state.islands[island.id], event.at)
-    effects += island_life.flush_deadline(state, event.at) if gathering else []
+        effects += _pending_requests(state, state.islands[island.id], event.at)
+    effects += island_life.flush_deadline(state, event.at) if flushing else []
     return effects + _evaluation(state)
 
 
-def _asked_again(state: JobState, island: Island, now: Instant) -> list[Effect]:
+def _pending_requests(state: JobState, island: Island, now: Instant) -> list[Effect]:
     life = (island.id, island.incarnation)
     effects: list[Effect] = []
     match island.state:
@@ -53,11 +53,11 @@ def _asked_again(state: JobState, island: Island, now: Instant) -> list[Effect]:
             effects += publish_newer(state, island, tuple(Version(0) for _ in state.rounds), now)
         case IslandState.TRAINING | IslandState.DRAINING:
             effects += publish_newer(state, island, tuple(Version(0) for _ in state.rounds), now)
-            usual = StartTraining if island.state is IslandState.TRAINING else DrainIsland
-            asked = FlushIsland if state.phase is JobPhase.FINISHING else usual
-            effects += [] if state.complete else [asked(*life)]
-    if island.doomed and island.state in WITH_PROCESS:
-        effects.append(KillIsland(*life, island.doomed))
+            order = StartTraining if island.state is IslandState.TRAINING else DrainIsland
+            command = FlushIsland if state.phase is JobPhase.FINISHING else order
+            effects += [] if state.complete else [command(*life)]
+    if island.kill_reason and island.state in WITH_PROCESS:
+        effects.append(KillIsland(*life, island.kill_reason))
     return effects
 
 

@@ -1,4 +1,4 @@
-"""Back to an earlier checkpoint while the job runs: versions go on rising, and what they hold is what was kept.
+"""Rollback to an earlier checkpoint while the job runs: versions go on rising, with the checkpoint's parameters.
 
     asked for ──▶ no round closes any more ──▶ merges under way end ──▶ every fragment is restored ──▶ rounds go on
                                                                      └─ it cannot be read ──▶ rounds go on as they were
@@ -17,7 +17,7 @@ from orchestrator.core import checkpoints, commands, fragment_round
 from orchestrator.core.effects import Effect, ReleasePayload, ResolveCommand
 from orchestrator.core.events import CommandRequested
 from orchestrator.core.fragment_life import advance_all, publish
-from orchestrator.core.health import Usual
+from orchestrator.core.health import UpdateNorms
 from orchestrator.core.messages import ALL_OFFERS
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, RestoreFragments, RollbackFailed
 from orchestrator.core.state import JobState, Rollback
@@ -25,20 +25,20 @@ from orchestrator.core.vocabulary import FragmentId, Instant, JobPhase, ReleaseR
 
 
 def requested(state: JobState, event: CommandRequested, request: commands.Rollback) -> list[Effect]:
-    kept = [known.number for known in state.checkpoints.kept]
-    number = request.checkpoint or max(kept, default=0)
-    why = ""
+    retained = [checkpoint.number for checkpoint in state.checkpoints.retained]
+    number = request.checkpoint or max(retained, default=0)
+    refusal = ""
     if state.phase is not JobPhase.RUNNING:
-        why = f"the job is {state.phase}"
+        refusal = f"the job is {state.phase}"
     elif state.rollback is not None:
-        why = f"it goes back to checkpoint {state.rollback.checkpoint} already"
-    elif number not in kept:
-        why = f"of this job there are the checkpoints {', '.join(map(str, kept)) or '(none)'}"
-    if why:
-        return [ResolveCommand(event.command, False, f"the job does not go back: {why}")]
+        refusal = f"it goes back to checkpoint {state.rollback.checkpoint} already"
+    elif number not in retained:
+        refusal = f"of this job there are the checkpoints {', '.join(map(str, retained)) or '(none)'}"
+    if refusal:
+        return [ResolveCommand(event.command, False, f"the job does not go back: {refusal}")]
     state.rollback = Rollback(number, frozenset(FragmentId(p) for p in range(len(state.rounds))))
-    told = ResolveCommand(event.command, True, f"the job goes back to checkpoint {number}")
-    return [told, *checkpoints.give_up(state, f"the job goes back to checkpoint {number}")]
+    resolved = ResolveCommand(event.command, True, f"the job goes back to checkpoint {number}")
+    return [resolved, *checkpoints.give_up(state, f"the job goes back to checkpoint {number}")]
 
 
 def settle(state: JobState, now: Instant) -> list[Effect]:
@@ -73,7 +73,7 @@ def restored(state: JobState, event: FragmentRestored) -> list[Effect]:
     if rollback is None or not before.restoring or event.version != before.version + 1:
         return []
     after = state.rounds[event.fragment] = fragment_round.finish_merge(before)
-    state.usual[event.fragment] = Usual()
+    state.update_norms[event.fragment] = UpdateNorms()
     for island in list(state.islands.values()):
         state.islands[island.id] = replace(
             island,

@@ -1,4 +1,4 @@
-"""What may happen around checkpoints, and what the core asks for: events and effects. Nothing here decides.
+"""Events and effects of checkpoints and rollbacks. Nothing here decides.
 
 A checkpoint is a *cut* through the job: Θ and momentum as they stand when every merge that was closed before
 ``BeginCheckpoint`` is done, and of each island the state at its first boundary after the marker reached it, before it
@@ -137,7 +137,7 @@ class BeginCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """What an incarnation wrote, by the digest it told."""
+    """An incarnation's part of a checkpoint, by the digest that it reported."""
 
     island: IslandId
     incarnation: Incarnation

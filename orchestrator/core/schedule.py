@@ -1,4 +1,4 @@
-"""When each fragment is due: the one staggered schedule that islands follow and the simulated world imitates.
+"""The staggered schedule of fragments: the logical steps at which each one is due, live and simulated.
 
 Fragment p is due at every logical step t ≥ 1 with t ≡ offset_p (mod H), offset_p = ⌊p·H / P⌋. With P = H one fragment is
 due at every step; with P = 1 the whole model every H steps. The schedule knows nothing of islands, counters or bytes: an
@@ -33,15 +33,15 @@ def due(previous_step: int, step: int, fragment_count: int, interval: int) -> tu
     """
     if step - previous_step < _steps_to_any(previous_step % interval, fragment_count, interval):
         return ()
-    found = []
+    points = []
     for fragment in map(FragmentId, range(fragment_count)):
         point = next_due(fragment, previous_step, fragment_count, interval)
         if point <= step:
-            found.append((point, fragment))
-    return tuple(fragment for _, fragment in sorted(found))
+            points.append((point, fragment))
+    return tuple(fragment for _, fragment in sorted(points))
 
 
 @lru_cache(maxsize=4096)
 def _steps_to_any(place: int, fragment_count: int, interval: int) -> int:
-    """How far behind this place in the interval the next due point of any fragment is. Most steps ask only this."""
+    """The steps from this place in the interval to the next due point of any fragment. Most steps need only this."""
     return min(next_due(FragmentId(p), place, fragment_count, interval) for p in range(fragment_count)) - place

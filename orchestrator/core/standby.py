@@ -1,12 +1,12 @@
-"""Processes that wait to take a lost island's place, so that it trains again in seconds.
+"""Standbys: processes that wait to take a lost island's place, so that it trains again in seconds.
 
     PLACING ──▶ STARTING ──▶ CATCHING_UP ──▶ STANDBY ──an island of its kind is lost──▶ its process is the island's
        ▲                                        │                                       next incarnation
        └──────placed again, as its own next incarnation
 
 A standby is placed, started, suspected and placed again as an island is (``island_life``). It has no data, trains
-nothing, is in no quorum and gives nobody a state; it is given one as any island, and hears every publication. What takes
-over goes on from what it holds and asks nobody; of the island it gets name, shard and cursor.
+nothing, is in no quorum and gives nobody a state; it is given one as any island, and gets every publication. A promoted
+standby goes on from the state it holds; of the island it gets name, shard and cursor.
 
 An island waits for no back-off when a standby of its kind (node group and accelerators) stands by, at once or later. Like
 all that places, this honours a cordon; and lives in a row that end without a contribution are counted all the same, so an
@@ -25,17 +25,17 @@ from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import IslandState
 
 
-def take_over(state: JobState) -> list[Effect]:
-    """Every lost island for which a standby is there goes on as its process; the standby is placed again."""
+def promote(state: JobState) -> list[Effect]:
+    """Every lost island that a standby matches goes on as the standby's process; the standby is placed again."""
     effects: list[Effect] = []
     for island, standby in list(_matches(state)):
         process = (standby.id, standby.incarnation)
-        why = f"goes on as the standby {standby.id}"
-        after, _ = island_record.place(island, state.reports.pop(island.id, None), why)
+        reason = f"goes on as the standby {standby.id}"
+        after, _ = island_record.place(island, state.reports.pop(island.id, None), reason)
         state.islands[island.id] = replace(after, process=process)
-        again, placing = island_record.place(standby, None, f"its process is {island.id} now")
-        state.islands[standby.id] = again
-        effects += [PlaceIsland(island.id, after.incarnation, island.plan.node_group, why, process), *placing]
+        next_standby, placing = island_record.place(standby, None, f"its process is {island.id} now")
+        state.islands[standby.id] = next_standby
+        effects += [PlaceIsland(island.id, after.incarnation, island.plan.node_group, reason, process), *placing]
     return effects
 
 
@@ -46,14 +46,14 @@ def _matches(state: JobState) -> Iterator[tuple[Island, Island]]:
         waits = island.state is IslandState.LOST and island.wanted and island.incarnation > 0
         if not waits or plan.node_group in state.cordoned:
             continue
-        standby = next((found for found in idle if _kind(found) == _kind(island)), None)
+        standby = next((other for other in idle if _kind(other) == _kind(island)), None)
         if standby is not None:
             idle.remove(standby)
             yield island, standby
 
 
 def _stands_by(standby: Island) -> bool:
-    return standby.state is IslandState.STANDBY and not standby.doomed
+    return standby.state is IslandState.STANDBY and not standby.kill_reason
 
 
 def _kind(island: Island) -> tuple[str, int]:

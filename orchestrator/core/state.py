@@ -1,4 +1,4 @@
-"""Everything the synchroniser remembers of one job. Held by ``Synchroniser`` alone; changed only by its handlers.
+"""The synchroniser's state of one job. Only ``Synchroniser`` holds it, and only its handlers change it.
 
 The parts are frozen records (``Island``, ``FragmentRound``, ``Pace``); this class is the one place where they are replaced.
 What an island's current incarnation has trained is its latest report, kept as it came.
@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from orchestrator.core.events import ProgressReported
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.grace import Pace
-from orchestrator.core.health import Usual
+from orchestrator.core.health import UpdateNorms
 from orchestrator.core.island_record import Island
 from orchestrator.core.saving import SavedPart
 from orchestrator.core.view import FragmentView, IslandView, JobView
 from orchestrator.core.vocabulary import (
     CommandId,
     Epoch,
-    Fix,
     FragmentId,
     Instant,
     IslandId,
@@ -28,6 +27,7 @@ from orchestrator.core.vocabulary import (
     JobPolicy,
     Life,
     NodeGroupId,
+    ScheduleAnchor,
     Version,
 )
 
@@ -45,7 +45,7 @@ class OpenCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCheckpoint:
+class RetainedCheckpoint:
     """A whole checkpoint that was not dropped."""
 
     number: int
@@ -67,12 +67,12 @@ class Checkpoints:
     count: int = 0
     begun_at: int = 0
     open: OpenCheckpoint | None = None
-    kept: tuple[KeptCheckpoint, ...] = ()
+    retained: tuple[RetainedCheckpoint, ...] = ()
     due_serial: int = 0
 
 
 class JobState:
-    """The synchroniser's memory. ``complete``: an ending job has all its work, and awaits only its evaluation.
+    """All that is remembered of a job. ``complete``: an ending job has all its work, and awaits only its evaluation.
 
     ``tokens_before``: what was trained before the checkpoint that the job goes on from, if it does.
     """
@@ -87,7 +87,7 @@ class JobState:
     standbys: frozenset[IslandId]
     islands: dict[IslandId, Island]
     rounds: list[FragmentRound]
-    usual: list[Usual]
+    update_norms: list[UpdateNorms]
     reports: dict[IslandId, ProgressReported]
     commands: set[CommandId]
     cordoned: set[NodeGroupId]
@@ -112,7 +112,7 @@ class JobState:
         self.standbys = frozenset(plan.island for plan in policy.standbys)
         self.islands = {p.island: Island(p) for p in (*policy.islands, *policy.standbys)}
         self.rounds = [FragmentRound(FragmentId(p)) for p in range(policy.fragment_count)]
-        self.usual = [Usual()] * policy.fragment_count
+        self.update_norms = [UpdateNorms()] * policy.fragment_count
         self.reports = {}
         self.commands = set()
         self.cordoned = set()
@@ -137,8 +137,8 @@ class JobState:
         return frozenset(i.id for i in self.islands.values() if i.live or (ending and i.gives))
 
     @property
-    def known(self) -> tuple[Island, ...]:
-        """All islands but standbys, and spares that were never wanted."""
+    def job_islands(self) -> tuple[Island, ...]:
+        """All islands but standbys, and scale-up slots that were never used."""
         return tuple(i for i in self.islands.values() if i.id not in self.standbys and (i.wanted or i.incarnation))
 
     @property
@@ -151,19 +151,19 @@ class JobState:
         return (self.tokens_before or 0) + before + sum(report.tokens_total for report in self.reports.values())
 
     @property
-    def fix(self) -> Fix:
-        """Both as last heard, so that neither is older than the other."""
+    def anchor(self) -> ScheduleAnchor:
+        """Tokens and step are both of the latest reports, so that neither is older than the other."""
         clocks = (*map(self.step_of, self.islands.values()), *(current.step for current in self.rounds))
-        return Fix(self.tokens_trained, max(clocks))
+        return ScheduleAnchor(self.tokens_trained, max(clocks))
 
     def step_of(self, island: Island) -> int:
-        """The island's logical step, as last heard."""
+        """The island's logical step by its latest report."""
         report = self.reports.get(island.id)
         return report.step if report else island.step
 
     @property
-    def holders(self) -> tuple[Island, ...]:
-        """Who hears of a new version: those that hold a state, also when we only think that they are gone."""
+    def recipients(self) -> tuple[Island, ...]:
+        """The islands that a new version is published to: those with a state, also one that is only suspected to be gone."""
         holding = (IslandState.TRAINING, IslandState.STANDBY, IslandState.SUSPECT, IslandState.DRAINING)
         return tuple(i for i in self.islands.values() if i.state in holding)
 
@@ -211,7 +211,7 @@ def _view_of(island: Island, report: ProgressReported | None, standby: bool) -> 
         loss=report.loss if report else None,
         last_merge_at=island.last_merge_at,
         restarts=island.restarts,
-        flag=island.flag,
+        flag=island.health_note,
         quarantines=island.quarantines,
         standby=standby,
     )

@@ -1,11 +1,11 @@
-"""The one door of the core: events in, effects out.
+"""The core's entry point: events in, effects out.
 
     effects = core.handle(event)
 
 Whoever drives it (live, simulated, replayed, recovered) carries the effects out in order and hands what comes of them back
 as events. The same events in the same order always give the same effects: there is no clock, no chance and no I/O here.
 
-    job_life        start, end, operators          island_life     come, catch up, fall silent, be lost
+    job_life        start, end, operators          island_life     be placed, catch up, be suspect, be lost
     scaling         more islands, or fewer           recovery       go on after the synchroniser's own death
     fragment_life   contribute, merge, adopt       checkpoints     take one, keep the latest
     rollback        back to an earlier one         state           what is remembered
@@ -145,12 +145,12 @@ class Synchroniser:
                 assert_never(unknown)
 
     def _timer_fired(self, event: events.TimerFired) -> list[Effect]:
-        """Timers are named ``kind:whom``."""
-        kind, _, whom = event.timer.partition(":")
+        """Timers are named ``kind:subject``."""
+        kind, _, subject = event.timer.partition(":")
         if kind == "grace":
-            return fragment_life.grace_over(self.state, FragmentId(int(whom)), event.serial, event.at)
+            return fragment_life.grace_over(self.state, FragmentId(int(subject)), event.serial, event.at)
         if kind == "checkpoint":
             return checkpoints.timer_fired(self.state, event.timer, event.serial, event.at)
         if kind == "flush":
             return job_life.flush_timed_out(self.state, event.serial, event.at)
-        return island_life.timer_fired(self.state, kind, IslandId(whom), event.serial, event.at)
+        return island_life.timer_fired(self.state, kind, IslandId(subject), event.serial, event.at)

@@ -1,4 +1,4 @@
-"""What the core lets others see: one frozen picture of a job, made on request, safe to keep and to turn into JSON.
+"""Views: a frozen copy of a job's state for others, made on request, safe to keep and to turn into JSON.
 
 Views are made of plain values only, so that the API and the CLI need nothing else of the core. Nothing is decided here.
 """
@@ -28,7 +28,7 @@ class IslandView:
     """One island. ``steps_total`` and ``tokens_total`` are over all its incarnations; ``reason`` says why this state.
 
     ``flag`` says what was wrong with its last contribution, until work of it is merged again; empty while it is well.
-    ``standby``: it is no island yet, and waits to take the place of one.
+    ``standby``: it is no island yet, and may be promoted to one.
     """
 
     island: IslandId

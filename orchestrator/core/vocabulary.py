@@ -1,4 +1,4 @@
-"""The words every other module is made of: identities, units, states and reasons.
+"""The core's vocabulary: identities, units, states, reasons and policies that every other module uses.
 
 Nothing here decides anything. Names are the glossary of docs/concepts.md; when a word is missing, add it there first.
 
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NewType
 
 IslandId = NewType("IslandId", str)
-"""A learner island: one model replica with its own data shard and inner optimizer. Unique within a job."""
+"""An island, the paper's learner: one model replica with its own data shard and inner optimizer. Unique within a job."""
 Incarnation = NewType("Incarnation", int)
 """Which life of an island: 1 for the first process, one more each time it is placed again."""
 Life = tuple[IslandId, Incarnation]
@@ -35,8 +35,8 @@ Duration = float
 
 
 @dataclass(frozen=True, slots=True)
-class Dose:
-    """How much of a fault of chaos: zero where its kind has no use for it.
+class FaultSpec:
+    """The parameters of an injected fault: zero where its kind has no use for one.
 
     duration            how long a stop, a cut or a slow link lasts; how late a delayed payload comes
     bytes_per_second    what a slow link still carries
@@ -49,7 +49,7 @@ class Dose:
 
 
 class IslandState(StrEnum):
-    """Where an island is in its life. docs/architecture.md draws the arrows."""
+    """The state of an island. docs/architecture.md draws the arrows."""
 
     PLACING = "placing"
     STARTING = "starting"
@@ -122,7 +122,7 @@ class ReleaseReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one island offers to one round: its fragment's parameters (by payload id) and how much work is in them.
+    """An island's contribution to one round: its fragment's parameters (by payload id) and the work in them.
 
     ``step_count`` and ``token_count`` are the paper's c_steps and c_tokens: since the island last adopted this
     fragment. ``step`` is the island's logical step when the snapshot was taken, ``base_version`` the version it had
@@ -142,15 +142,18 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Fix:
-    """Where a job was: its islands had trained ``tokens``, lost work too, when the furthest clock showed ``step``."""
+class ScheduleAnchor:
+    """An anchor of the learning-rate schedule: islands had trained ``tokens``, lost work too, at logical step ``step``.
+
+    The step is that of the island whose logical clock was furthest.
+    """
 
     tokens: int = 0
     step: int = 0
 
 
-NO_FIX = Fix()
-"""Nothing was heard, as on older tapes: the learning-rate schedule goes by the clock."""
+NO_ANCHOR = ScheduleAnchor()
+"""No anchor is known, as on older tapes: the learning-rate schedule goes by the logical clock."""
 
 
 def payload_id(island: IslandId, incarnation: Incarnation, fragment: FragmentId, offer: int) -> PayloadId:
@@ -169,7 +172,7 @@ class WeightedPayload:
 
 @dataclass(frozen=True, slots=True)
 class IslandPlan:
-    """What the job specification wants of one island."""
+    """The job specification's plan of one island."""
 
     island: IslandId
     node_group: NodeGroupId
@@ -179,9 +182,9 @@ class IslandPlan:
 
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
-    """What contributions must be like, and what becomes of an island whose are not.
+    """The limits of healthy contributions, and of an island that exceeds them.
 
-    displacement_ratio_max  how many times the fragment's usual displacement a contribution may be from Θ; ``None``: any
+    displacement_ratio_max  how many times the fragment's median update norm a contribution may be from Θ; ``None``: any
     strikes_max             unusable or exploding contributions to one fragment in a row until the island is quarantined
     quarantines_max         an island quarantined more often than that is given up, until an operator re-adds it
     """
@@ -193,7 +196,7 @@ class HealthPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When checkpoints are taken by themselves: never, by default. Whoever asks gets one in any case.
+    """The schedule of automatic checkpoints: none, by default. An operator's command takes one in any case.
 
     every_merges, every_s   each time this many fragments have merged, or so many seconds have passed; 0: not by that
     keep                    so many whole checkpoints are kept; older ones are removed

@@ -1,4 +1,4 @@
-"""How much each contribution counts in a merge: quantity of tokens times their quality.
+"""The weight of each contribution in a merge: the quantity of its tokens times their quality.
 
     w_m = c_tokens · (c_tokens / c_steps)
 

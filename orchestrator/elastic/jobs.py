@@ -1,4 +1,4 @@
-"""Learners made of slices: which slices serve, who stands still, and what a failure or a return begins.
+"""Elastic jobs: learners made of slices, which stall, shrink and grow as slices fail and return.
 
                          slice failed
         RUNNING ─────────────────────────────▶ STALLED (shrinking, or restarting if not elastic)
@@ -32,7 +32,7 @@ from orchestrator.elastic.messages import (
 )
 
 NOTHING, AWAIT, SHRINK, GROW, RESTART = 0, 1, 2, 4, 8
-"""Codes of what was decided; they add. ``AWAIT`` speaks of the slice, the others of its learner's stall."""
+"""Codes of decisions; they add. ``AWAIT`` is about the slice, the others about its learner's stall."""
 AWAIT_AND_SHRINK, AWAIT_AND_RESTART = AWAIT | SHRINK, AWAIT | RESTART
 CHANGED = 16
 """Nothing is asked for, but the totals are others now."""

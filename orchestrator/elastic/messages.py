@@ -1,4 +1,6 @@
-"""What happens to a fleet of slices, what a job does about it, and the policy by which it does.
+"""Events of a fleet of slices, effects of the jobs on it, and their policy.
+
+A *learner* here is what the protocol level calls an island: the word is the fleet tape's, and the paper's.
 
 Responsible for: the fleet level's words, in the one form that tapes know (frozen data; events in the past tense, effects as
 verbs). Refuses to know: time that passes, chance, and how long anything takes; a tape's reader decides the same without.
@@ -16,7 +18,7 @@ from orchestrator.core.vocabulary import Instant
 
 
 class Stall(StrEnum):
-    """Why a learner stands still."""
+    """The reason why a learner stands still."""
 
     SHRINKING = "shrinking"
     """It reconfigures to fewer slices."""
@@ -27,7 +29,7 @@ class Stall(StrEnum):
 
 
 class DuringStall(StrEnum):
-    """What an interruption does to a learner that stands still already. Decision 0026 (docs/decisions) compares them."""
+    """The effect of an interruption on a learner that stands still already. Decision 0026 (docs/decisions) compares them."""
 
     ABSORBED = "absorbed"
     """Nothing: only what computes is interrupted, and the reconfiguration under way copes with the rest."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from orchestrator.accounting.ledger import Books, Ledger
+from orchestrator.accounting.ledger import Ledger, TokenTotals
 from orchestrator.checkpoints import writing
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import File, Fragment, Manifest, Part
@@ -50,7 +50,7 @@ class _Open:
     folder: Folder
     at: Instant
     began: float
-    books: Books
+    token_totals: TokenTotals
     cursors: Mapping[str, int]
     outer: Future[OuterCut]
     fragments: tuple[Fragment, ...] = ()
@@ -97,7 +97,7 @@ class CheckpointWriter:
                         self.folder(number),
                         now,
                         time.monotonic(),
-                        self._ledger.books(),
+                        self._ledger.token_totals(),
                         {i.id: i.steps_before + self._steps(i.id) for i in self._state.islands.values()},
                         self._cut_outer(),
                     )
@@ -172,8 +172,8 @@ class CheckpointWriter:
         self._tidy()
 
     def _manifest(self, opened: _Open, parts: tuple[Part, ...], files: tuple[File, ...]) -> Manifest:
-        books, of_parts = opened.books, {part.island: part for part in parts}
-        since = sum(part.tokens_total - books.totals.get((part.island, part.incarnation), 0) for part in parts)
+        totals, of_parts = opened.token_totals, {part.island: part for part in parts}
+        since = sum(part.tokens_total - totals.totals.get((part.island, part.incarnation), 0) for part in parts)
         cursors = {**opened.cursors, **{part.island: part.cursor for part in parts}}
         return Manifest(
             job=self._job,
@@ -182,9 +182,9 @@ class CheckpointWriter:
             taken_at=time.time(),
             spec=self._spec.model_dump(mode="json"),
             fragments=opened.fragments,
-            tokens_trained=books.trained + since,
-            merged_tokens=books.merged,
-            cursors=tuple(cursors[island] for island in self._spec.island_sections(spares=True)),
+            tokens_trained=totals.trained + since,
+            merged_tokens=totals.merged,
+            cursors=tuple(cursors[island] for island in self._spec.island_sections(slots=True)),
             legs=self._legs,
             parts=tuple(of_parts[name] for name in sorted(of_parts)),
             files=files,
@@ -201,15 +201,17 @@ class CheckpointWriter:
 
     def _tidy(self) -> None:
         """Remove what was dropped and is there: who was to remove it died, or an island wrote into it afterwards."""
-        known = self._state.checkpoints
-        wanted = {kept.number for kept in known.kept} | ({known.open.number} if known.open else set())
+        checkpoints = self._state.checkpoints
+        needed = {one.number for one in checkpoints.retained} | (
+            {checkpoints.open.number} if checkpoints.open else set()
+        )
         try:
-            there = {number for name in self.root.folders() if (number := writing.number_of(name)) is not None}
+            on_disk = {number for name in self.root.folders() if (number := writing.number_of(name)) is not None}
         except Exception as error:
             log.warning("nobody knows which checkpoints are there: %s", first_line(error))
             return
-        for number in sorted(there - wanted):
-            if number <= known.count:
+        for number in sorted(on_disk - needed):
+            if number <= checkpoints.count:
                 self._remove(number)
 
     def _steps(self, island: IslandId) -> int:

@@ -1,4 +1,4 @@
-"""A job's own time: seconds since it was created, which its tape goes by. It never runs back, and nobody can set it.
+"""The clock of a job: seconds since it was created, as on its tape. It never runs back, and nobody can set it.
 
     RUN_DIR/clock.json     when the job was created, on the clock that began with the machine's start, and which start
 
@@ -30,21 +30,21 @@ def uptime() -> float:
 def elapsed(
     run_dir: Path,
     started_at: float,
-    told_until: float | None,
+    tape_end: float | None,
     *,
     boot: str | None = None,
     uptime: Callable[[], float] = uptime,
     wall: Callable[[], float] = time.time,
 ) -> float:
-    """How long the job has been there, written down for whoever asks next. ``told_until`` is its tape's end, if any."""
+    """Seconds since the job was created, stored for the next synchroniser. ``tape_end`` is the tape's end, if any."""
     boot, up = boot or LocalDisk().boot(), uptime()
     path = run_dir / NAME
-    if told_until is None:
+    if tape_end is None:
         passed = 0.0
     elif (created := _created(path, boot)) is not None:
-        passed = max(told_until, up - created)
+        passed = max(tape_end, up - created)
     else:
-        passed = max(told_until, wall() - started_at)
+        passed = max(tape_end, wall() - started_at)
     try:
         LocalDisk().replace(path, json.dumps({"boot": boot, "created_uptime_s": up - passed}).encode())
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A job's tape and journal while its synchroniser lives: begun, or taken up where the last one died.
+"""A job's tape and journal while its synchroniser lives: created, or recovered where the last one died.
 
     RUN_DIR/tape.jsonl     every event and what was decided on it
-    RUN_DIR/snapshot       what was known at one step of it
+    RUN_DIR/snapshot       core and folds at one step of it
     RUN_DIR/journal/       Θ and momentum of every fragment, by version
     RUN_DIR/boot           which start of the machine the job began in, for durability async
 
@@ -27,13 +27,13 @@ from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.host.posting import Undated
 from orchestrator.parameters import outer_optimizer
 from orchestrator.parameters.journal.entry import Facts, payloads_of
-from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
+from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
 from orchestrator.parameters.journal.storage import SUFFIX, Journal
 from orchestrator.parameters.journaled_store import recovered
 from orchestrator.parameters.outer_state import OuterState
 from orchestrator.tape.driver import Fold
-from orchestrator.tape.promises import Promises
-from orchestrator.tape.recovery import Remembered, remember
+from orchestrator.tape.pending import Pending
+from orchestrator.tape.recovery import Recovered, recover
 from orchestrator.tape.schema import Header, decode_header
 from orchestrator.tape.snapshot import Snapshot
 from orchestrator.tape.storage import TapeWriter, read_snapshot
@@ -51,7 +51,7 @@ LEFT_AT_THE_END = ("status.json", "report.json", "merged.safetensors")
 class JobFiles:
     """``past`` is ``None`` for a job that begins; ``outer`` while Θ was never made, or is not needed any more.
 
-    ``folds`` and ``promises`` know all that is on the tape, and are to be told what comes. ``damage`` is what was cut off.
+    ``folds`` and ``pending`` cover all that is on the tape, and go on with what comes. ``damage`` is what was cut off.
     """
 
     tape: TapeWriter
@@ -59,8 +59,8 @@ class JobFiles:
     header: Header
     core: Synchroniser
     folds: tuple[Fold, ...]
-    promises: Promises
-    past: Remembered | None = None
+    pending: Pending
+    past: Recovered | None = None
     damage: tuple[str, ...] = ()
     outer: OuterState | None = None
     merges: tuple[Facts, ...] = ()
@@ -73,7 +73,7 @@ class JobFiles:
 
     @property
     def epoch(self) -> Epoch:
-        """Of whoever holds these files."""
+        """The epoch of the synchroniser that holds these files."""
         return self.core.state.epoch if self.past is None else self.past.next_epoch
 
 
@@ -86,7 +86,7 @@ def open_files(
     folds: Sequence[Fold] = (),
     disk: Disk | None = None,
 ) -> JobFiles:
-    """Begin the job's files, or remember. Of ``folds`` those of a snapshot take the place, if there is one.
+    """Create the job's files, or recover from them. If a usable snapshot exists, its folds replace ``folds``.
 
     Raises ConfigurationError when the folder holds another job, DataError when its files are damaged or do not fit each
     other, InfrastructureError while another process writes them.
@@ -98,12 +98,12 @@ def open_files(
         disk.remove(snapshot_path)
         _note_boot(run_dir, disk)
         tape = TapeWriter(path, Header(job, policy, started_at), disk)
-        tape.sync()  # before anybody is told of the job: a header that is damaged later is no torn one
+        tape.sync()  # before the job is announced: a header that is damaged later is no torn one
         journal = _journal(run_dir, spec, policy, tape, disk)
         journal.clear()
-        return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Promises())
-    witness = _snapshot(snapshot_path, disk)
-    snapshot = witness if witness is not None and _fits(witness, policy, folds) else None
+        return JobFiles(tape, journal, Header(job, policy, started_at), Synchroniser(policy), tuple(folds), Pending())
+    on_disk = _snapshot(snapshot_path, disk)
+    snapshot = on_disk if on_disk is not None and _fits(on_disk, policy, folds) else None
     tape, written = TapeWriter.reopen(path, disk, snapshot.mark if snapshot else None)
     header = written.header
     if not isinstance(header, Header) or header.job != job or header.policy != policy:
@@ -114,7 +114,7 @@ def open_files(
         )
     try:
         _require_same_boot(run_dir, spec, disk)
-        past = remember(written, folds, snapshot)
+        past = recover(written, folds, snapshot)
         log.info("remembered %d steps, %d of them from a snapshot", past.count, past.before)
         if written.footer is not None and past.core.state.phase is not JobPhase.FINISHED:
             detail = f"The job in {run_dir} was ended by a failure (see crash.txt there); it does not go on from that."
@@ -125,16 +125,16 @@ def open_files(
             undecided = undecided_merges(past.core.state.rounds, journal.newest) if past.core.state.seeded else ()
             damage = [f"tape: {written.torn}", *damage, *(journal.drop_newest(fragment) for fragment in undecided)]
         if not past.core.state.seeded:
-            _refuse_a_cut(path, journal, witness)
-        files = JobFiles(tape, journal, header, past.core, past.folds, past.promises, past, tuple(damage))
-        return _taken_up(files, spec)
+            _refuse_a_cut(path, journal, on_disk)
+        files = JobFiles(tape, journal, header, past.core, past.folds, past.pending, past, tuple(damage))
+        return _with_theta(files, spec)
     except Exception:
         tape.let_go()
         raise
 
 
 def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
-    """The tape tells all that a snapshot does, so one that cannot be read is only a pity."""
+    """The tape has all that a snapshot has, so one that cannot be read only costs time."""
     try:
         return read_snapshot(path, disk)
     except DataError as error:
@@ -143,8 +143,8 @@ def _snapshot(path: Path, disk: Disk) -> Snapshot | None:
 
 
 def _fits(snapshot: Snapshot, policy: JobPolicy, folds: Sequence[Fold]) -> bool:
-    """Whether the job may go on from this snapshot. One that does not fit still witnesses that there is a past."""
-    if [type(fold) for fold in snapshot.folds] != [Promises, *map(type, folds)]:
+    """Whether the job may go on from this snapshot. One that does not fit still shows that the job has run before."""
+    if [type(fold) for fold in snapshot.folds] != [Pending, *map(type, folds)]:
         log.warning("everything is remembered from the tape: the snapshot has other folds than this job's.")
         return False
     if snapshot.core.state.policy != policy:
@@ -177,7 +177,7 @@ def _require_same_boot(run_dir: Path, spec: JobSpec, disk: Disk) -> None:
 
 
 def _has_begun(path: Path, disk: Disk) -> bool:
-    """Whether there is a past: who died before its tape's first line was whole leaves nothing to go on from."""
+    """Whether the job has run before. Without a whole first line of the tape there is nothing to recover."""
     try:
         first, end, rest = beginning(path, disk).partition(b"\n")
     except FileNotFoundError:
@@ -190,33 +190,34 @@ def _has_begun(path: Path, disk: Disk) -> bool:
 
 
 def _refuse_a_past(run_dir: Path, disk: Disk) -> None:
-    """What has no tape must have no past either: each of these is written only when the tape's first line is durable.
+    """Without a tape there must be no other files of a run: each of these is written only once the tape's first line is
+    durable.
 
     Raises DataError. To begin anew would be to lose in silence what the job had merged.
     """
-    there = disk.files(run_dir)
-    found = [name for name in (SNAPSHOT, *LEFT_AT_THE_END) if name in there]
+    files = disk.files(run_dir)
+    traces = [name for name in (SNAPSHOT, *LEFT_AT_THE_END) if name in files]
     if segments := [name for name in disk.files(run_dir / JOURNAL) if name.endswith(SUFFIX)]:
-        found.append(f"{JOURNAL} with {len(segments)} files")
+        traces.append(f"{JOURNAL} with {len(segments)} files")
     if (run_dir / CHECKPOINTS).is_dir() and any((run_dir / CHECKPOINTS).iterdir()):
-        found.append(CHECKPOINTS)
-    if found:
-        lacks = "has no whole first line" if there.get(TAPE) else "is empty" if TAPE in there else "is missing"
+        traces.append(CHECKPOINTS)
+    if traces:
+        lacks = "has no whole first line" if files.get(TAPE) else "is empty" if TAPE in files else "is missing"
         raise DataError(
-            detail=f"The tape {run_dir / TAPE} {lacks}, but the job has run before: beside it lies {', '.join(found)}. "
+            detail=f"The tape {run_dir / TAPE} {lacks}, but the job has run before: beside it lies {', '.join(traces)}. "
             "It does not begin anew over what it had merged. Put the tape back from a copy."
         )
 
 
 def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> None:
-    """On a tape that knows of no Θ nothing was merged. Raises DataError where something else tells of a merge.
+    """A tape without Θ has no merges. Raises DataError where another file has one.
 
     A merge is kept only when the tape is durable up to its decision, which lies behind Θ: no loss of power does this.
     """
     merged = [fragment for fragment in journal.fragments if _was_merged(journal, fragment)]
-    remembered = snapshot.core.state if snapshot else None
-    known = remembered is not None and remembered.tokens_before is None and remembered.global_version > 0
-    if merged or known:
+    state = snapshot.core.state if snapshot else None
+    in_snapshot = state is not None and state.tokens_before is None and state.global_version > 0
+    if merged or in_snapshot:
         evidence = f"the journal has merges of the fragments {merged}" if merged else "the snapshot knows of merges"
         raise DataError(
             detail=f"The tape {path} ends before the job had parameters, but {evidence}: it was cut, or is that of another "
@@ -225,7 +226,7 @@ def _refuse_a_cut(path: Path, journal: Journal, snapshot: Snapshot | None) -> No
 
 
 def _was_merged(journal: Journal, fragment: FragmentId) -> bool:
-    """Whether the fragment's newest entry stands on another, as every one does but that with which a job begins."""
+    """Whether the fragment's newest entry has a base, as all have but the one with which a job begins."""
     newest = journal.newest(fragment)
     if newest is None:
         return False
@@ -234,40 +235,41 @@ def _was_merged(journal: Journal, fragment: FragmentId) -> bool:
 
 
 def beginning(path: Path, disk: Disk, size: int = 1 << 15) -> bytes:
-    """So much of a file that a line is in it, if there is one."""
+    """The beginning of a file, with at least its first line if it has one."""
     raw = disk.read(path, 0, size)
     return raw if b"\n" in raw[:-1] or len(raw) < size else beginning(path, disk, 2 * size)
 
 
-def _taken_up(files: JobFiles, spec: JobSpec) -> JobFiles:
-    """With Θ, and what the tape has to be told first."""
+def _with_theta(files: JobFiles, spec: JobSpec) -> JobFiles:
+    """The files with Θ, and with the events that come first on the tape."""
     past, state = files.past, files.core.state
     assert past is not None
     over = state.phase is JobPhase.FINISHED
     damage = "; ".join(files.damage)
-    for told in files.damage:
-        log.warning("cut off, and gone on without: %s", told)
+    for detail in files.damage:
+        log.warning("cut off, and gone on without: %s", detail)
     first: list[Undated] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch, damage)]
     if not state.seeded:
-        files.journal.clear()  # Θ that nobody heard of is made again
+        files.journal.clear()  # Θ that was never announced is made again
         return replace(files, first_events=tuple(first))
     if over and files.journal.newest(FragmentId(0)) is None:
         return files  # all that the job leaves is written, and its journal gone
     set_back = {} if over or state.rollback is not None else _set_back(files, past.next_epoch)
     others = [current for current in state.rounds if current.fragment not in set_back]
-    unheard = unheard_merges(others, files.journal.newest, over=over)
+    unrecorded = unrecorded_merges(others, files.journal.newest, over=over)
     knobs = spec.synchroniser
     optimizer = outer_optimizer.of(knobs.outer_optimizer)
     fragments = [current.fragment for current in state.rounds]
     outer, merges = recovered(files.journal, fragments, knobs.averaging, optimizer)
-    completed = [_completed(merges[fragment], state) for fragment in unheard]
+    completed = [_completed(merges[fragment], state) for fragment in unrecorded]
     return replace(files, outer=outer, merges=merges, first_events=(*completed, *first, *set_back.values()))
 
 
 def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Undated]:
-    """Fragments whose last version the journal has lost stand at the one before, as their next: kept first, then told.
+    """Set fragments whose last version the journal has lost back to the one before, as their next version.
 
-    Told again, should this life end in between. Such an entry rests on nothing and is nobody's.
+    It is journalled first, then on the tape. The event is repeated should this process die in between. Such an entry has no
+    base and no contributors.
     """
     rounds, journal = files.core.state.rounds, files.journal
     for fragment in lost_merges(rounds, journal.newest) if files.damage else ():
@@ -278,14 +280,14 @@ def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Undated]:
             journal.append(facts, *payloads_of(before))
         except OSError as error:
             raise DataError(detail=f"The journal lost version {version} of fragment {fragment}: {error}.") from error
-    found: dict[FragmentId, Undated] = {}
+    restored: dict[FragmentId, Undated] = {}
     for current in rounds:
         if journal.newest(current.fragment) != current.version + 1:
             continue
         facts, _ = journal.read(current.fragment, Version(current.version + 1))
         if not facts.base_digest and not facts.contributors:
-            found[current.fragment] = _restoring(facts, FROM_JOURNAL)
-    return found
+            restored[current.fragment] = _restoring(facts, FROM_JOURNAL)
+    return restored
 
 
 def _completed(facts: Facts, state: JobState) -> Undated:

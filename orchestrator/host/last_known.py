@@ -1,8 +1,8 @@
-"""How far a job was whose files nobody can go on from: what can still be read of them, and no more than that.
+"""The last known progress of a job whose files are damaged: what can still be read of them, and no more.
 
 Responsible for an answer whatever is damaged: a line of the tape that cannot be read is passed over, a file that cannot is
-left out, and of what tape, snapshot and journal say of version, epoch and tokens the most counts. Refuses to be a way to
-go on: what it says is told to people, of a job that failed. Nothing is changed on the disk.
+left out, and of the versions, epochs and tokens in tape, snapshot and journal the highest count. Nobody resumes a job
+from this: it is shown to people, of a job that failed. Nothing is changed on the disk.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class LastKnown:
     def tokens_trained(self) -> int:
         return max(self.tokens_least, self.tokens_before + sum(self.tokens.values()))
 
-    def hear(self, record: Record) -> None:
+    def apply(self, record: Record) -> None:
         event = record.event
         self.at = max(self.at, event.at)
         match event:
             case SynchroniserRestarted():
                 self.epoch = max(self.epoch, event.epoch)
             case MergeCompleted() | FragmentRestored():
-                self.stands_at(event.fragment, event.version)
+                self.reached(event.fragment, event.version)
             case JobResumed():
                 self.tokens_before = max(self.tokens_before, event.tokens_trained)
                 for fragment, version in enumerate(event.versions):
-                    self.stands_at(fragment, version)
+                    self.reached(fragment, version)
             case ProgressReported():
                 life = (str(event.island), int(event.incarnation))
                 self.tokens[life] = max(self.tokens.get(life, 0), event.tokens_total)
@@ -76,11 +76,11 @@ class LastKnown:
             self.goodput.apply(event, record.effects)  # type: ignore[arg-type]  # its header says: a job's tape
             self.statistics.apply(event, record.effects)  # type: ignore[arg-type]
 
-    def stands_at(self, fragment: int, version: int) -> None:
+    def reached(self, fragment: int, version: int) -> None:
         self.versions[fragment] = max(self.versions.get(fragment, 0), version)
 
     def status(self, job: str, name: str) -> dict[str, Any]:
-        """As ``synchroniser_actor`` tells a job's status."""
+        """As the status of ``synchroniser_actor``."""
         view = asdict(Synchroniser(self.policy).view(self.at))
         view |= {"epoch": self.epoch, "tokens_trained": self.tokens_trained}
         view |= {"global_version": sum(self.versions.values())}
@@ -104,41 +104,41 @@ class LastKnown:
 
 
 def last_known(run_dir: Path, policy: JobPolicy, started_at: float, disk: Disk | None = None) -> LastKnown:
-    """What the job's files still say. Never raises for what is in them."""
+    """The progress that the job's files still show. Never raises for their contents."""
     disk = disk or LocalDisk()
-    known = LastKnown(policy, started_at)
+    last = LastKnown(policy, started_at)
     for read in (_read_tape, _read_snapshot, _read_journal):
         try:
-            read(run_dir, disk, known)
+            read(run_dir, disk, last)
         except Exception as error:
             log.warning("what is left of the job cannot all be read: %s: %s", type(error).__name__, error)
-    return known
+    return last
 
 
-def _read_tape(run_dir: Path, disk: Disk, known: LastKnown) -> None:
+def _read_tape(run_dir: Path, disk: Disk, last: LastKnown) -> None:
     for number, line in enumerate(_lines(run_dir / TAPE, disk)):
         try:
             text = line.decode()
             if number == 0 and isinstance(header := decode_header(text), Header):
-                known.started_at = header.started_at or known.started_at
-                known.epoch = max(known.epoch, header.epoch)
+                last.started_at = header.started_at or last.started_at
+                last.epoch = max(last.epoch, header.epoch)
             elif number and isinstance(record := decode_line(text), Record):
-                known.hear(record)
+                last.apply(record)
         except Exception:
-            known.whole = False  # what is reckoned from every event can be reckoned up to here only
+            last.whole = False  # what is summed over every event is summed up to here only
 
 
-def _read_snapshot(run_dir: Path, disk: Disk, known: LastKnown) -> None:
+def _read_snapshot(run_dir: Path, disk: Disk, last: LastKnown) -> None:
     with suppress(DataError):
         if (snapshot := read_snapshot(run_dir / SNAPSHOT, disk)) is not None:
             state = snapshot.core.state
-            known.epoch, known.at = max(known.epoch, state.epoch), max(known.at, snapshot.at)
-            known.tokens_least = max(known.tokens_least, state.tokens_trained)
+            last.epoch, last.at = max(last.epoch, state.epoch), max(last.at, snapshot.at)
+            last.tokens_least = max(last.tokens_least, state.tokens_trained)
             for current in state.rounds:
-                known.stands_at(current.fragment, current.version)
+                last.reached(current.fragment, current.version)
 
 
-def _read_journal(run_dir: Path, disk: Disk, known: LastKnown) -> None:
+def _read_journal(run_dir: Path, disk: Disk, last: LastKnown) -> None:
     folder = run_dir / JOURNAL
     for name, size in sorted(disk.files(folder).items()):
         place = 0
@@ -148,8 +148,8 @@ def _read_journal(run_dir: Path, disk: Disk, known: LastKnown) -> None:
                 facts = facts_of(disk.read(folder / name, place, PREFIX_BYTES + sizes.header))
             except DataError:
                 break
-            known.stands_at(facts.fragment, facts.version)
-            known.epoch = max(known.epoch, facts.epoch)
+            last.reached(facts.fragment, facts.version)
+            last.epoch = max(last.epoch, facts.epoch)
             place += sizes.total
 
 

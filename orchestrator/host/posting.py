@@ -1,4 +1,4 @@
-"""Events that other threads hand to the one that decides.
+"""The posting of events from other threads to the one that decides.
 
 They come undated. Whoever queues them stamps them under one lock, so that instants are in the order of the queue.
 """

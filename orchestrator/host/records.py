@@ -1,7 +1,7 @@
-"""What a job leaves on disk: RUN_DIR/{tape.jsonl, status.json, report.json, report.html, merged.safetensors}.
+"""The files that a job leaves: RUN_DIR/{tape.jsonl, status.json, report.json, report.html, merged.safetensors}.
 
 ``status.json`` is written last: once it is there, all of the job is. Refuses to compute figures (``accounting``) or
-pictures (``report``).
+pages (``report``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def write_parameters(
 
 
 def _refused_by_disk(error: SafetensorError, path: Path) -> OSError | None:
-    """The library tells what the system said in its text only: ``… (os error 28)``."""
+    """The library has the system's error in its text only: ``… (os error 28)``."""
     number = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else None
 
@@ -63,8 +63,10 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
         page: str = importlib.import_module(RENDERER).render(report)
     except Exception as error:  # the job is none the worse for it, and its figures are written
         log.exception("the report's page cannot be made")
-        told = html.escape(f"{type(error).__name__}: {first_line(error)}")
-        page = f"<!doctype html><title>No report</title><p>This page could not be made ({told}); see report.json.</p>\n"
+        reason = html.escape(f"{type(error).__name__}: {first_line(error)}")
+        page = (
+            f"<!doctype html><title>No report</title><p>This page could not be made ({reason}); see report.json.</p>\n"
+        )
     _write(run_dir / "report.html", page)
 
 

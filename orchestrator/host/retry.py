@@ -1,7 +1,7 @@
 """Writes that are retried until they are done: a disk that refuses must not end a job, and everybody can see why it waits.
 
-While the journal cannot be written no merge is told, while the tape cannot be written nothing is decided; islands train on
-either way, keep their work, and offer it again. Both would be lies to go on without.
+While the journal cannot be written no merge is announced, while the tape cannot be written nothing is decided; islands train
+on either way, keep their work, and offer it again. Both would be lies to go on without.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class Retrier:
     @property
     def trouble(self) -> str | None:
         troubles = dict(self._troubles)
-        return "; ".join(f"{what}: {why}" for what, why in sorted(troubles.items())) or None
+        return "; ".join(f"{operation}: {error}" for operation, error in sorted(troubles.items())) or None
 
-    def until_done(self, what: str, work: Callable[[], None]) -> None:
-        """``work`` is done when this returns. Raises InfrastructureError when nobody waits for it any more."""
+    def until_done(self, operation: str, work: Callable[[], None]) -> None:
+        """``work`` is done when this returns. Raises InfrastructureError once the retrier is closed."""
         while True:
             try:
                 work()
             except OSError as error:
-                if self._troubles.get(what) != first_line(error):
-                    log.error("%s, and is tried again: %s", what, error)
-                self._troubles[what] = first_line(error)
+                if self._troubles.get(operation) != first_line(error):
+                    log.error("%s, and is tried again: %s", operation, error)
+                self._troubles[operation] = first_line(error)
             else:
-                self._troubles.pop(what, None)
+                self._troubles.pop(operation, None)
                 return
             if self._closed.wait(self._retry_s):
-                raise InfrastructureError(detail=f"{what}: {self._troubles[what]}")
+                raise InfrastructureError(detail=f"{operation}: {self._troubles[operation]}")
 
     def close(self) -> None:
-        """Whoever still retries gives up."""
+        """End every retry under way."""
         self._closed.set()
 
 
@@ -69,9 +69,9 @@ def only_full(work: Callable[[], None]) -> None:
 
 
 class RetryingSink:
-    """A tape whose disk may refuse for a while. An epoch is durable before anybody hears of it: none is lived twice.
+    """A tape whose disk may refuse for a while. An epoch is durable before it is announced: none is used twice.
 
-    Before anything is told ``settle`` makes durable what the journal was found to hold.
+    Before anything is announced ``settle`` makes durable what is in the journal.
     """
 
     def __init__(self, tape: TapeWriter, retrier: Retrier, settle: Callable[[], None]) -> None:

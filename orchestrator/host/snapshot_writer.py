@@ -1,4 +1,4 @@
-"""When a snapshot of what is known is due, and who writes it: who comes back decodes and decides only what came behind it.
+"""The writer of snapshots: after a restart only the records behind the last one need be replayed.
 
 Responsible for: one in every so many records, taken between two steps, written in a thread of its own. Refuses to make
 anything depend on one: where it cannot be written, the one before stays, or none.
@@ -15,7 +15,7 @@ from orchestrator.core.vocabulary import Instant
 from orchestrator.disk import Disk, LocalDisk
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.snapshot import Snapshot, encode
-from orchestrator.tape.storage import TapeWriter, build, keep_snapshot
+from orchestrator.tape.storage import TapeWriter, build, write_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class SnapshotWriter:
         self._under_way: Future[None] | None = None
 
     def consider(self, driver: Driver[Synchroniser], at: Instant) -> None:
-        """Take one if it is due. What the core and the folds know is copied before this returns."""
+        """Take one if it is due. The state of core and folds is copied before this returns."""
         if driver.count - self._count < self._every or (self._under_way and not self._under_way.done()):
             return
         self._count = driver.count
@@ -42,12 +42,12 @@ class SnapshotWriter:
         self._under_way = self._writing.submit(self._write, raw)
 
     def close(self) -> None:
-        """The job is over: nobody will remember it."""
+        """The job is over: no synchroniser will recover it."""
         self._writing.shutdown(wait=True)
         self._disk.remove(self._path)
 
     def _write(self, raw: bytes) -> None:
         try:
-            keep_snapshot(self._path, raw, self._disk)
+            write_snapshot(self._path, raw, self._disk)
         except Exception as error:
             log.warning("a snapshot of %d bytes cannot be written: %s: %s", len(raw), type(error).__name__, error)

@@ -1,4 +1,4 @@
-"""How far the tape survives what the job's durability is against: the power (``sync``), or only the process (``async``)."""
+"""The durability of a tape: what survives a loss of power (``sync``), or only the death of the process (``async``)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SYNC_EVERY_S = 0.5
 
 
 def of(spec: JobSpec, tape: TapeWriter) -> tuple[Retrier, PeriodicSync | NoSync]:
-    """What keeps the tape of this job, and retries what its disk refuses."""
+    """The sync of this job's tape, and the retrier of what its disk refuses."""
     retrier = Retrier()
     return retrier, PeriodicSync(tape, retrier) if spec.synchroniser.durability.kind == "sync" else NoSync(tape)
 
 
 class PeriodicSync:
-    """Makes the tape durable twice a second, so that islands need not keep for long what they told."""
+    """Makes the tape durable twice a second, so that islands need not keep their reports for long."""
 
     def __init__(self, tape: TapeWriter, retrier: Retrier) -> None:
         self._tape, self._retrier = tape, retrier
         self._closed, self._trouble = threading.Event(), ""
         threading.Thread(target=self._run, name="sync", daemon=True).start()
 
-    def kept_count(self) -> int:
-        """The number of the last record that survives whatever the job's durability is against."""
+    def durable_count(self) -> int:
+        """The number of the last record that is durable, as the job's policy has it."""
         return self._tape.synced_count
 
     def close(self) -> None:
@@ -43,7 +43,7 @@ class PeriodicSync:
                     self._retrier.until_done(TAPE_REFUSES, self._tape.sync)
                 except (InfrastructureError, ValueError):
                     pass  # nobody waits any more, or the tape was closed just now
-                except Exception as error:  # islands would keep all they told for ever
+                except Exception as error:  # islands would keep all their reports for ever
                     reason = f"{type(error).__name__}: {first_line(error)}"
                     if reason != self._trouble:
                         log.error("the tape cannot be made durable: %s", reason, exc_info=error)
@@ -56,7 +56,7 @@ class NoSync:
     def __init__(self, tape: TapeWriter) -> None:
         self._tape = tape
 
-    def kept_count(self) -> int:
+    def durable_count(self) -> int:
         return self._tape.count
 
     def close(self) -> None:

@@ -19,12 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.vocabulary import (
-    Fix,
     FragmentId,
     Incarnation,
     IslandId,
     JobPolicy,
     PayloadId,
+    ScheduleAnchor,
     Version,
     WeightedPayload,
 )
@@ -53,7 +53,7 @@ class Adopted:
     fragment: FragmentId
     version: Version
     logical_step: int
-    fix: Fix
+    fix: ScheduleAnchor
     keeps: bool = False
     since: PayloadId | None = None
 
@@ -83,7 +83,7 @@ class Life:
     cursor: int
     versions: tuple[Version, ...]
     logical_step: int
-    fix: Fix
+    fix: ScheduleAnchor
     moments: tuple[Moment, ...]
 
     @property

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.core.effects import BeginCatchUp, StartTraining
 from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, ProgressReported
-from orchestrator.core.vocabulary import NO_FIX, Contribution, Fix, FragmentId, PayloadId, Version
+from orchestrator.core.vocabulary import NO_ANCHOR, Contribution, FragmentId, PayloadId, ScheduleAnchor, Version
 from orchestrator.laboratory.course import Adopted, Exported, LifeId, Moment, Offered
 from orchestrator.replica.work import AdoptionRule, FragmentWork, Rebase, Trained
 
@@ -38,8 +38,8 @@ class Diary:
     started: StartTraining | None = None
 
     @property
-    def fix(self) -> Fix:
-        return self.started.fix if self.started is not None else NO_FIX
+    def fix(self) -> ScheduleAnchor:
+        return self.started.fix if self.started is not None else NO_ANCHOR
 
     @property
     def steps_trained(self) -> int:
@@ -137,7 +137,7 @@ def _adopt(
 ) -> Adopted:
     """Put the fragment on its new version, and say what survived. ``published`` is the offer that is merged in it."""
     merged_offer = published if published in own.offers else None
-    uncontributed = own.kept(Rebase(merged_offer), _told(event.tokens_total)).tokens
+    uncontributed = own.remaining(Rebase(merged_offer), _told(event.tokens_total)).tokens
     kept = uncontributed if event.kept_tokens == _UNTOLD and rule == "rebase" else max(0, event.kept_tokens)
     if rule == "rebase":
         keeps = kept == uncontributed

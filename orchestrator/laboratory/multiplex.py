@@ -31,8 +31,8 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.config import JobSpec
 from orchestrator.core import effects, events, saving
-from orchestrator.core.hearing import contribution_of, event_of
-from orchestrator.core.messages import Letter, Offer, Progress
+from orchestrator.core.messages import IslandReport, Offer, Progress
+from orchestrator.core.report_events import contribution_of, event_of
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
 from orchestrator.errors import InternalError
@@ -164,7 +164,7 @@ class MultiplexedJob:
         for letter in island.outbox.take(0.0):
             self._happen(self._event_of(island, letter))
 
-    def _event_of(self, island: _Island, letter: Letter) -> events.Event:
+    def _event_of(self, island: _Island, letter: IslandReport) -> events.Event:
         """As live, but that time is virtual and an offer's bytes are there at once."""
         if isinstance(letter, Offer):
             arrays = island.loop.take(letter.fragment, letter.offer)

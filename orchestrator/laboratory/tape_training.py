@@ -21,7 +21,7 @@ from learners.adoption import mixed, rebased
 from learners.contract import Arrays
 from orchestrator.config import JobSpec
 from orchestrator.core.effects import MergeFragment
-from orchestrator.core.vocabulary import CloseReason, Fix, FragmentId, PayloadId, Version
+from orchestrator.core.vocabulary import CloseReason, FragmentId, PayloadId, ScheduleAnchor, Version
 from orchestrator.errors import DataError
 from orchestrator.laboratory.apparatus import FIRST_EPOCH, Apparatus, MakeTrainer
 from orchestrator.laboratory.course import Adopted, Course, Evaluated, Exported, Life, LifeId, Merged, Offered
@@ -192,9 +192,9 @@ class TapeTraining:
         replica.logical_step = max(replica.logical_step, moment.logical_step)
         replica.fix = max(replica.fix, self._here(moment.fix))
 
-    def _here(self, fix: Fix) -> Fix:
+    def _here(self, fix: ScheduleAnchor) -> ScheduleAnchor:
         """The tape's, in tokens here."""
-        return Fix(round(fix.tokens * self._tokens_ratio), fix.step)
+        return ScheduleAnchor(round(fix.tokens * self._tokens_ratio), fix.step)
 
     def _stand_on(self, replica: _Replica, fragment: FragmentId, published: Arrays) -> None:
         self._apparatus.trainers[replica.life.shard].load(published)
@@ -212,7 +212,7 @@ class _Replica:
 
     life: Life
     logical_step: int
-    fix: Fix
+    fix: ScheduleAnchor
     done: int = 0
     step_count: int = 0
     base: dict[FragmentId, Arrays] = field(default_factory=dict)

@@ -6,7 +6,7 @@
     outer_state      Θ, momentum and version of every fragment, and the merge
     outer_gradient   many islands' displacements → one outer gradient
     outer_optimizer  outer gradient → the next parameters
-    journaled_store  outer step, then the journal, then whoever asked: in that order
+    journaled_store  outer step, then the journal, then the announcement: in that order
     journal          what merges made, on disk, and its reconciliation with the tape
     wire_format      a fragment's tensors as bytes, and back, checked
     codec            how the values of a tensor become bytes: one module for each codec, one registry

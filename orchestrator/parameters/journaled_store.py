@@ -1,4 +1,4 @@
-"""Θ whose every merge is journalled before anybody hears of it, and Θ again from the journal.
+"""The journaled store: Θ whose every merge is journalled before it is announced, and its recovery from the journal.
 
 Responsible for the order: outer step, then durable, then the answer. Refuses to know payload ids and publications.
 """
@@ -24,7 +24,7 @@ Retry = Callable[[str, Callable[[], None]], None]
 
 
 class MergeLog(Protocol):
-    """Where merges are written before they are told: the ``Journal``, or nowhere for a run that can begin anew."""
+    """The log of merges, written before they are announced: the ``Journal``, or nowhere for a run that can begin anew."""
 
     def append(self, facts: Facts, parameters: bytes, momentum: bytes) -> None:
         """The merge is durable, as the policy has it, when this returns. Raises OSError."""
@@ -55,7 +55,7 @@ class JournaledStore:
         self.outer, self._journal, self._retry, self._clock = outer, journal, retry, clock
 
     def begin(self, fragment: FragmentId, epoch: Epoch, step: int = 0) -> JournaledVersion:
-        """Journal the first version, too, made at ``step`` of an earlier job: a recovery needs nobody to make Θ again."""
+        """Journal the first version, too, made at ``step`` of an earlier job: so that a recovery need not make Θ again."""
         return self._journaled(fragment, step, epoch, "", (), 0.0)
 
     def merge(self, order: MergeFragment, inputs: Inputs) -> JournaledVersion:

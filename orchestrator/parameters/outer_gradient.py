@@ -1,4 +1,4 @@
-"""Many islands' displacements become one outer gradient.
+"""The outer gradient: an average of many islands' displacements.
 
 Both averages known here are linear in the displacements, Δ = Σ a_m Δ_m with Δ_m = Θ − θ_m, and differ only in the
 coefficients a_m. So a merge has three parts: the Gram matrix ⟨Δ_i, Δ_j⟩ (the only thing the radial average must know
@@ -33,7 +33,7 @@ _EMBEDDING_LIKE = re.compile(r"(^|[/.])([^/.]*embed[^/.]*|([^/.]*_)?head)([/.]|$
 
 
 class Averaging(StrEnum):
-    """How displacements are averaged. Values as in the job specification."""
+    """The average of displacements. Values as in the job specification."""
 
     RADIAL = "radial"
     MEAN = "mean"

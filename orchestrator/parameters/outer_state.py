@@ -35,7 +35,7 @@ WEIGHT_SUM_TOLERANCE = 1e-9
 
 @dataclass(eq=False, kw_only=True)
 class NotFinite(DataError):
-    """Parameters that are no numbers, or too large to be merged again. They were thrown away."""
+    """Parameters with NaN or Inf, or too large to be merged again. They were thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class OuterState:
     ) -> None:
         """Start every fragment at version 0 with a copy of ``parameters``, which ``fragment_map`` covers exactly once.
 
-        Raises NotFinite where they are no numbers.
+        Raises NotFinite where they contain NaN or Inf.
         """
         mapped = [name for members in fragment_map for name in members]
         if sorted(mapped) != sorted(parameters):
@@ -190,7 +190,7 @@ def _validate(
     inputs: Sequence[Tensors],
     weights: Sequence[float],
 ) -> None:
-    """The caller's promises. Checked before anything is computed, because a wrong merge would be published to everyone."""
+    """The preconditions, checked before anything is computed, because a wrong merge would be published to everyone."""
     if not all(weight > 0 for weight in weights) or abs(math.fsum(weights) - 1) > WEIGHT_SUM_TOLERANCE:
         raise InternalError(
             detail=f"The weights of a merge of fragment {fragment} are {weights}; they must sum to one."
@@ -201,11 +201,11 @@ def _validate(
             raise InternalError(detail=f"An input to a merge of fragment {fragment} does not have its tensors.")
 
 
-def _require_finite(parameters: Tensors, what: str) -> None:
+def _require_finite(parameters: Tensors, name: str) -> None:
     """By the rule that contributions are held to: what a merge makes must be able to enter the next one."""
     problem = check(parameters, shapes(parameters))
     if problem is not None:
-        raise NotFinite(detail=f"{what} cannot be used: {problem[1]}")
+        raise NotFinite(detail=f"{name} cannot be used: {problem[1]}")
 
 
 def _read_only(array: Array) -> Array:

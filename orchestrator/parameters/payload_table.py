@@ -1,4 +1,4 @@
-"""The contributions that are held, by payload id, until the core lets go of them."""
+"""The payload table: contributions that are held, by payload id, until the core releases them."""
 
 from __future__ import annotations
 

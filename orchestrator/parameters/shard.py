@@ -9,7 +9,7 @@ of its own and a part of the fragments; which one owns a fragment is the busines
 
 A shard has no thread, and knows no time of the job's. ``receive``, ``hold``, ``release`` and everything that only reads may
 be called from any thread at any time; orders that change Θ come one at a time, in the order in which they take effect.
-Refuses to know why a merge is ordered, who is told of a version, and how bytes travel.
+Refuses to know why a merge is ordered, who gets a version, and how bytes travel.
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (the synchroniser is sharded by fragment).
 """
@@ -36,9 +36,9 @@ from orchestrator.parameters.wire_format import InvalidPayload
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A contribution's bytes are here and may enter a merge. ``displacement`` is ‖Θ_p − θ‖ as they came."""
+    """A contribution's bytes are here and may enter a merge. ``update_norm`` is ‖Θ_p − θ‖ as they came."""
 
-    displacement: float
+    update_norm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """A version that is journalled and may be told.
+    """A version that is journalled and may be announced.
 
     ``journal_seconds`` is how long the entry took to be durable, also where the disk refused for a while.
     """
@@ -72,7 +72,7 @@ class NewVersion:
 
 
 class ParameterShard:
-    """Of one epoch. Until ``seed`` or ``recover`` there is no Θ, and nothing to ask for."""
+    """The shard during one epoch. Until ``seed`` or ``recover`` there is no Θ."""
 
     def __init__(
         self, journal: MergeLog, epoch: Epoch, retry: Retry, clock: Callable[[], float] = time.monotonic
@@ -104,11 +104,11 @@ class ParameterShard:
     def receive(self, payload: PayloadId, fragment: FragmentId, content: bytes) -> Held | Unusable:
         """Validate the bytes that an island sent, and hold them under the payload's name."""
         try:
-            tensors, displacement = validated(content, self._outer.fragment(fragment))
+            tensors, update_norm = validated(content, self._outer.fragment(fragment))
         except InvalidPayload as error:
             return Unusable(error.reason, error.detail)
         self.hold(payload, tensors)
-        return Held(displacement)
+        return Held(update_norm)
 
     def hold(self, payload: PayloadId, tensors: Tensors) -> None:
         """Hold tensors that need no validation: they never travelled."""
@@ -162,11 +162,11 @@ class ParameterShard:
         return {p: sum(array.size for array in self.state(p).parameters.values()) for p in self.fragments}
 
     def step(self) -> int:
-        """The highest logical step that a merge here has been told of."""
+        """The highest logical step of a merge here."""
         return max(self._steps.values())
 
     def publication(self, fragment: FragmentId) -> Publication:
-        """The fragment as it stands, encoded anew: for whoever did not keep the one that its merge gave."""
+        """The fragment as it stands, encoded anew. (A merge returns its publication, too.)"""
         state = self._outer.state(fragment)
         return _publication(fragment, state, wire_format.encode(state.parameters, PUBLICATION_CODEC))
 

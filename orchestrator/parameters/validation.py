@@ -1,6 +1,6 @@
 """Validation of payloads: which may enter a merge, and how far they are from Θ.
 
-    too many bytes ▸ sizes and checksum ▸ names and shapes ▸ every value a number ▸ the displacement
+    too many bytes ▸ sizes and checksum ▸ names and shapes ▸ every value a number ▸ the update norm
 
 Responsible for facts, which the shard hands on. Refuses to decide how far is too far (``core.health``).
 """
@@ -38,7 +38,7 @@ def validated(payload: bytes, anchor: Tensors) -> tuple[dict[str, Array], float]
     if (problem := check(tensors, shapes(anchor))) is not None:
         reason, detail = problem
         raise InvalidPayload(detail=detail, reason=reason)
-    return tensors, displacement(anchor, tensors)
+    return tensors, update_norm(anchor, tensors)
 
 
 def check(tensors: Tensors, wanted: Mapping[str, tuple[int, ...]]) -> tuple[RefusalReason, str] | None:
@@ -59,7 +59,7 @@ def check(tensors: Tensors, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Refu
     return None
 
 
-def displacement(anchor: Tensors, tensors: Tensors) -> float:
+def update_norm(anchor: Tensors, tensors: Tensors) -> float:
     """‖Θ_p − θ‖, Euclidean, over all tensors of the fragment: float32 within a block, float64 across blocks."""
     squares = [
         float(np.vdot(block, block))

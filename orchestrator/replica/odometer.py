@@ -1,6 +1,6 @@
-"""The odometer of an island: how fast it trains, counted step by step and told as ``Progress`` now and then.
+"""The odometer of an island: how fast it trains, counted step by step and reported as ``Progress`` now and then.
 
-Responsible for the longest gap between two steps being told once, with the report that follows it. Refuses to know when
+Responsible for the longest gap between two steps being reported once, with the report that follows it. Refuses to know when
 to report, and what the steps were for. It has no clock: durations come from whoever took the step, in seconds.
 """
 
@@ -35,7 +35,7 @@ class Odometer:
         return steps_total != self._reported_steps
 
     def report(self, step: int, steps_total: int, tokens_total: int) -> Progress:
-        """How far training is, at the logical step ``step``."""
+        """The progress so far, at the logical step ``step``."""
         progress = Progress(
             step=step,
             steps_total=steps_total,

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.core.messages import Flushed, Letter, Offer, Progress
+from orchestrator.core.messages import Flushed, IslandReport, Offer, Progress
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.errors import Fenced
 
-Numbered = list[tuple[int, Letter]]
+Numbered = list[tuple[int, IslandReport]]
 
 
 class ReliableOutbox:
@@ -31,18 +31,18 @@ class ReliableOutbox:
         self._unread = UnreadReports()
         self._numbered = NumberedReports()
 
-    def put(self, report: Letter) -> None:
+    def put(self, report: IslandReport) -> None:
         self._unread.put(report)
 
-    def take(self) -> list[Letter]:
+    def take(self) -> list[IslandReport]:
         """All unread reports, oldest first, for a reader who loses none. Each is given out once."""
         return self._unread.take()
 
     def heed(self, epoch: Epoch) -> bool:
-        """Take note of who speaks: whether it took another's place, so that ``restate`` must follow. Raises Fenced."""
+        """Note the epoch that commands: whether it is a newer one, so that ``restate`` must follow. Raises Fenced."""
         return self._numbered.heed(epoch)
 
-    def restate(self, standing: Iterable[Letter]) -> None:
+    def restate(self, standing: Iterable[IslandReport]) -> None:
         """Report again what still stands and is in no report that is kept."""
         for report in self._numbered.missing(standing):
             if isinstance(report, Offer):
@@ -63,7 +63,7 @@ class ReliableOutbox:
         return self._numbered.after(after)
 
     def forget_all(self) -> None:
-        """Whoever reads next is somebody else's reader, and reads nothing that was put until now. Numbers go on."""
+        """Forget all reports: the next reader is another incarnation's. Numbers go on."""
         self._unread.take()
         self._numbered.forget_all()
 
@@ -76,12 +76,12 @@ class UnreadReports:
     """
 
     def __init__(self) -> None:
-        self._reports: list[Letter] = []
+        self._reports: list[IslandReport] = []
 
     def __bool__(self) -> bool:
         return bool(self._reports)
 
-    def put(self, report: Letter) -> None:
+    def put(self, report: IslandReport) -> None:
         if isinstance(report, Offer):
             self._reports = _without_offer_of(report.fragment, self._reports)
         last = self._reports[-1] if self._reports else None
@@ -100,24 +100,25 @@ class UnreadReports:
         place = next((n for n, old in enumerate(self._reports) if isinstance(old, Flushed)), len(self._reports))
         self._reports.insert(place, offer)
 
-    def take(self) -> list[Letter]:
+    def take(self) -> list[IslandReport]:
         """All of them, oldest first; none is left."""
         reports, self._reports = self._reports, []
         return reports
 
 
 class NumberedReports:
-    """Reports that are kept until they are acknowledged. ``epoch`` is the newest synchroniser's that spoke; 0 before any."""
+    """Reports that are kept until they are acknowledged. ``epoch`` is the newest synchroniser's; 0 before any."""
 
     def __init__(self) -> None:
         self.epoch = Epoch(0)
-        self._kept: Numbered = []
+        self._unacknowledged: Numbered = []
         self._written = 0
 
     def heed(self, epoch: Epoch) -> bool:
-        """Take note of who speaks: whether it took another's place. Raises Fenced when a newer one has spoken.
+        """Note the epoch that commands: whether it is newer than the last. Raises Fenced when it is older.
 
-        A flush that was heard is forgotten then: who asks for it anew hears of its end anew, behind what is offered again.
+        A ``Flushed`` that was reported is forgotten then: the new synchroniser asks for it anew, and gets it behind the
+        offers.
         """
         if epoch < self.epoch:
             raise Fenced(
@@ -126,38 +127,40 @@ class NumberedReports:
         replaced = 0 < self.epoch < epoch
         self.epoch = epoch
         if replaced:
-            self._kept = [(number, report) for number, report in self._kept if not isinstance(report, Flushed)]
+            self._unacknowledged = [
+                (number, report) for number, report in self._unacknowledged if not isinstance(report, Flushed)
+            ]
         return replaced
 
-    def write(self, reports: Iterable[Letter]) -> None:
+    def write(self, reports: Iterable[IslandReport]) -> None:
         for report in reports:
             self._written += 1
-            self._kept.append((self._written, report))
+            self._unacknowledged.append((self._written, report))
 
     def forget(self, acknowledged: int) -> None:
-        """Those up to this number are on the tape."""
-        self._kept = [(number, report) for number, report in self._kept if number > acknowledged]
+        """Forget the reports up to this number: they are on the tape."""
+        self._unacknowledged = [(number, report) for number, report in self._unacknowledged if number > acknowledged]
 
     def forget_all(self) -> None:
-        """Whoever reads next is somebody else's reader. Numbers go on."""
-        self._kept = []
+        """Forget all reports. Numbers go on."""
+        self._unacknowledged = []
 
     def after(self, read: int) -> Numbered:
-        """Those behind this number, oldest first."""
-        return [(number, report) for number, report in self._kept if number > read]
+        """The reports behind this number, oldest first."""
+        return [(number, report) for number, report in self._unacknowledged if number > read]
 
-    def missing(self, standing: Iterable[Letter]) -> list[Letter]:
-        """Of what still stands that which is in no report kept; offers oldest first."""
-        kept = [report for _, report in self._kept]
-        return [report for report in sorted(standing, key=_age) if report not in kept]
+    def missing(self, standing: Iterable[IslandReport]) -> list[IslandReport]:
+        """What still stands and is in no unacknowledged report; offers oldest first."""
+        pending = [report for _, report in self._unacknowledged]
+        return [report for report in sorted(standing, key=_age) if report not in pending]
 
 
-def _age(report: Letter) -> tuple[int, int]:
+def _age(report: IslandReport) -> tuple[int, int]:
     return (report.offer, report.fragment) if isinstance(report, Offer) else (0, 0)
 
 
-def _without_offer_of(fragment: int, reports: list[Letter]) -> list[Letter]:
-    others: list[Letter] = []
+def _without_offer_of(fragment: int, reports: list[IslandReport]) -> list[IslandReport]:
+    others: list[IslandReport] = []
     for report in reports:
         if isinstance(report, Offer) and report.fragment == fragment:
             continue

@@ -3,7 +3,7 @@
                     ┌──────────── a boundary ────────────┐
     … inner step ──▶ cut ▸ adopt ▸ offer what is due ▸ export ──▶ inner step …
 
-Whoever drives a replica tells it what happened (a publication arrived, a step was taken, a command came) and asks it, at
+A replica's driver calls it with what happened (a publication arrived, a step was taken, a command came) and asks it, at
 each boundary between two inner steps, what is to be done. The answer is a ``BoundaryPlan``: frozen data, in the order in
 which it must be carried out, that names arrays only by fragment, version and number of offer. So one process can decide
 and others, which hold other pieces of the same arrays, can carry out the same plan.
@@ -23,8 +23,8 @@ from enum import Enum, auto
 from typing import Literal, NamedTuple
 
 from orchestrator.core import schedule
-from orchestrator.core.messages import Adopted, Drained, Flushed, Letter, Offer
-from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Version
+from orchestrator.core.messages import Adopted, Drained, Flushed, IslandReport, Offer
+from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.replica.schedule_position import schedule_step
 from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Replace, Trained
@@ -32,7 +32,7 @@ from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Repl
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPolicy:
-    """What a replica must know of its job.
+    """The policy of a replica, from its job.
 
     interval_steps            H: inner steps between two synchronisations of one fragment
     tokens_per_schedule_step  tokens of an inner step of all islands together
@@ -59,12 +59,12 @@ class Publication(NamedTuple):
     version: Version
     step: int
     merged_offer: int = 0
-    anchor: Fix = NO_FIX
+    anchor: ScheduleAnchor = NO_ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What a replica is at a boundary, but for arrays. Due points up to ``offered_step`` were offered.
+    """The state of a replica at a boundary, but for arrays. Due points up to ``offered_step`` were offered.
 
     ``step_counts`` and ``token_counts`` are its own work by fragment since ``versions``; totals are the incarnation's.
     """
@@ -120,8 +120,8 @@ Action = CutState | AdoptVersion | OfferFragment | ExportState | SendReport
 _REPORTING = (AdoptVersion, OfferFragment, SendReport)
 
 
-class Then(Enum):
-    """What follows a boundary."""
+class Continuation(Enum):
+    """The continuation after a boundary."""
 
     STEP = auto()
     AWAIT_PUBLICATION = auto()
@@ -131,14 +131,14 @@ class Then(Enum):
 @dataclass(frozen=True, slots=True)
 class BoundaryPlan:
     actions: tuple[Action, ...]
-    then: Then
+    continuation: Continuation
 
-    def reports(self) -> list[Letter]:
-        """What the island says at this boundary, in order."""
+    def reports(self) -> list[IslandReport]:
+        """The reports of this boundary, in order."""
         return reports_of(self.actions)
 
 
-ONLY_STEP = BoundaryPlan((), Then.STEP)
+ONLY_STEP = BoundaryPlan((), Continuation.STEP)
 
 
 class Replica:
@@ -149,7 +149,7 @@ class Replica:
         self.fragments = tuple(FragmentWork() for _ in range(policy.fragment_count))
         self.step = self.offered_step = 0
         self.steps_total = self.tokens_total = 0
-        self.anchor = NO_FIX
+        self.anchor = NO_ANCHOR
         self.holds_state = self.started = False
         self.flushing = self.draining = self.drained = False
         self._arrived: dict[FragmentId, Publication] = {}
@@ -168,7 +168,7 @@ class Replica:
 
     @property
     def schedule_step(self) -> int:
-        """Where the next inner step is in the learning-rate schedule."""
+        """The schedule step of the next inner step."""
         return schedule_step(self.anchor, self.step, self.policy.tokens_per_schedule_step)
 
     @property
@@ -227,7 +227,7 @@ class Replica:
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, anchor: Fix = NO_FIX) -> None:
+    def start(self, anchor: ScheduleAnchor = NO_ANCHOR) -> None:
         """Train, from the next boundary on. Asked again, it calls a drain off, or changes nothing."""
         self.draining = False
         self._begin(anchor)
@@ -235,15 +235,15 @@ class Replica:
     def drain(self) -> None:
         """Step no more; offer all work, again what a version lacks, until versions hold all of it."""
         self.draining = True
-        self._begin(NO_FIX)
+        self._begin(NO_ANCHOR)
 
     def flush(self) -> None:
         """Step no more; the next boundary is the last one."""
         self.flushing = True
         if self.holds_state:
-            self._begin(NO_FIX)
+            self._begin(NO_ANCHOR)
 
-    def _begin(self, anchor: Fix) -> None:
+    def _begin(self, anchor: ScheduleAnchor) -> None:
         if not self.holds_state:
             raise InternalError(detail="an island was started before it held a state.")
         if not self.started:
@@ -280,7 +280,7 @@ class Replica:
         self.tokens_total += token_count
 
     def boundary(self, *, cut: bool = False, requests: tuple[Hashable, ...] = ()) -> BoundaryPlan:
-        """What is to be done between two steps. ``cut``: checkpoints wait for the state; ``requests`` are peers' for it."""
+        """The plan of a boundary between steps. ``cut``: checkpoints wait for the state; ``requests`` are peers' for it."""
         if self.flushing:
             return self.flush_boundary(cut=cut)
         if self.draining:
@@ -289,21 +289,21 @@ class Replica:
         offers = self.offer_due()
         if not (adoptions or offers or requests):
             return ONLY_STEP
-        return BoundaryPlan((*adoptions, *offers, *self._export(requests)), Then.STEP)
+        return BoundaryPlan((*adoptions, *offers, *self._export(requests)), Continuation.STEP)
 
     def flush_boundary(self, *, cut: bool = False) -> BoundaryPlan:
         """The last boundary: offer all work that no offer covers, and say so. Peers are given nothing any more."""
         actions = (*self.adopt(cut=cut), *self._offer_all(), SendReport(Flushed()))
-        return BoundaryPlan(actions, Then.END)
+        return BoundaryPlan(actions, Continuation.END)
 
     def drain_boundary(self, *, cut: bool = False, requests: tuple[Hashable, ...] = ()) -> BoundaryPlan:
         """A boundary that no step follows: offer what no offer covers, and say so once versions hold all work."""
         actions = (*self.adopt(cut=cut), *self._offer_all(), *self._export(requests))
         trained = self.trained
         if any(fragment.since_origin(trained).tokens for fragment in self.fragments):
-            return BoundaryPlan(actions, Then.AWAIT_PUBLICATION)
+            return BoundaryPlan(actions, Continuation.AWAIT_PUBLICATION)
         self.draining, self.drained = False, True
-        return BoundaryPlan((*actions, SendReport(Drained())), Then.END)
+        return BoundaryPlan((*actions, SendReport(Drained())), Continuation.END)
 
     def adopt(self, *, cut: bool = False) -> tuple[CutState | AdoptVersion, ...]:
         """Put fragments on what was published and has arrived; a cut comes before."""
@@ -337,16 +337,16 @@ class Replica:
     def _adoption(self, publication: Publication, trained: Trained) -> AdoptVersion:
         fragment, work = publication.fragment, self.fragments[publication.fragment]
         mode = work.load_mode(publication.merged_offer, self.policy.adoption)
-        kept = work.kept(mode, trained)
+        own_work = work.remaining(mode, trained)
         before = work.latest_offer if self.policy.offers_counted == "by fragment" else self._offer_count
-        work.adopt(publication.version, kept, trained, before)
+        work.adopt(publication.version, own_work, trained, before)
         standing = self._standing.get(fragment)
         if standing is not None and standing.offer <= publication.merged_offer:
             del self._standing[fragment]
             standing = None
         self.step = max(self.step, publication.step)
         self.anchor = max(self.anchor, publication.anchor)
-        report = Adopted(fragment, publication.version, self.step, self.tokens_total, kept.tokens, self.anchor)
+        report = Adopted(fragment, publication.version, self.step, self.tokens_total, own_work.tokens, self.anchor)
         return AdoptVersion(report, mode, () if standing is None else (standing.offer,))
 
     def _offer(self, fragments: Iterable[FragmentId]) -> tuple[OfferFragment, ...]:
@@ -366,6 +366,6 @@ class Replica:
         return tuple(offers)
 
 
-def reports_of(actions: Iterable[Action]) -> list[Letter]:
-    """What is reported in the course of these actions, in order."""
+def reports_of(actions: Iterable[Action]) -> list[IslandReport]:
+    """The reports among these actions, in order."""
     return [action.report for action in actions if isinstance(action, _REPORTING)]

@@ -10,9 +10,9 @@ always away would have spent its schedule with a sixth of its budget left; and o
 
 from __future__ import annotations
 
-from orchestrator.core.vocabulary import Fix
+from orchestrator.core.vocabulary import ScheduleAnchor
 
 
-def schedule_step(anchor: Fix, clock: int, tokens_per_schedule_step: int) -> int:
+def schedule_step(anchor: ScheduleAnchor, clock: int, tokens_per_schedule_step: int) -> int:
     """Count in inner steps of every island, at the logical step ``clock``; before any anchor it is the clock."""
     return anchor.tokens // tokens_per_schedule_step + max(0, clock - anchor.step)

@@ -1,4 +1,4 @@
-"""An island's own work on one fragment, in totals, and how a published version is loaded over it.
+"""An island's own work on one fragment, in totals, and the rules by which a published version is loaded over it.
 
 With Θ the published fragment and θ this island's own, a version is loaded by one of three rules:
 
@@ -85,14 +85,14 @@ class FragmentWork:
         return trained.tokens - covered.tokens
 
     def offered(self, number: int, trained: Trained, snapshots_max: int | None) -> None:
-        """Offer ``number`` covers all work up to now. Of the older ones only the latest are remembered."""
+        """Offer ``number`` covers all work up to now. Of the older ones only the latest are listed."""
         self.latest_offer = number
         self.offers[number] = trained
         if snapshots_max is not None and len(self.offers) > snapshots_max:
             del self.offers[next(iter(self.offers))]
 
     def load_mode(self, merged_offer: int, rule: AdoptionRule) -> LoadMode:
-        """How a version is loaded that contains the island's offers up to ``merged_offer`` (0: none, or ``ALL_OFFERS``)."""
+        """The mode of loading a version with the island's offers up to ``merged_offer`` (0: none, or ``ALL_OFFERS``)."""
         if rule == "replace" or merged_offer == ALL_OFFERS:
             return Replace()
         if rule == "mix":
@@ -101,8 +101,8 @@ class FragmentWork:
             return Rebase(merged_offer)
         return Replace() if merged_offer > self.offers_before else Rebase(None)
 
-    def kept(self, mode: LoadMode, trained: Trained) -> Trained:
-        """What remains of the work when a version is loaded by this mode."""
+    def remaining(self, mode: LoadMode, trained: Trained) -> Trained:
+        """The own work that remains when a version is loaded by this mode."""
         match mode:
             case Replace():
                 return NOTHING
@@ -112,9 +112,9 @@ class FragmentWork:
                 covered = self.origin if since is None else self.offers[since]
         return Trained(trained.steps - covered.steps, trained.tokens - covered.tokens)
 
-    def adopt(self, version: Version, kept: Trained, trained: Trained, offers_before: int) -> None:
+    def adopt(self, version: Version, own_work: Trained, trained: Trained, offers_before: int) -> None:
         """The fragment stands on ``version``, with so much own work on it."""
         self.version = version
-        self.origin = Trained(trained.steps - kept.steps, trained.tokens - kept.tokens)
+        self.origin = Trained(trained.steps - own_work.steps, trained.tokens - own_work.tokens)
         self.offers = {}
         self.offers_before = offers_before

@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator import logbook
-from orchestrator.checkpoints.resumption import kept
+from orchestrator.checkpoints.resumption import stored
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line
@@ -50,11 +50,11 @@ class Controller:
     def __init__(self, job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> None:
         logbook.keep(logbook.service_logbook(Path(run_dir), "controller"))
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
-        resumption = kept(self._run_dir)
+        resumption = stored(self._run_dir)
         legs = resumption.legs if resumption else ()
         self._document = {**spec.model_dump(mode="json"), "legs": legs, "roots": roots}
-        self._shards = list(spec.island_sections(spares=True))
-        self._sections = {**spec.island_sections(spares=True), **spec.standby_sections()}
+        self._shards = list(spec.island_sections(slots=True))
+        self._sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
         self._folder = room.cluster_folder(os.environ)
         self._lock = threading.Lock()
         self._actors: dict[Life, Any] = {}

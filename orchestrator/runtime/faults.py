@@ -27,7 +27,7 @@ from orchestrator.chaos.kinds import CONTINUE, Kind
 from orchestrator.core.commands import Inject, Kill
 from orchestrator.core.effects import ResolveCommand
 from orchestrator.core.events import Event, FaultInjected
-from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, IslandId
+from orchestrator.core.vocabulary import CommandId, FaultSpec, Incarnation, IslandId
 from orchestrator.errors import first_line
 from orchestrator.host.posting import Post
 from orchestrator.impairment import LinkFault
@@ -56,7 +56,7 @@ class Chaos:
     def inject(self, command: CommandId, caller: str, request: Inject) -> Kill | None:
         """Inject the fault, and post the record. A kill is returned: the core is still to decide on it."""
         kind, island = request.fault, request.island or IslandId("")
-        dose = Dose(request.duration, request.bytes_per_second, request.payloads)
+        dose = FaultSpec(request.duration, request.bytes_per_second, request.payloads)
         incarnation = self._incarnation_of(island) if island else Incarnation(0)
         parts = (kind, island, incarnation, dose.duration, dose.bytes_per_second, dose.payloads)
         why = "" if kind in (Kind.KILL, Kind.KILL_SYNCHRONISER) else self._strike(kind, island, incarnation, dose)
@@ -68,7 +68,7 @@ class Chaos:
         self._resolve(ResolveCommand(command, not why, why or done))
         return None
 
-    def _strike(self, kind: str, island: IslandId, incarnation: Incarnation, dose: Dose) -> str:
+    def _strike(self, kind: str, island: IslandId, incarnation: Incarnation, dose: FaultSpec) -> str:
         """Empty once the fault has struck, else why it could not."""
         life, impairment = (island, incarnation), self._interpreter.impairment(island, incarnation)
         match kind:

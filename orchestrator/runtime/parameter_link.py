@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.core.messages import Offer
-from orchestrator.core.vocabulary import Fix, FragmentId, PayloadId
+from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters.shard import Held, Unusable
 from orchestrator.runtime.impaired_link import ImpairedLink
@@ -44,7 +44,7 @@ class Delivery:
     published: Published
     step: int
     merged_offer: int
-    fix: Fix
+    fix: ScheduleAnchor
 
 
 class ParameterLink:

@@ -26,7 +26,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from orchestrator.core import events, messages
-from orchestrator.core.hearing import Heard, contribution_of, event_of
+from orchestrator.core.report_events import EventReport, contribution_of, event_of
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import Fenced, first_line
 from orchestrator.host.job_context import JobContext
@@ -75,7 +75,7 @@ class ReportLink:
         self._durable_count, self.silent = durable_count, lost
         self._address: tuple[str, int] | None = None
         self._over = threading.Event()
-        self._inbox: queue.SimpleQueue[tuple[int, messages.Letter, Any] | str | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[int, messages.IslandReport, Any] | str | None] = queue.SimpleQueue()
         self._recorded: deque[tuple[int, int]] = deque()
         """The record that each letter became, and its number: the relay adds at one end, the poll takes at the other."""
         for work in (self._poll, self._relay):
@@ -108,7 +108,7 @@ class ReportLink:
 
     def _poll(self) -> None:
         read, acknowledged, answers_of_over = 0, 0, 0
-        final: list[tuple[int, messages.Letter]] = []
+        final: list[tuple[int, messages.IslandReport]] = []
         self._address = cluster.address_of(self._actor)
         while not self._closed.is_set():
             while self._recorded and self._recorded[0][0] <= self._durable_count():
@@ -166,14 +166,14 @@ class ReportLink:
     def _say_dead(self, reason: str) -> None:
         self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, True, reason))
 
-    def _give_final_reports(self, letters: Iterable[messages.Letter]) -> None:
+    def _give_final_reports(self, letters: Iterable[messages.IslandReport]) -> None:
         """What it trained while nobody heard it counts, as lost; that it is back is said behind that, for it is its end."""
         for letter in letters:
             if isinstance(letter, messages.Progress):
                 self._post(self._event_of(letter))
         self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
 
-    def _event_of(self, letter: Heard) -> Undated:
+    def _event_of(self, letter: EventReport) -> Undated:
         return lambda at: event_of(letter, at, self._island, self._incarnation)
 
     # ── relay ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -201,7 +201,7 @@ class ReportLink:
         if isinstance(fetched, Unusable):
             reason, detail = fetched.reason, fetched.detail
             return self._post(lambda at: events.ContributionUnusable(at, contribution, reason, detail))
-        displacement = fetched.displacement
+        displacement = fetched.update_norm
         return self._post(lambda at: events.ContributionArrived(at, contribution, displacement))
 
 

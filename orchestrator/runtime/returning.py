@@ -35,7 +35,7 @@ from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import ending
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.tape.driver import Fold
-from orchestrator.tape.recovery import Remembered
+from orchestrator.tape.recovery import Recovered
 from orchestrator.tape.schema import Header, decode_header
 
 log = logging.getLogger(__name__)
@@ -56,10 +56,10 @@ def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPo
         first, _, _ = beginning(run_dir / TAPE, LocalDisk()).partition(b"\n")
         header = decode_header(first.decode(errors="replace"))
     except (OSError, DataError):  # it begins, or its files are judged when they are opened
-        return spec.policy(regions, spares=True, standbys=True)
+        return spec.policy(regions, slots=True, standbys=True)
     plans = (*header.policy.islands, *header.policy.standbys) if isinstance(header, Header) else ()
     begun_in: dict[str, str] = {plan.node_group: plan.region for plan in plans}
-    return spec.policy({**regions, **begun_in}, spares=True, standbys=True)
+    return spec.policy({**regions, **begun_in}, slots=True, standbys=True)
 
 
 def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: Sequence[Fold]) -> JobFiles:
@@ -94,10 +94,10 @@ def clock(files: JobFiles, run_dir: Path) -> tuple[float, float]:
     return started_at, time.monotonic() - elapsed
 
 
-def commands(past: Remembered) -> dict[str, dict[str, Any]]:
+def commands(past: Recovered) -> dict[str, dict[str, Any]]:
     """The commands that reached the tape, as ``status`` tells them."""
     records: dict[str, dict[str, Any]] = {}
-    for name, (event, answer) in past.promises.commands.items():
+    for name, (event, answer) in past.pending.commands.items():
         if isinstance(event, e.FaultInjected):
             record = command_record(event.kind, event.island, event.caller, event.at)
         else:
@@ -115,12 +115,12 @@ def command_record(kind: str, island: str | None, caller: str, at: Instant) -> d
     return {"kind": kind, "island": island, "caller": caller, "at": at, "accepted": None, "detail": ""}
 
 
-def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, controller: Any) -> None:
+def reconnect(past: Recovered, interpreter: Interpreter, timers: Timers, controller: Any) -> None:
     """Keep the deadlines that were set, listen to every process that lives, and have those ended that are over.
 
     Called before anything is decided, and does not wait for the controller.
     """
-    for timer in past.promises.timers:
+    for timer in past.pending.timers:
         timers.set(timer.timer, timer.serial, timer.due_at)
     islands = dict(past.core.state.islands)
     for island in islands.values():

@@ -91,7 +91,7 @@ class SynchroniserActor:
         self._posted = past.count if past else 0
         self._retrier, self._tape_sync = tape_sync.of(spec, self._files.tape)
         sink = RetryingSink(self._files.tape, self._retrier, self._files.journal.settle)
-        self._driver = Driver(self._core, (self._files.promises, *self._files.folds), sink, self._posted)
+        self._driver = Driver(self._core, (self._files.pending, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
         self._snapshots = SnapshotWriter(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
         controller = controller_of(job, spec, run_dir, roots)
@@ -107,7 +107,7 @@ class SynchroniserActor:
             shard=self._shard,
             evaluation=self._evaluation,
             timers=timers,
-            durable_count=self._tape_sync.kept_count,
+            durable_count=self._tape_sync.durable_count,
             resolve=self._resolve,
             finish=self._finish,
             checkpoints=CheckpointWriter(

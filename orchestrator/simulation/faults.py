@@ -7,7 +7,7 @@ from typing import Protocol
 from orchestrator.core import commands
 from orchestrator.core import events as e
 from orchestrator.core.effects import FinishJob
-from orchestrator.core.vocabulary import CommandId, Dose, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import CommandId, FaultSpec, JobPolicy, NodeGroupId
 from orchestrator.impairment import LinkFault
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.links import Links
@@ -64,7 +64,7 @@ def strike(world: Surroundings, fault: Fault) -> None:
                 _silence(world, host, fault)
         case FaultKind.SLOW | FaultKind.CORRUPT | FaultKind.DELAY | FaultKind.DROP:
             if host is not None:
-                dose = Dose(fault.duration, fault.bytes_per_second, fault.count)
+                dose = FaultSpec(fault.duration, fault.bytes_per_second, fault.count)
                 host.impairment.inject(LinkFault(fault.kind.value), dose, world.now)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orchestrator.core.messages import Letter
+from orchestrator.core.messages import IslandReport
 from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandId, Version
 from orchestrator.impairment import LinkImpairment
 from orchestrator.simulation.island import SimulatedIsland
@@ -51,11 +51,11 @@ class Host:
     reported_at: Instant = 0.0
     impairment: LinkImpairment = field(default_factory=LinkImpairment)
     pieces: dict[FragmentId, Piece] = field(default_factory=dict)
-    outbox: deque[Letter] = field(default_factory=deque)
+    outbox: deque[IslandReport] = field(default_factory=deque)
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def silent(self, now: Instant) -> bool:
         return now < self.frozen_until or now < self.cut_until
 
-    def post(self, letters: list[Letter]) -> None:
+    def post(self, letters: list[IslandReport]) -> None:
         self.outbox.extend(letters)

@@ -9,17 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.core.messages import Letter, Offer, Progress
-from orchestrator.core.vocabulary import NO_FIX, Duration, Fix, FragmentId, Incarnation, IslandId, JobPolicy, Version
+from orchestrator.core.messages import IslandReport, Offer, Progress
+from orchestrator.core.vocabulary import (
+    NO_ANCHOR,
+    Duration,
+    FragmentId,
+    Incarnation,
+    IslandId,
+    JobPolicy,
+    ScheduleAnchor,
+    Version,
+)
 from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
     BoundaryPlan,
+    Continuation,
     CutState,
     Position,
     Publication,
     Replica,
     ReplicaPolicy,
-    Then,
     reports_of,
 )
 from orchestrator.replica.work import AdoptionRule
@@ -64,7 +73,9 @@ class SimulatedIsland:
         """Take over a state: its versions and logical clock."""
         self.replica.hold(versions, step)
 
-    def deliver(self, fragment: FragmentId, version: Version, step: int, merged_offer: int, fix: Fix = NO_FIX) -> None:
+    def deliver(
+        self, fragment: FragmentId, version: Version, step: int, merged_offer: int, fix: ScheduleAnchor = NO_ANCHOR
+    ) -> None:
         """A published version has arrived; the newest is adopted at the next boundary."""
         self.replica.publication_arrived(Publication(fragment, version, step, merged_offer, fix))
 
@@ -72,7 +83,7 @@ class SimulatedIsland:
         """``take`` gets what the replica is at the next boundary, before anything is adopted there."""
         self._cuts.append(take)
 
-    def end_step(self, seconds: Duration, gap: Duration) -> list[Letter]:
+    def end_step(self, seconds: Duration, gap: Duration) -> list[IslandReport]:
         """A step ended, and the process is at a boundary. Progress is told before anything that depends on it."""
         replica = self.replica
         replica.step_taken(self.tokens_per_step)
@@ -84,12 +95,12 @@ class SimulatedIsland:
         reports = self._carry_out(replica.boundary(cut=bool(self._cuts)))
         return [self.progress(), *reports] if reports else []
 
-    def flush(self) -> list[Letter]:
+    def flush(self) -> list[IslandReport]:
         """Step no more, and offer what is left; progress is told first, however often this is asked for."""
         progress = self.progress()
         return [progress, *self._carry_out(self.replica.flush_boundary(cut=bool(self._cuts)))]
 
-    def hand_over(self) -> list[Letter]:
+    def hand_over(self) -> list[IslandReport]:
         """Step no more, and offer what is left; when versions hold all work, say so and be done with it."""
         progress = self.progress()
         return [progress, *self._carry_out(self.replica.drain_boundary(cut=bool(self._cuts)))]
@@ -108,8 +119,8 @@ class SimulatedIsland:
         versions = self.replica.versions
         return [offer for offer in self.replica.standing_offers() if offer.base_version == versions[offer.fragment]]
 
-    def _carry_out(self, plan: BoundaryPlan) -> list[Letter]:
-        self.stepping = plan.then is Then.STEP
+    def _carry_out(self, plan: BoundaryPlan) -> list[IslandReport]:
+        self.stepping = plan.continuation is Continuation.STEP
         if not plan.actions:
             return []
         if isinstance(plan.actions[0], CutState):

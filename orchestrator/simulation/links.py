@@ -13,8 +13,8 @@ from typing import Protocol, assert_never
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.hearing import contribution_of, event_of
-from orchestrator.core.messages import CatchUpFailure, CaughtUp, Letter, Offer, Ready
+from orchestrator.core.messages import CatchUpFailure, CaughtUp, IslandReport, Offer, Ready
+from orchestrator.core.report_events import contribution_of, event_of
 from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason, Version
 from orchestrator.errors import InternalError
 from orchestrator.impairment import LinkFault
@@ -155,12 +155,12 @@ class Links:
         host.process.load(letter.versions, letter.step)
         self._post(host, letter)
 
-    def _post(self, host: Host, letter: Letter) -> None:
+    def _post(self, host: Host, letter: IslandReport) -> None:
         if host.alive:
             host.post([letter])
             self.carry(host)
 
-    def _arrive(self, host: Host, letter: Letter, under_way: bool, writer: IslandId) -> None:
+    def _arrive(self, host: Host, letter: IslandReport, under_way: bool, writer: IslandId) -> None:
         """A letter is through, unless the island died, fell silent or got another name while it was under way."""
         world = self._world
         host.carrying = False
@@ -207,7 +207,7 @@ class Links:
         offered = contribution_of(offer, host.process.island, host.process.incarnation)
         self.hear(host, e.ContributionUnusable(world.now, offered, *wrong), 0.0)
 
-    def _tell(self, host: Host, letter: Letter) -> None:
+    def _tell(self, host: Host, letter: IslandReport) -> None:
         world = self._world
         island, incarnation = host.process.island, host.process.incarnation
         event: e.Event

@@ -18,7 +18,6 @@ from orchestrator.bounds import (
     IncarnationCount,
     IslandCount,
     MergeCount,
-    Patience,
     Ratio,
     RatioBelowOne,
     Remark,
@@ -26,6 +25,7 @@ from orchestrator.bounds import (
     RoundSteps,
     RoundStepsOrNone,
     RoundStepsRatio,
+    Timeout,
     TokenCount,
     VersionCount,
     VirtualSeconds,
@@ -67,11 +67,11 @@ class PolicyPart(Section):
     staleness_max: VersionCount
     token_budget: TokenCount
     evaluation_every_merges: MergeCount
-    suspect_timeout_s: Patience
+    suspect_timeout_s: Timeout
     backoff_first_s: Wait
-    backoff_max_s: Patience
+    backoff_max_s: Timeout
     restarts_max: RestartCount
-    flush_timeout_s: Patience
+    flush_timeout_s: Timeout
     moving_average_decay: RatioBelowOne
     health: HealthSection = HealthSection()
 

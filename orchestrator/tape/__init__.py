@@ -1,1 +1,1 @@
-"""The record of a job: what happened and what was decided, one line per step, readable by people and by replay."""
+"""The tape of a job: every event and the decisions on it, one line per step, readable by people and by replay."""

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to plain data and back, exactly, by their type hints alone.
+"""The codec of tapes: frozen dataclasses to plain data and back, exactly, by their type hints alone.
 
 Responsible for: every event, effect and policy having one plain form, so that adding a message needs no line here.
 Refuses to know: what any message means, files, and digests.
@@ -95,12 +95,12 @@ _ENCODER = json.JSONEncoder(default=_plain, separators=(",", ":"), ensure_ascii=
 
 
 def _fields_of(kind: type[Any]) -> tuple[tuple[str, _Decode | None], ...]:
-    known = _FIELDS.get(kind)
-    if known is None:
+    fields = _FIELDS.get(kind)
+    if fields is None:
         hints = get_type_hints(kind)
-        known = tuple((field.name, _decoder(hints[field.name])) for field in dataclasses.fields(kind))
-        _FIELDS[kind] = known
-    return known
+        fields = tuple((field.name, _decoder(hints[field.name])) for field in dataclasses.fields(kind))
+        _FIELDS[kind] = fields
+    return fields
 
 
 def _has_default(kind: type[Any], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Commands in their one plain form, ``{"kind": "kill", "island": "asia", "restart": true}``, and back, strictly.
+"""The codec of commands: to their one plain form, ``{"kind": "kill", "island": "asia", …}``, and back, strictly.
 
 Rows of the store and calls between processes hold commands like this, since who wrote one and who reads it may be of
 different builds: a service is upgraded while synchronisers of an earlier build go on. So nothing is guessed. A kind that

@@ -1,4 +1,4 @@
-"""Objects of declared classes to plain lists and back, strictly, by what their classes declare of their fields.
+"""The codec of snapshots: objects of declared classes to plain lists and back, strictly, by their declared fields.
 
 Responsible for: that reading can make nothing but what a declaration names. There is no name of a class in the data that
 would be looked up anywhere: what is made is decided by the type hints below the root, collected before a byte is read. A
@@ -129,10 +129,10 @@ def _many(kind: type[Any], each: Coder) -> Coder:
     read_each, write_each = each.read, each.write
 
     def read(value: Any) -> Any:
-        made = kind([read_each(item) for item in _list(value)])
-        if len(made) != len(value):
+        items = kind([read_each(item) for item in _list(value)])
+        if len(items) != len(value):
             raise ValueError("it has something twice")
-        return made
+        return items
 
     if kind in (set, frozenset):
         if write_each is not None:
@@ -179,10 +179,10 @@ def _dictionary(kind: type[Any], key_hint: Any, key: Coder, value: Coder) -> Cod
         return kind({read_key(name): read_value(item) for name, item in data.items()})
 
     def read_pairs(data: Any) -> Any:
-        made = kind({read_key(name): read_value(item) for name, item in map(_list, _list(data))})
-        if len(made) != len(data):
+        pairs = kind({read_key(name): read_value(item) for name, item in map(_list, _list(data))})
+        if len(pairs) != len(data):
             raise ValueError("it has a key twice")
-        return made
+        return pairs
 
     if getattr(key_hint, "__supertype__", key_hint) is str:
         return Coder((lambda data: {k: write_value(v) for k, v in data.items()}) if changes else None, read_object)
@@ -275,9 +275,9 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
 
 def _maker(kind: type[Any], names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
     def make(values: list[Any]) -> Any:
-        made = object.__new__(kind)
-        vars(made).update(zip(names, values, strict=True))
-        return made
+        instance = object.__new__(kind)
+        vars(instance).update(zip(names, values, strict=True))
+        return instance
 
     return make
 

@@ -1,4 +1,4 @@
-"""The one loop: tell the core, write it down, fold it. Live, simulated and replayed jobs all step through here.
+"""The driver of a core: decide, record, fold. Live, simulated and replayed jobs all step through this one loop.
 
     effects = core.handle(event);  sink.append(record);  for fold in folds: fold.apply(event, effects)
 
@@ -17,7 +17,7 @@ from orchestrator.core.events import Event
 from orchestrator.tape.schema import Digest, FleetHeader, Header, Record, Tape, encode_header, encode_record
 
 STORY_LENGTH = 12
-"""Steps told when something breaks: enough to see one round of every fragment of a small job."""
+"""Steps shown when something breaks: enough to see one round of every fragment of a small job."""
 
 
 class Core(Protocol):
@@ -30,13 +30,13 @@ CoreT = TypeVar("CoreT", bound=Core)
 
 
 class Fold(Protocol):
-    """Something that learns from every step and decides nothing."""
+    """An account of every step, which decides nothing."""
 
     def apply(self, event: Event, effects: tuple[Effect, ...]) -> None: ...
 
 
 class Sink(Protocol):
-    """Where records go. ``append`` returns once the record is kept as well as this sink keeps anything."""
+    """The destination of records. ``append`` returns once the record is as durable as this sink makes any."""
 
     def append(self, record: Record) -> None: ...
 
@@ -56,7 +56,7 @@ class Driver(Generic[CoreT]):
         try:
             effects = self.core.handle(event)
         except Exception as error:
-            error.add_note(f"while deciding on step {self.count + 1}: {event}\nbefore it:\n{tell(self._recent)}")
+            error.add_note(f"while deciding on step {self.count + 1}: {event}\nbefore it:\n{story_of(self._recent)}")
             raise
         self.count += 1
         record = Record(self.count, event, effects)
@@ -91,7 +91,7 @@ class DigestSink:
         self.digest.add(encode_record(record))
 
 
-def tell(records: Iterable[Record]) -> str:
+def story_of(records: Iterable[Record]) -> str:
     """Steps as text for people, one line for the event and one for each effect."""
     lines = []
     for record in records:

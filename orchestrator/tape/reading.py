@@ -1,7 +1,7 @@
-"""The bytes of a tape, and what they say: its records, or, of what a snapshot stands for, only that they are those.
+"""The parser of tape files. The part that a snapshot already covers is checked by digest only, not decoded.
 
-Responsible for: a reader that tells a torn end from a damaged middle, and going through what is known already without
-holding or decoding it. Refuses to know files; what a loss of power may have done to the end, ``tail`` says.
+Responsible for: telling a torn end from a damaged middle, and reading what a snapshot covers without holding it. Refuses
+to know files; what a loss of power may have done to the end, ``tail`` says.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _CHECKSUM_AT_END = re.compile(re.escape(CHECKSUM.encode()) + rb'[0-9a-f]{8}"\}\n
 
 
 @dataclass(slots=True)
-class Known:
-    """The part of a tape that was gone through: its header and ``count`` records, ``size`` bytes in all.
+class TapePrefix:
+    """The beginning of a tape as far as it was read: its header and ``count`` records, ``size`` bytes in all.
 
-    ``lines`` is the digest of the lines, which the footer tells; ``raw`` that of the bytes as they are in the file.
+    ``lines`` is the digest of the lines, which the footer has; ``raw`` that of the bytes as they are in the file.
     """
 
     header: Header | FleetHeader
@@ -48,18 +48,18 @@ class Known:
         self.size += len(line) + 1
 
 
-def parse_whole(name: str, raw: bytes, *, powerless: bool = False) -> tuple[Known, Tape]:
+def parse_whole(name: str, raw: bytes, *, after_power_loss: bool = False) -> tuple[TapePrefix, Tape]:
     """A tape's bytes, from its header on; otherwise as ``parse``."""
     begin, newline, rest = raw.partition(b"\n")
     if not newline:
         raise DataError(detail=f"{name} holds no complete line, so it is no tape.")
-    known = Known(decode_header(_text(begin)))
-    known.add(begin, without_checksum(_text(begin)))
-    return known, parse(name, known, rest, powerless=powerless)
+    prefix = TapePrefix(decode_header(_text(begin)))
+    prefix.add(begin, without_checksum(_text(begin)))
+    return prefix, parse(name, prefix, rest, after_power_loss=after_power_loss)
 
 
-def up_to(mark: Mark, chunks: Iterable[bytes]) -> Known | None:
-    """Behind what the mark stands for, given as ``chunks``; ``None`` where they are other bytes than it knows."""
+def up_to(mark: Mark, chunks: Iterable[bytes]) -> TapePrefix | None:
+    """The prefix up to the mark, whose bytes come as ``chunks``; ``None`` where their digest is not the mark's."""
     first, rest, lines, raw = b"", b"", Digest(), Digest()
     for chunk in chunks:
         raw.add_all(chunk)
@@ -68,17 +68,17 @@ def up_to(mark: Mark, chunks: Iterable[bytes]) -> Known | None:
         lines.add_all(_CHECKSUM_AT_END.sub(b"}\n", whole + newline))
     if raw.hex() != mark.digest:
         return None
-    return Known(decode_header(_text(first)), mark.count, mark.size, lines, raw)
+    return TapePrefix(decode_header(_text(first)), mark.count, mark.size, lines, raw)
 
 
-def parse(name: str, known: Known, rest: bytes, *, powerless: bool = False) -> Tape:
-    """What ``rest`` says, which comes behind ``known``; what is whole of it is known then, too.
+def parse(name: str, prefix: TapePrefix, rest: bytes, *, after_power_loss: bool = False) -> Tape:
+    """Parse ``rest``, the bytes behind ``prefix``, which grows by the whole lines of it.
 
-    ``powerless``: its end may be what a loss of power left. Raises DataError as ``read_tape``.
+    ``after_power_loss``: its end may be what a loss of power left. Raises DataError as ``read_tape``.
     """
     *whole, broken = rest.split(b"\n")
     torn = f"the last line breaks off after {len(broken)} characters; it was left out" if broken else None
-    before, records = known.count, list[Record]()
+    before, records = prefix.count, list[Record]()
     for index, raw in enumerate(whole, start=1):
         line, number, last = _text(raw), 1 + before + index, index == len(whole) and not broken
         try:
@@ -87,32 +87,32 @@ def parse(name: str, known: Known, rest: bytes, *, powerless: bool = False) -> T
             if last:
                 torn = f"the last line is damaged; it was left out ({error})"
                 break
-            if powerless and not was_synced(records, map(_text, whole[index:])):
+            if after_power_loss and not was_synced(records, map(_text, whole[index:])):
                 torn = f"line {number} and what follows were never synced, and left out ({error})"
                 break
             raise DataError(detail=f"line {number} of {name} is damaged: {error}") from error
         if isinstance(decoded, Footer):
-            _check_seal(name, decoded, known, last)
-            return Tape(known.header, tuple(records), decoded, before=before)
-        if decoded.n != known.count + 1:
+            _check_seal(name, decoded, prefix, last)
+            return Tape(prefix.header, tuple(records), decoded, before=before)
+        if decoded.n != prefix.count + 1:
             raise DataError(
-                detail=f"line {number} of {name} is step {decoded.n}, not {known.count + 1}: lines are lost."
+                detail=f"line {number} of {name} is step {decoded.n}, not {prefix.count + 1}: lines are lost."
             )
         records.append(decoded)
-        known.add(raw, without_checksum(line))
-        known.count += 1
-    return Tape(known.header, tuple(records), None, torn, before)
+        prefix.add(raw, without_checksum(line))
+        prefix.count += 1
+    return Tape(prefix.header, tuple(records), None, torn, before)
 
 
 def _text(line: bytes) -> str:
     return line.decode("utf-8", errors="replace")
 
 
-def _check_seal(name: str, footer: Footer, known: Known, last: bool) -> None:
+def _check_seal(name: str, footer: Footer, prefix: TapePrefix, last: bool) -> None:
     if not last:
         raise DataError(detail=f"{name} goes on after its footer; two writers must have shared it.")
-    if (footer.end, footer.digest) != (known.count, known.lines.hex()):
+    if (footer.end, footer.digest) != (prefix.count, prefix.lines.hex()):
         raise DataError(
             detail=f"{name} was changed after it was sealed: its footer says {footer.end} steps and digest "
-            f"{footer.digest}, its lines give {known.count} and {known.lines.hex()}."
+            f"{footer.digest}, its lines give {prefix.count} and {prefix.lines.hex()}."
         )

@@ -1,4 +1,4 @@
-"""Does this build decide as the recorded one did? Feed a tape's events to a fresh core and compare every effect.
+"""Replay: a tape's events go to a fresh core of this build, and every effect is compared with the recorded one.
 
 Responsible for: finding the first step at which the two part, and telling its story. Refuses to act on any effect, and
 to go on after a divergence: from there on the recorded events answer requests that were never made. A changed policy is
@@ -18,7 +18,7 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.elastic.jobs import ElasticJobs
 from orchestrator.elastic.messages import FleetEffect, FleetEvent
-from orchestrator.tape.driver import STORY_LENGTH, Fold, tell
+from orchestrator.tape.driver import STORY_LENGTH, Fold, story_of
 from orchestrator.tape.schema import Digest, FleetHeader, Header, Record, Tape, encode_header, encode_record
 
 
@@ -91,8 +91,8 @@ def replay(
         except Exception as error:  # a build that fails where the recorded one decided has diverged
             failure = f"    {type(error).__name__}: {error}"
         if failure or decided != record.effects:
-            told = Divergence(record.n, record.event, record.effects, decided, failure, tell(recent))
-            return Replay(len(tape.records), record.n - 1, told, digest.hex())
+            divergence = Divergence(record.n, record.event, record.effects, decided, failure, story_of(recent))
+            return Replay(len(tape.records), record.n - 1, divergence, digest.hex())
         recent.append(record)
         digest.add(encode_record(Record(record.n, record.event, decided)))
         for fold in folds:

@@ -10,7 +10,8 @@ its policy is an ``ElasticPolicy``, and it holds the plan and the seed that made
 
 Responsible for: what the lines say and how they are chained. Refuses to know: files (``storage``), and what the records
 mean. The digest is blake2b over header and records, newlines included, checksums not; a tape without a footer was not
-closed. ``crc`` tells a damaged line from a good one, also where it can still be read; fleet tapes and older ones have none.
+closed. ``crc`` distinguishes a damaged line from a good one, also where it can still be parsed; fleet tapes and older ones
+have none.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ CHECKSUM = ',"crc":"'
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a replay needs to build the same core. ``started_at`` is the job's creation in Unix seconds; 0 if simulated."""
+    """The header of a job's tape: all that a replay needs to build the same core.
+
+    ``started_at`` is the job's creation in Unix seconds; 0 if simulated.
+    """
 
     job: str
     policy: JobPolicy
@@ -150,8 +154,8 @@ def without_checksum(line: str) -> str:
     if begin < 0 or not (line.startswith(CHECKSUM, begin) and line.endswith('"}')):
         return line
     plain = line[:begin] + "}"
-    if (found := f"{zlib.crc32(plain.encode()):08x}") != line[-10:-2]:
-        raise DataError(detail=f"its checksum is {found}, not {line[-10:-2]}: {line[:80]!r}.")
+    if (actual := f"{zlib.crc32(plain.encode()):08x}") != line[-10:-2]:
+        raise DataError(detail=f"its checksum is {actual}, not {line[-10:-2]}: {line[:80]!r}.")
     return plain
 
 
@@ -200,11 +204,11 @@ def decode_line(line: str) -> Record | Footer:
         raise DataError(detail=f"the record has a field that cannot be: {error}.") from error
 
 
-def _parse(line: str, what: str) -> dict[str, Any]:
+def _parse(line: str, name: str) -> dict[str, Any]:
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(detail=f"{what} is not JSON: {error} in {line[:80]!r}.") from error
+        raise DataError(detail=f"{name} is not JSON: {error} in {line[:80]!r}.") from error
     if not isinstance(data, dict):
-        raise DataError(detail=f"{what} is no JSON object: {line[:80]!r}.")
+        raise DataError(detail=f"{name} is no JSON object: {line[:80]!r}.")
     return data

@@ -1,9 +1,9 @@
-"""What a synchroniser knew at one step of its tape, so that the next one need not go through all that came before.
+"""Snapshots of a synchroniser at one step of its tape, so that the next one replays only what came after.
 
     {"schema": "atoll-snapshot/2", "build": …, "at": …, "count": …, "size": …, "tape": …, "digest": …}
     [the core, [[the name of a fold, what it holds], …]]
 
-Responsible for: a snapshot that is damaged, of another build or of another tape being none, for the tape tells all of it;
+Responsible for: refusing a snapshot that is damaged, of another build or of another tape, for the tape has all of it;
 and for making nothing of its bytes but what the core and the folds declare (``declared``), in bounded room. The digest has
 no key: it finds damage, not forgery, and whoever may write here may write the tape. Refuses to know: files (``storage``),
 and when one is due (``host.snapshot_writer``). The fields of its lists are those of the build, so ``build`` is compared.
@@ -24,13 +24,13 @@ from orchestrator.core.vocabulary import Instant
 from orchestrator.errors import DataError
 from orchestrator.tape.declared import Coder, coder
 from orchestrator.tape.driver import Fold
-from orchestrator.tape.promises import Promises
+from orchestrator.tape.pending import Pending
 from orchestrator.tape.schema import Mark
 
 SCHEMA = "atoll-snapshot/2"
-KEPT_FOLDS = Promises | Goodput | Statistics
+SNAPSHOT_FOLDS = Pending | Goodput | Statistics
 BYTES_MAX = 32 << 20
-"""About 1,000 islands with 64 fragments; what is larger is remembered from the tape. The worst of this size that was tried
+"""About 1,000 islands with 64 fragments; what is larger is replayed from the tape. The worst of this size that was tried
 took 1.2 GB and 5 s of a processor before it was refused."""
 
 
@@ -93,23 +93,23 @@ def _stamp(header: dict[str, Any]) -> tuple[Mark, Instant]:
     return mark, number(header["at"])
 
 
-def _write(known: tuple[Synchroniser, tuple[Fold, ...]]) -> bytes:
+def _write(contents: tuple[Synchroniser, tuple[Fold, ...]]) -> bytes:
     write = _coder().write
     assert write is not None
-    return json.dumps(write(known), separators=(",", ":"), ensure_ascii=False, check_circular=False).encode()
+    return json.dumps(write(contents), separators=(",", ":"), ensure_ascii=False, check_circular=False).encode()
 
 
 def _read(body: bytes) -> tuple[Synchroniser, tuple[Fold, ...]]:
     try:
-        known: tuple[Synchroniser, tuple[Fold, ...]] = _coder().read(json.loads(body.decode()))
+        contents: tuple[Synchroniser, tuple[Fold, ...]] = _coder().read(json.loads(body.decode()))
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(detail=f"the snapshot is not what a synchroniser knows: {error}.") from error
-    return known
+    return contents
 
 
 @cache
 def _coder() -> Coder:
-    return coder(tuple[Synchroniser, tuple[KEPT_FOLDS, ...]])
+    return coder(tuple[Synchroniser, tuple[SNAPSHOT_FOLDS, ...]])
 
 
 def _digest(header: dict[str, Any], body: bytes) -> str:

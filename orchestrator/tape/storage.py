@@ -1,4 +1,4 @@
-"""Tapes and snapshots on disk: what this package knows of files.
+"""Tapes and snapshots on disk, the only module of this package that touches files.
 
 Responsible for: a record being in the file when ``append`` returns (with the operating system, so it survives the process;
 after ``sync`` the machine's power, too), one writer at a time, a failed append leaving nothing behind, a failed sync being
@@ -20,7 +20,7 @@ from pathlib import Path
 from orchestrator import accounting, core, tape
 from orchestrator.disk import Disk, HeldFile, LocalDisk
 from orchestrator.errors import DataError, InfrastructureError
-from orchestrator.tape.reading import Known, parse, parse_whole, up_to
+from orchestrator.tape.reading import TapePrefix, parse, parse_whole, up_to
 from orchestrator.tape.schema import (
     Digest,
     FleetHeader,
@@ -51,7 +51,7 @@ class TapeWriter:
     synced_count: int
     _size: int
     _synced_size: int
-    _doubtful: bool
+    _sync_failed: bool
     _sealed: bool
 
     def __init__(self, path: Path, header: Header | FleetHeader, disk: Disk | None = None) -> None:
@@ -64,20 +64,20 @@ class TapeWriter:
 
     @classmethod
     def reopen(cls, path: Path, disk: Disk | None = None, mark: Mark | None = None) -> tuple[TapeWriter, Tape]:
-        """Go on where a writer died, and what is there: a torn end is cut off. A sealed tape stays closed.
+        """Return a writer that goes on where the last one died, and the tape.
 
-        With a ``mark`` that fits, only what comes behind it is decoded, and ``Tape.before`` says so.
-        Raises InfrastructureError while the writer before lives, and as ``read_tape``.
+        A torn end is cut off; a sealed tape stays closed. With a ``mark`` that fits, only what comes behind it is decoded,
+        and ``Tape.before`` says so. Raises InfrastructureError while the writer before lives, and as ``read_tape``.
         """
         writer, disk = cls.__new__(cls), disk or LocalDisk()
         writer._hold(path, disk, new=False)
-        known, tape = _gone_through(path, disk, mark)  # under the lock
+        prefix, tape = _read_for_writer(path, disk, mark)  # under the lock
         if tape.footer is not None:
             writer.let_go()
             return writer, tape
-        writer._file.truncate(known.size)
-        writer._digest, writer._bytes = known.lines, known.raw
-        writer._size, writer.count = known.size, tape.count
+        writer._file.truncate(prefix.size)
+        writer._digest, writer._bytes = prefix.lines, prefix.raw
+        writer._size, writer.count = prefix.size, tape.count
         return writer, tape
 
     def append(self, record: Record) -> None:
@@ -94,30 +94,30 @@ class TapeWriter:
         self.count = count
 
     def sync(self) -> None:
-        """What was appended before survives a loss of power: ``synced_count`` says up to where.
+        """Make what was appended survive a loss of power; ``synced_count`` is then the last such record.
 
         Raises OSError, and may be asked again: what it could not sync is then written anew, for the system counts it as
         written.
         """
         count, size = self.count, self._size
-        if self._doubtful:
+        if self._sync_failed:
             self._file.rewrite(self._synced_size, self._read_back(size))
         try:
             self._file.sync()
         except OSError:
-            self._doubtful = True
+            self._sync_failed = True
             raise
-        self._doubtful = False
+        self._sync_failed = False
         self.synced_count, self._synced_size = max(self.synced_count, count), max(self._synced_size, size)
 
     @property
     def mark(self) -> Mark:
-        """Where it stands. For the thread that writes."""
+        """The place behind the last record. For the thread that writes."""
         return Mark(self.count, self._size, self._bytes.hex())
 
     @property
     def digest(self) -> str:
-        """What the footer would say now."""
+        """The digest that a footer would have now."""
         return self._digest.hex()
 
     def close(self) -> None:
@@ -137,9 +137,9 @@ class TapeWriter:
 
     def _hold(self, path: Path, disk: Disk, *, new: bool) -> None:
         self.path, self._disk = path, disk
-        self._digest, self._bytes = Digest(), Digest()  # of lines, which the footer tells; of bytes, as in the file
+        self._digest, self._bytes = Digest(), Digest()  # of lines, as in the footer; of bytes, as in the file
         self.count = self.synced_count = self._size = self._synced_size = 0
-        self._doubtful = self._sealed = False
+        self._sync_failed = self._sealed = False
         try:
             self._file: HeldFile = disk.hold(path, new=new)
         except BlockingIOError as error:
@@ -156,7 +156,7 @@ class TapeWriter:
         self._bytes.add_all(lines)
 
     def _read_back(self, size: int) -> bytes:
-        """What was appended since the last sync, as the system still has it."""
+        """The bytes appended since the last sync, as the system still has them."""
         lines = self._disk.read(self.path, self._synced_size, size - self._synced_size)
         try:
             for line in lines.decode().splitlines():
@@ -187,12 +187,12 @@ def read_tape(path: Path, disk: Disk | None = None) -> Tape:
     return parse_whole(str(path), raw)[1]
 
 
-def _gone_through(path: Path, disk: Disk, mark: Mark | None) -> tuple[Known, Tape]:
-    """What a writer left; its end may be what a loss of power left."""
-    if mark is not None and (known := up_to(mark, _chunks(path, disk, mark.size))) is not None:
+def _read_for_writer(path: Path, disk: Disk, mark: Mark | None) -> tuple[TapePrefix, Tape]:
+    """The tape that a writer left; a loss of power may have damaged its end."""
+    if mark is not None and (prefix := up_to(mark, _chunks(path, disk, mark.size))) is not None:
         with suppress(DataError):  # whether what follows a damaged line was synced, only the whole tape can tell
-            return known, parse(str(path), known, _load(path, disk, mark.size))
-    return parse_whole(str(path), _load(path, disk), powerless=True)
+            return prefix, parse(str(path), prefix, _load(path, disk, mark.size))
+    return parse_whole(str(path), _load(path, disk), after_power_loss=True)
 
 
 def _load(path: Path, disk: Disk, start: int = 0, count: int = -1) -> bytes:
@@ -208,7 +208,7 @@ def _chunks(path: Path, disk: Disk, size: int) -> Iterator[bytes]:
     return takewhile(bool, chunks)
 
 
-def keep_snapshot(path: Path, raw: bytes, disk: Disk | None = None) -> None:
+def write_snapshot(path: Path, raw: bytes, disk: Disk | None = None) -> None:
     """Put an encoded snapshot in the place of the one before, whole or not at all. Raises OSError."""
     (disk or LocalDisk()).replace(path, raw)
 

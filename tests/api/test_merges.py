@@ -12,7 +12,7 @@ from api.client import Client
 from api.merges.explaining import because, merge_of
 from api.merges.history import JOBS_MAX, Histories
 from api.run.folder import Run
-from orchestrator.accounting.explanation import REFUSALS_TOLD_MAX, Explanation, Explanations
+from orchestrator.accounting.explanation import REFUSALS_LISTED_MAX, Explanation, Explanations
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason
@@ -128,13 +128,13 @@ def test_a_contribution_that_comes_while_its_round_merges_is_told_with_it() -> N
 
 def test_other_refusals_stand_with_the_open_round_and_a_flood_is_counted_but_not_kept() -> None:
     story = Told()
-    for _ in range(REFUSALS_TOLD_MAX + 5):
+    for _ in range(REFUSALS_LISTED_MAX + 5):
         story.offers_fragment("a", base=7)
     for island in "abc":
         story.offers_fragment(island)
     told = story.explanation(0, 1)
-    assert told.refusal_count == REFUSALS_TOLD_MAX + 5
-    assert len(told.refusals) == REFUSALS_TOLD_MAX
+    assert told.refusal_count == REFUSALS_LISTED_MAX + 5
+    assert len(told.refusals) == REFUSALS_LISTED_MAX
     assert {r.reason for r in told.refusals} == {RefusalReason.UNKNOWN_VERSION}
     assert story.fold.merges.keys() == {(0, 1)}
 

@@ -18,8 +18,8 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import saving
 from orchestrator.core.commands import Command, Inject, Kill, Scale, island_of, kind_of
-from orchestrator.core.hearing import contribution_of, event_of
-from orchestrator.core.messages import Letter, Offer, Progress
+from orchestrator.core.messages import IslandReport, Offer, Progress
+from orchestrator.core.report_events import contribution_of, event_of
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobPolicy, NodeGroupId
 from orchestrator.replica.replica import Publication, Replica, ReplicaPolicy, reports_of
@@ -52,7 +52,7 @@ class World:
 
     def __init__(self, spec: JobSpec, commands: list[Taken], until: float) -> None:
         self.policy: JobPolicy = spec.policy(
-            {group["name"]: group["region"] for group in GROUPS}, spares=True, standbys=True
+            {group["name"]: group["region"] for group in GROUPS}, slots=True, standbys=True
         )
         self.sink, self.goodput, self.statistics = MemorySink(), Goodput(self.policy), Statistics(self.policy)
         self.core = Synchroniser(self.policy)
@@ -271,7 +271,7 @@ class Life:
             )
         )
 
-    def event_of(self, report: Letter, at: float) -> e.Event:
+    def event_of(self, report: IslandReport, at: float) -> e.Event:
         if isinstance(report, Offer):
             return e.ContributionArrived(at, contribution_of(report, self.island, self.incarnation))
         return event_of(report, at, self.island, self.incarnation)

@@ -49,7 +49,7 @@ class Failing(Folder):
 
     def sub(self, name: str) -> Folder:
         self._fail("sub")
-        return Failing(self._there.sub((name,)), self._error, self._at, self._broken)
+        return Failing(self._allowed.sub((name,)), self._error, self._at, self._broken)
 
     def write(self, name: str, content: bytes) -> None:
         self._fail("manifest" if name == "manifest.json" else "write")
@@ -87,7 +87,7 @@ def test_whatever_a_checkpoint_fails_of_the_job_trains_on_and_says_why(tmp_path:
     real: CheckpointWriter = lives.shell.saver._real
     sound, broken = real.root, [True]
     for count, error in enumerate(ERRORS, start=1):
-        real.root = Failing(sound._there, error, at, broken)
+        real.root = Failing(sound._allowed, error, at, broken)
         outcomes = asked(lives, f"c-{count}")
         assert [type(outcome) for outcome in outcomes] == [CheckpointFailed] * count
         assert outcomes[-1].reason.startswith(f"{type(error).__name__}: ")
@@ -106,7 +106,7 @@ def test_what_cannot_be_removed_takes_room_and_no_more(tmp_path: Path, at: str) 
     lives.step(8)
     asked(lives, "first")
     real: CheckpointWriter = lives.shell.saver._real
-    real.root = Failing(real.root._there, ValueError("odd"), at, [True])
+    real.root = Failing(real.root._allowed, ValueError("odd"), at, [True])
     lives.step(3)
     lives.adopt()
     assert [type(outcome) for outcome in asked(lives, "second")] == [CheckpointTaken] * 2

@@ -24,7 +24,7 @@ from orchestrator.checkpoints import manifest as manifests
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import File, decode, decode_part, encode
 from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, verified
-from orchestrator.checkpoints.resumption import begun, kept
+from orchestrator.checkpoints.resumption import begun, stored
 from orchestrator.checkpoints.sealed import seal
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, OutsideRoots
 from orchestrator.roots import AllowedRoots, Place, Root, defaults, name_parts, open_data, place_of
@@ -509,7 +509,7 @@ def test_of_bytes_that_are_no_manifest_nothing_comes_but_dataerror(content: byte
     with pytest.raises(DataError):
         newest_sound(roots, str(tmp_path))
     with pytest.raises(DataError):
-        kept(tmp_path)
+        stored(tmp_path)
 
 
 def test_a_document_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
@@ -569,7 +569,7 @@ def test_a_listing_of_a_store_that_leads_out_writes_nothing(tmp_path: Path, monk
     hostile = Folder.within(AllowedRoots.only(url), folder.url)
     hostile._store = Hostile(skip_instance_cache=True)
     monkeypatch.setattr(
-        Folder, "sub", lambda self, name: _of_store(Folder(self._there.sub(name_parts(name))), hostile._store)
+        Folder, "sub", lambda self, name: _of_store(Folder(self._allowed.sub(name_parts(name))), hostile._store)
     )
     with pytest.raises(DataError, match=r"no name of a file|does not lie in it"):
         hostile.names()

@@ -26,7 +26,7 @@ from orchestrator.host.job_files import SNAPSHOT, open_files
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape import storage
-from orchestrator.tape.promises import Promises
+from orchestrator.tape.pending import Pending
 from orchestrator.tape.schema import Mark
 from orchestrator.tape.snapshot import BYTES_MAX, Snapshot, _digest, decode, encode
 from orchestrator.tape.storage import TapeWriter, build, read_snapshot
@@ -72,10 +72,10 @@ def pickles(witness: Path) -> dict[str, bytes]:
 def snapshot() -> Snapshot:
     plan = WorldPlan((0.05, 0.05, 0.07), faults=random_faults(3, POLICY, 2.0, 4))
     world = World(POLICY, plan, seed=3).run(until=3.0)
-    promises = Promises()
+    pending = Pending()
     for record in world.sink.records:
-        promises.apply(record.event, record.effects)
-    return Snapshot(Mark(3, 10, "0" * 32), 1.5, world.core, (promises, world.goodput, world.statistics))
+        pending.apply(record.event, record.effects)
+    return Snapshot(Mark(3, 10, "0" * 32), 1.5, world.core, (pending, world.goodput, world.statistics))
 
 
 def forged(body: bytes, **changes: Any) -> bytes:
@@ -149,16 +149,16 @@ def test_the_pickles_here_are_pickles() -> None:
 
 def test_classes_are_made_where_they_are_declared_and_nowhere_else(snapshot: Snapshot) -> None:
     core, folds = body_of(snapshot)
-    (promises, goodput, statistics) = folds
+    (pending, goodput, statistics) = folds
     for odd in (
-        [core, [promises, [goodput[0], statistics[1]], statistics]],  # one of ours in another's place
-        [core, [promises, ["TapeWriter", ["/etc/passwd"]], statistics]],
-        [core, [promises, ["subprocess.Popen", [["/bin/sh"]]], statistics]],
-        [core, [promises, ["__class__", []], statistics]],
-        [core, [promises, [["Goodput"], goodput[1]], statistics]],
+        [core, [pending, [goodput[0], statistics[1]], statistics]],  # one of ours in another's place
+        [core, [pending, ["TapeWriter", ["/etc/passwd"]], statistics]],
+        [core, [pending, ["subprocess.Popen", [["/bin/sh"]]], statistics]],
+        [core, [pending, ["__class__", []], statistics]],
+        [core, [pending, [["Goodput"], goodput[1]], statistics]],
         [{"py/object": "os.system", "py/reduce": ["touch"]}, folds],
         [{"__reduce__": ["os.system", ["touch"]]}, folds],
-        [core, {"0": promises}],
+        [core, {"0": pending}],
         [folds, core],
         [core],
         [core, folds, core],
@@ -316,8 +316,8 @@ def test_a_job_takes_up_only_a_snapshot_of_itself(tmp_path: Path, snapshot: Snap
     )
     policy = sample_policy(2, quorum=2, steps=60) if kind == "another policy" else POLICY
     folds = {
-        "other folds": (Promises(), Statistics(POLICY)),
-        "folds in another order": (Promises(), Statistics(POLICY), Goodput(POLICY)),
+        "other folds": (Pending(), Statistics(POLICY)),
+        "folds in another order": (Pending(), Statistics(POLICY), Goodput(POLICY)),
         "no folds": (),
     }.get(kind, snapshot.folds)
     with TapeWriter(tmp_path / "tape.jsonl", Header("job", policy)) as tape:

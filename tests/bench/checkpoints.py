@@ -18,8 +18,8 @@ from learners import jax_trainer
 from learners.checkpointing import write
 from learners.contract import tokens_per_schedule_step
 from learners.loop import IslandLoop, LoopPlan
-from learners.niceness import give_way
 from learners.outbox import Outbox
+from learners.thread_priority import lower_priority
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.config import parse_job
 from orchestrator.core.vocabulary import Incarnation, IslandId
@@ -91,7 +91,7 @@ def _saved(loop: IslandLoop, folder: Folder) -> tuple[float, float]:
     cut = loop.request_cut().result()
 
     def work() -> None:
-        give_way()
+        lower_priority()
         write(cut, folder, IslandId("it"), Incarnation(1), orbax=True)
 
     writing = threading.Thread(target=work)

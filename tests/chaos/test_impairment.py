@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.vocabulary import Dose
+from orchestrator.core.vocabulary import FaultSpec
 from orchestrator.impairment import LinkFault, LinkImpairment, PayloadFault
 
 
 def struck(kind: str, now: float = 100.0, **dose: float) -> LinkImpairment:
     impairment = LinkImpairment()
-    impairment.inject(LinkFault(kind), Dose(**dose), now)
+    impairment.inject(LinkFault(kind), FaultSpec(**dose), now)
     return impairment
 
 
@@ -32,7 +32,7 @@ def test_a_link_without_impairment_costs_nothing():
 def test_a_cut_ends_by_itself_and_a_shorter_one_does_not_shorten_it():
     impairment = struck("cut", duration=8.0)
     assert impairment.cut_s(103.0) == 5.0
-    impairment.inject(LinkFault.CUT, Dose(duration=2.0), 101.0)
+    impairment.inject(LinkFault.CUT, FaultSpec(duration=2.0), 101.0)
     assert impairment.cut_s(103.0) == 5.0
     assert impairment.cut_s(108.0) == 0.0
 
@@ -47,7 +47,7 @@ def test_a_slow_link_takes_its_time_but_not_beyond_its_end(size_bytes, now, seco
 
 def test_each_payload_fault_is_met_once_in_the_order_of_injection():
     impairment = struck("corrupt", payloads=1)
-    impairment.inject(LinkFault.DELAY, Dose(duration=2.0, payloads=2), 100.0)
+    impairment.inject(LinkFault.DELAY, FaultSpec(duration=2.0, payloads=2), 100.0)
     assert [impairment.payload_fault() for _ in range(4)] == [
         PayloadFault(LinkFault.CORRUPT),
         PayloadFault(LinkFault.DELAY, 2.0),
@@ -58,8 +58,8 @@ def test_each_payload_fault_is_met_once_in_the_order_of_injection():
 
 def test_a_cleared_link_is_unimpaired():
     impairment = struck("cut", duration=8.0)
-    impairment.inject(LinkFault.SLOW, Dose(duration=8.0, bytes_per_second=1.0), 100.0)
-    impairment.inject(LinkFault.DROP, Dose(payloads=3), 100.0)
+    impairment.inject(LinkFault.SLOW, FaultSpec(duration=8.0, bytes_per_second=1.0), 100.0)
+    impairment.inject(LinkFault.DROP, FaultSpec(payloads=3), 100.0)
     impairment.clear()
     assert (impairment.cut_s(101.0), impairment.transfer_delay_s(100, 101.0), impairment.payload_fault()) == (
         0.0,

@@ -31,7 +31,7 @@ def test_a_checkpoint_asked_for_begins_with_everyone_who_trains_and_is_sealed_wh
     assert not saves(story, "b")
     assert sealed(saves(story, "a")) == (("a", 1), ("b", 1))
     assert not story.happen(saving.CheckpointTaken, 1, 1000, 0.5)
-    assert [kept.number for kept in story.core.state.checkpoints.kept] == [1]
+    assert [kept.number for kept in story.core.state.checkpoints.retained] == [1]
 
 
 def test_what_is_merging_is_in_the_cut_and_what_is_only_offered_is_not() -> None:
@@ -117,7 +117,10 @@ def test_every_so_many_merges_one_begins_and_the_oldest_go() -> None:
             dropped += [effect.checkpoint for effect in all_of(saving.DropCheckpoint, taken)]
             assert not story.happen(saving.CheckpointTaken, begun[0].checkpoint, 1000, 0.5)  # told again
     assert dropped == [1, 2]
-    assert [(kept.number, kept.versions) for kept in story.core.state.checkpoints.kept] == [(3, (6, 0)), (4, (8, 0))]
+    assert [(kept.number, kept.versions) for kept in story.core.state.checkpoints.retained] == [
+        (3, (6, 0)),
+        (4, (8, 0)),
+    ]
 
 
 def test_every_so_many_seconds_one_begins_unless_one_is_open() -> None:
@@ -144,7 +147,7 @@ def test_one_that_could_not_be_written_is_dropped_and_the_kept_ones_stay() -> No
             assert (
                 the(saving.DropCheckpoint, story.happen(saving.CheckpointFailed, number, "disk full")).checkpoint == 2
             )
-    assert [kept.number for kept in story.core.state.checkpoints.kept] == [1]
+    assert [kept.number for kept in story.core.state.checkpoints.retained] == [1]
 
 
 def test_one_that_was_open_when_the_synchroniser_died_is_dropped_even_if_its_seal_is_heard_of_later() -> None:
@@ -154,7 +157,7 @@ def test_one_that_was_open_when_the_synchroniser_died_is_dropped_even_if_its_sea
     saves(story, "a")
     assert the(saving.DropCheckpoint, story.happen(events.SynchroniserRestarted, 2)).checkpoint == 1
     assert the(saving.DropCheckpoint, story.happen(saving.CheckpointTaken, 1, 1000, 0.5)).checkpoint == 1
-    assert story.core.state.checkpoints.kept == ()
+    assert story.core.state.checkpoints.retained == ()
 
 
 def test_a_job_that_ends_waits_for_no_checkpoint() -> None:

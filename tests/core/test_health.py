@@ -103,10 +103,10 @@ def test_the_usual_displacement_follows_those_admitted_and_no_other() -> None:
         gives(story, "a", 50 * USUAL)
         gives(story, "b", 50 * USUAL)
         story.merges(0, version)
-    assert story.core.state.usual[0].median == 50 * USUAL
-    assert len(story.core.state.usual[0].latest) == health.LATEST_KEPT
+    assert story.core.state.update_norms[0].median == 50 * USUAL
+    assert len(story.core.state.update_norms[0].latest) == health.LATEST_KEPT
     gives(story, "a", 1e9)
-    assert story.core.state.usual[0].median == 50 * USUAL
+    assert story.core.state.update_norms[0].median == 50 * USUAL
 
 
 def test_an_island_is_flagged_at_once_and_quarantined_when_it_goes_on() -> None:

@@ -98,8 +98,8 @@ def test_merges_go_on_at_the_next_version_and_kept_work_merges_with_them() -> No
     story.merges(0, 6)
     account = story.goodput.ledger.accounts["a"][0]
     assert (account.merged, account.local, account.carried) == (140, 0, 40)
-    assert story.goodput.ledger.books().merged == (1_040, 800)
-    assert story.goodput.ledger.books().trained == 1_100
+    assert story.goodput.ledger.token_totals().merged == (1_040, 800)
+    assert story.goodput.ledger.token_totals().trained == 1_100
 
 
 def test_every_token_before_the_checkpoint_is_merged_lost_or_kept() -> None:

@@ -149,11 +149,11 @@ def test_a_merge_that_came_to_nothing_is_in_no_checkpoint_that_begins_before_the
     story.starts("a", "b")
     for name in "ab":
         story.trains(name, tokens=100)
-    before = story.goodput.ledger.books().merged[0]
+    before = story.goodput.ledger.token_totals().merged[0]
     inputs = [story.contribution(name, offer=1) for name in "ab"]
     ordered = [all_of(MergeFragment, story.happen(events.ContributionArrived, given)) for given in inputs]
     assert [len(orders) for orders in ordered] == [0, 1]
-    assert story.goodput.ledger.books().merged[0] == before + 200
+    assert story.goodput.ledger.token_totals().merged[0] == before + 200
     if fails:
         named = tuple(given.payload for given in inputs)
         story.happen(events.MergeFailed, 0, ordered[1][0].version, named, "a value is not finite")
@@ -162,7 +162,7 @@ def test_a_merge_that_came_to_nothing_is_in_no_checkpoint_that_begins_before_the
         story.happen(events.SynchroniserRestarted, 2)
         again = inputs[0]
     assert all_of(AdmitContribution, story.happen(events.ContributionArrived, again))
-    assert story.goodput.ledger.books().merged[0] == before
+    assert story.goodput.ledger.token_totals().merged[0] == before
 
 
 def test_a_job_that_is_cancelled_on_the_way_back_ends_with_that() -> None:

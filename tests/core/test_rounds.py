@@ -22,7 +22,7 @@ from orchestrator.core.events import (
     IslandCaughtUp,
     IslandFlushed,
 )
-from orchestrator.core.vocabulary import CloseReason, Fix, RefusalReason, ReleaseReason
+from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, ScheduleAnchor
 from tests.core.story import Story, all_of, inputs, the
 
 
@@ -135,7 +135,7 @@ def test_a_publication_tells_what_the_job_has_trained_whoever_trained_it_and_whe
     story.dies("b")
     story.trains("a", tokens=300)
     story.offers_fragment("a", tokens=400)
-    assert the(PublishFragment, story.merges(0, 1)).fix == Fix(100 + 100 + 600 + 300, step=7)  # b's clock was there
+    assert the(PublishFragment, story.merges(0, 1)).fix == ScheduleAnchor(100 + 100 + 600 + 300, step=7)
 
 
 def test_an_island_is_let_train_from_where_the_schedule_is() -> None:
@@ -144,7 +144,7 @@ def test_an_island_is_let_train_from_where_the_schedule_is() -> None:
     story.trains("a", tokens=500)
     story.is_ready("b")
     started = the(StartTraining, story.happen(IslandCaughtUp, "b", 1, "a", (0, 0), 6, 0.1))
-    assert started.fix == Fix(600, step=6)
+    assert started.fix == ScheduleAnchor(600, step=6)
 
 
 def test_a_version_that_is_published_again_while_the_next_is_merged_keeps_its_step() -> None:

@@ -1,4 +1,4 @@
-"""A job is scaled while it trains: spares are placed, the last islands of a node group are drained, and a quorum is left."""
+"""A job is scaled while it trains: slots are filled, the last islands of a node group are drained, and a quorum is left."""
 
 from __future__ import annotations
 

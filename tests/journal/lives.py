@@ -93,7 +93,7 @@ class Lives:
         self.insist(lambda shell: ask(shell, f"c{self._asked}"))
 
     def _newest_kept(self) -> int:
-        return max((kept.number for kept in self.shell.core.state.checkpoints.kept), default=0)
+        return max((kept.number for kept in self.shell.core.state.checkpoints.retained), default=0)
 
     def bits(self) -> list[tuple[int, str, bytes, bytes]]:
         """Versions, digests, Θ and momentum."""

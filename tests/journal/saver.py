@@ -34,7 +34,7 @@ class Watched(Folder):
         self._say = say
 
     def sub(self, name: str) -> Folder:
-        return Watched(self._there.sub((name,)), self._say)
+        return Watched(self._allowed.sub((name,)), self._say)
 
     def write(self, name: str, content: bytes) -> None:
         self._say("before file")

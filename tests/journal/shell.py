@@ -24,8 +24,8 @@ from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import invariants, saving
-from orchestrator.core.hearing import contribution_of, event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
+from orchestrator.core.report_events import contribution_of, event_of
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
 from orchestrator.disk import Disk
 from orchestrator.host.job_files import SNAPSHOT, open_files
@@ -120,7 +120,7 @@ class Shell:
         past = self.files.past
         self.core = self.files.core
         self.sink = RetryingSink(self.files.tape, Retrier(retry_s=0.0), self.files.journal.settle)
-        self.driver = Driver(self.core, (self.files.promises, self.goodput), self, past.count if past else 0)
+        self.driver = Driver(self.core, (self.files.pending, self.goodput), self, past.count if past else 0)
         every = job.synchroniser.durability.snapshot_every_records
         self.snapshots = SnapshotWriter(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
         self.now = past.at if past else 0.0

@@ -60,7 +60,7 @@ def run(folder: Path, fate: Any, *disk: Any, **synchroniser: Any) -> Lives:
 
 def kept(lives: Lives, folder: Path) -> Manifest:
     """The one checkpoint of the job: sound, and nothing lies beside it."""
-    (only,) = lives.shell.core.state.checkpoints.kept
+    (only,) = lives.shell.core.state.checkpoints.retained
     found = newest_sound(EVERYTHING, str(folder / "checkpoints"))
     assert (found.manifest.number, found.refused) == (only.number, ())
     assert Folder.own(folder / "checkpoints").folders() == [f"{only.number:06d}"]

@@ -15,7 +15,7 @@ from orchestrator.core.vocabulary import Contribution, FragmentId, RoundPhase
 from orchestrator.errors import DataError
 from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.journal import entry
-from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unheard_merges
+from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
 from orchestrator.parameters.journal.storage import ENTRIES_PER_SEGMENT, Journal
 from tests.journal.disks import Died, FaultyDisk
 
@@ -186,13 +186,13 @@ def round_at(version: int, phase: RoundPhase) -> FragmentRound:
 
 @pytest.mark.parametrize("phase", list(RoundPhase))
 def test_a_journal_at_the_tapes_version_has_nothing_to_tell(phase: RoundPhase) -> None:
-    assert unheard_merges([round_at(3, phase)], lambda _: 3, over=False) == ()
+    assert unrecorded_merges([round_at(3, phase)], lambda _: 3, over=False) == ()
 
 
 def test_a_merge_that_only_the_journal_knows_is_told_unless_the_job_is_over() -> None:
     merging = [round_at(3, RoundPhase.MERGING)]
-    assert unheard_merges(merging, lambda _: 4, over=False) == (0,)
-    assert unheard_merges(merging, lambda _: 4, over=True) == ()
+    assert unrecorded_merges(merging, lambda _: 4, over=False) == (0,)
+    assert unrecorded_merges(merging, lambda _: 4, over=True) == ()
 
 
 def test_a_merge_whose_decision_was_cut_off_the_tape_is_dropped_and_the_one_before_stands(tmp_path: Path) -> None:
@@ -225,4 +225,4 @@ def test_a_merge_that_the_journal_lost_is_one_whose_predecessor_it_has() -> None
 )
 def test_a_journal_that_cannot_be_of_this_job_is_refused(phase: RoundPhase, held: int | None, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        unheard_merges([round_at(3, phase)], lambda _: held, over=False)
+        unrecorded_merges([round_at(3, phase)], lambda _: held, over=False)

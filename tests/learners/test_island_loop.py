@@ -11,7 +11,7 @@ from learners import jax_trainer
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer, Progress
-from orchestrator.core.vocabulary import Fix
+from orchestrator.core.vocabulary import ScheduleAnchor
 from orchestrator.errors import InternalError
 from tests.learners.stepped import ISLANDS, TOKENS, alone, offers
 from tests.waiting import PATIENCE_S
@@ -90,23 +90,23 @@ def test_rebasing_on_a_version_that_left_out_ones_offer_keeps_all_work_since_the
 def test_the_schedule_follows_what_the_job_has_trained_and_not_the_clock(new_island):
     island = new_island(interval=12, fragments=4).start()
     island.steps(3)
-    island.loop.deliver(0, 1, 9, island.published(0, 0.5), 0, Fix(ISLANDS * TOKENS * 2, 9))
+    island.loop.deliver(0, 1, 9, island.published(0, 0.5), 0, ScheduleAnchor(ISLANDS * TOKENS * 2, 9))
     island.steps(2)  # its clock was raised to 9, too
-    island.loop.deliver(1, 1, 8, island.published(1, 0.5), 0, Fix(ISLANDS * TOKENS * 6, 10))
+    island.loop.deliver(1, 1, 8, island.published(1, 0.5), 0, ScheduleAnchor(ISLANDS * TOKENS * 6, 10))
     letters = island.steps(2)
     assert island.trainer.schedule == [0, 1, 2, 3, 2, 3, 7, 8]
-    island.loop.deliver(1, 2, 8, island.published(1, 0.5), 0, Fix(ISLANDS * TOKENS * 5, 9))  # no news
+    island.loop.deliver(1, 2, 8, island.published(1, 0.5), 0, ScheduleAnchor(ISLANDS * TOKENS * 5, 9))  # no news
     letters += island.steps(1)
     assert island.trainer.schedule[-1] == 9
     adopted = [letter.fix for letter in letters if isinstance(letter, Adopted)]
-    assert adopted == [Fix(ISLANDS * TOKENS * 6, 10)] * 2
+    assert adopted == [ScheduleAnchor(ISLANDS * TOKENS * 6, 10)] * 2
 
 
 def test_an_island_begins_where_the_schedule_is_and_not_where_the_clock_is(new_island):
     island = new_island()
     island.loop.load(island.trainer.initial_parameters(), (0, 0), 30, cursor=0)
-    island.loop.start(Fix(ISLANDS * TOKENS * 20, 29))
-    island.loop.start(Fix(ISLANDS * TOKENS * 50, 29))  # it steps already
+    island.loop.start(ScheduleAnchor(ISLANDS * TOKENS * 20, 29))
+    island.loop.start(ScheduleAnchor(ISLANDS * TOKENS * 50, 29))  # it steps already
     assert island.trainer.at_gate.acquire(timeout=PATIENCE_S)
     island.steps(1)
     assert island.trainer.schedule == [21, 22]

@@ -14,8 +14,8 @@ import pytest
 from learners import jax_trainer, synthetic
 from learners.catching_up import CatchingUp
 from learners.exports import Throttle
-from learners.gathering import Donor, Fragments, Gathered, Gathering
 from learners.outbox import Outbox
+from learners.state_fetch import Donor, FetchedState, Fragments, StateFetch
 from orchestrator.core.messages import Adopted, Flushed, Offer
 from orchestrator.errors import InfrastructureError, InternalError
 from tests.learners.stepped import TOKENS, SteppedTrainer, alone, offers
@@ -24,8 +24,8 @@ from tests.waiting import PATIENCE_S, wait_until
 COUNT = 5
 
 
-def whole(arrays: dict[str, np.ndarray], versions: tuple[int, ...], step: int) -> Gathered:
-    return Gathered("peer", arrays, versions, step, ())
+def whole(arrays: dict[str, np.ndarray], versions: tuple[int, ...], step: int) -> FetchedState:
+    return FetchedState("peer", arrays, versions, step, ())
 
 
 def test_after_a_peers_state_the_first_adoption_keeps_what_was_trained_here_and_not_the_peers_work(
@@ -175,24 +175,24 @@ class Giver:
 class Receiver:
     """``unfit`` donors give what it cannot take."""
 
-    def __init__(self, in_pieces: bool = True, unfit: str = "") -> None:
+    def __init__(self, in_chunks: bool = True, unfit: str = "") -> None:
         self.unfit = unfit
-        self.got: SimpleQueue[Gathered] = SimpleQueue()
+        self.got: SimpleQueue[FetchedState] = SimpleQueue()
         self.failures: SimpleQueue[tuple[str, BaseException]] = SimpleQueue()
-        self.gathering = Gathering(
-            COUNT, in_pieces=in_pieces, take=self.take, failed=lambda *told: self.failures.put(told)
+        self.fetch = StateFetch(
+            COUNT, in_chunks=in_chunks, take=self.take, failed=lambda *told: self.failures.put(told)
         )
 
-    def take(self, state: Gathered) -> None:
+    def take(self, state: FetchedState) -> None:
         if self.unfit in (state.donor, *state.sources):
             raise ValueError("of another model")
-        self.gathering.close()
+        self.fetch.close()
         self.got.put(state)
 
     def asks(self, *givers: Giver) -> None:
-        self.gathering.ask({f"{giver.name}.1": Donor(giver.name, giver.give) for giver in givers})
+        self.fetch.ask({f"{giver.name}.1": Donor(giver.name, giver.give) for giver in givers})
 
-    def state(self) -> Gathered:
+    def state(self) -> FetchedState:
         state = self.got.get(timeout=PATIENCE_S)
         assert self.got.empty()
         return state
@@ -200,7 +200,7 @@ class Receiver:
 
 def ended(left: int) -> None:
     """Until no more than so many threads gather."""
-    wait_until(lambda: sum(thread.name == "gather" for thread in threading.enumerate()) <= left, pause_s=0.005)
+    wait_until(lambda: sum(thread.name == "fetch" for thread in threading.enumerate()) <= left, pause_s=0.005)
 
 
 def test_several_donors_give_a_fragment_each_at_a_time_and_the_quicker_more():
@@ -260,7 +260,7 @@ def test_a_piece_that_holds_no_numbers_is_refused_with_its_donor_and_another_giv
     receiver.asks(sick)
     refused = sick.gives()
     name, error = receiver.failures.get(timeout=PATIENCE_S)
-    assert (name, "holds no numbers in tensor-0" in str(error)) == ("sick", True)
+    assert (name, "contains NaN or Inf in tensor-0" in str(error)) == ("sick", True)
     receiver.asks(well)
     assert refused in [well.gives() for _ in range(COUNT)]
     assert set(receiver.state().sources) == {"well"}
@@ -274,7 +274,7 @@ def test_versions_of_another_job_are_refused():
 
 
 def test_one_donor_gives_the_whole_of_one_boundary_and_another_begins_anew():
-    dies, lives, receiver = Giver("dies", 7), Giver("lives", 8), Receiver(in_pieces=False)
+    dies, lives, receiver = Giver("dies", 7), Giver("lives", 8), Receiver(in_chunks=False)
     receiver.asks(dies)
     assert dies.asked.get(timeout=PATIENCE_S) is None
     dies.answers.put(ConnectionError("gone"))
@@ -305,14 +305,14 @@ def test_once_a_state_is_held_nothing_of_it_is_kept_and_nobody_is_asked():
     for _ in range(COUNT):
         donor.gives()
     receiver.state()
-    assert receiver.gathering._pieces == {}
+    assert receiver.fetch._chunks == {}
     receiver.asks(donor, Giver("another", 8))
     ended(0)
     assert donor.asked.empty()
 
 
 def test_a_state_that_cannot_be_taken_is_gathered_anew_from_others():
-    strange, usual, receiver = Giver("strange", 7), Giver("usual", 8), Receiver(in_pieces=False, unfit="strange")
+    strange, usual, receiver = Giver("strange", 7), Giver("usual", 8), Receiver(in_chunks=False, unfit="strange")
     receiver.asks(strange)
     strange.gives()
     assert str(receiver.failures.get(timeout=PATIENCE_S)[1]) == "of another model"
@@ -327,11 +327,11 @@ class Beginner:
     def __init__(self) -> None:
         self.outbox = Outbox()
         self.catching_up = CatchingUp(self.outbox)
-        self.loaded: list[Gathered] = []
+        self.loaded: list[FetchedState] = []
 
     def asks(self, order: tuple[int, int], *givers: Giver) -> None:
         donors = {f"{giver.name}.1": Donor(giver.name, giver.give) for giver in givers}
-        self.catching_up.gather(order, donors, COUNT, self.loaded.append, in_pieces=True)
+        self.catching_up.fetch(order, donors, COUNT, self.loaded.append, in_chunks=True)
 
     def says(self) -> list[Any]:
         return self.outbox.take(PATIENCE_S)

@@ -7,7 +7,7 @@ from orchestrator.core.vocabulary import RefusalReason
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES
 from orchestrator.parameters.outer_gradient import SCRATCH_BYTES
-from orchestrator.parameters.validation import HEADER_BYTES_MAX, displacement, validated
+from orchestrator.parameters.validation import HEADER_BYTES_MAX, update_norm, validated
 from orchestrator.parameters.wire_format import InvalidPayload
 
 ANCHOR = {
@@ -42,8 +42,8 @@ def test_the_displacement_of_many_blocks_is_that_of_the_whole():
     generator = np.random.default_rng(3)
     anchor, other = generator.standard_normal((2, SCRATCH_BYTES // 4 + 11), dtype=np.float32)
     whole = np.linalg.norm((anchor - other).astype(np.float64))
-    assert displacement({"a": anchor}, {"a": other}) == pytest.approx(whole, rel=1e-5)
-    assert displacement({"a": anchor}, {"a": anchor}) == 0.0
+    assert update_norm({"a": anchor}, {"a": other}) == pytest.approx(whole, rel=1e-5)
+    assert update_norm({"a": anchor}, {"a": anchor}) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.messages import ALL_OFFERS, Adopted, Drained, Flushed, Offer
-from orchestrator.core.vocabulary import NO_FIX, Fix, FragmentId, Version
+from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.replica.replica import (
     AdoptVersion,
     BoundaryPlan,
+    Continuation,
     CutState,
     ExportState,
     OfferFragment,
     Publication,
     Replica,
     ReplicaPolicy,
-    Then,
 )
 from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Replace
 
@@ -36,7 +36,9 @@ def idle(adoption: AdoptionRule = "replace", interval: int = 4, fragments: int =
     return Replica(ReplicaPolicy(fragments, interval, adoption, ISLANDS * TOKENS, SNAPSHOTS_MAX[adoption]))
 
 
-def publish(to: Replica, fragment: int, version: int, step: int = 0, merged: int = 0, fix: Fix = NO_FIX) -> bool:
+def publish(
+    to: Replica, fragment: int, version: int, step: int = 0, merged: int = 0, fix: ScheduleAnchor = NO_ANCHOR
+) -> bool:
     return to.publication_arrived(Publication(FragmentId(fragment), Version(version), step, merged, fix))
 
 
@@ -111,23 +113,23 @@ def test_a_fragment_from_further_on_raises_the_clock_and_what_it_passes_is_offer
 def test_the_schedule_follows_what_the_job_has_trained_and_not_the_clock() -> None:
     island = replica(interval=12, fragments=4)
     steps(island, 3)
-    publish(island, 0, 1, step=9, fix=Fix(ISLANDS * TOKENS * 2, 9))
+    publish(island, 0, 1, step=9, fix=ScheduleAnchor(ISLANDS * TOKENS * 2, 9))
     assert island.schedule_step == 3
     island.boundary()
     assert (island.step, island.schedule_step) == (9, 2)
-    publish(island, 1, 1, step=8, fix=Fix(ISLANDS * TOKENS * 6, 10))
+    publish(island, 1, 1, step=8, fix=ScheduleAnchor(ISLANDS * TOKENS * 6, 10))
     steps(island, 2)
     assert island.schedule_step == 7
-    publish(island, 1, 2, step=8, fix=Fix(ISLANDS * TOKENS * 5, 9))  # no news
+    publish(island, 1, 2, step=8, fix=ScheduleAnchor(ISLANDS * TOKENS * 5, 9))  # no news
     steps(island, 1)
-    assert (island.anchor, island.schedule_step) == (Fix(ISLANDS * TOKENS * 6, 10), 8)
+    assert (island.anchor, island.schedule_step) == (ScheduleAnchor(ISLANDS * TOKENS * 6, 10), 8)
 
 
 def test_who_begins_is_told_where_the_schedule_is_and_who_trains_already_is_not() -> None:
     island = idle()
     island.hold((Version(0), Version(0)), 30)
-    island.start(Fix(ISLANDS * TOKENS * 20, 29))
-    island.start(Fix(ISLANDS * TOKENS * 50, 29))
+    island.start(ScheduleAnchor(ISLANDS * TOKENS * 20, 29))
+    island.start(ScheduleAnchor(ISLANDS * TOKENS * 50, 29))
     assert island.schedule_step == 21
 
 
@@ -136,7 +138,7 @@ def test_a_flush_offers_all_uncovered_work_then_says_so_and_no_step_follows() ->
     steps(island, 2)
     island.flush()
     (plan,) = steps(island, 1)
-    assert plan.then is Then.END
+    assert plan.continuation is Continuation.END
     assert [(o.fragment, o.token_count) for o in offers([plan])] == [(p, 3 * TOKENS) for p in range(3)]
     assert plan.reports()[-1] == Flushed()
 
@@ -153,16 +155,16 @@ def test_draining_offers_again_what_a_version_lacks_and_says_so_once_versions_ho
     steps(island, 3)  # fragment 1 was offered at 2, with 2 steps of what are 4 by the next boundary
     island.drain()
     (plan,) = steps(island, 1)
-    assert plan.then is Then.AWAIT_PUBLICATION
+    assert plan.continuation is Continuation.AWAIT_PUBLICATION
     assert [(o.fragment, o.offer, o.step_count) for o in offers([plan])] == [(0, 2, 4), (1, 3, 4)]
     publish(island, 0, 1, 4, merged=2)
     publish(island, 1, 1, 4, merged=1)  # it came too late for more than the first offer
     plan = island.boundary()
     assert offers([plan]) == [Offer(1, 4, 4, 1, 2, 2 * TOKENS, 4 * TOKENS)]
-    assert plan.then is Then.AWAIT_PUBLICATION
+    assert plan.continuation is Continuation.AWAIT_PUBLICATION
     publish(island, 1, 2, 4, merged=4)
     plan = island.boundary()
-    assert plan.then is Then.END
+    assert plan.continuation is Continuation.END
     assert plan.reports()[-1] == Drained()
 
 
@@ -172,7 +174,7 @@ def test_a_drain_that_is_called_off_lets_the_island_train_on() -> None:
     island.drain()
     assert len(offers([island.boundary()])) == 2
     island.start()
-    assert island.boundary().then is Then.STEP
+    assert island.boundary().continuation is Continuation.STEP
     assert [o.step_count for o in offers(steps(island, 1))] == [2]
 
 
@@ -182,7 +184,7 @@ def test_a_flush_goes_before_a_drain() -> None:
     island.drain()
     island.flush()
     plan = island.boundary()
-    assert (plan.then, plan.reports()[-1]) == (Then.END, Flushed())
+    assert (plan.continuation, plan.reports()[-1]) == (Continuation.END, Flushed())
 
 
 def test_a_cut_is_of_what_the_island_is_before_it_adopts_and_an_export_of_what_it_is_after() -> None:

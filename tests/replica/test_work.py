@@ -33,10 +33,10 @@ def test_rebase_keeps_what_follows_the_merged_offer_and_all_when_none_was_merged
     ours, now = work(3, "rebase"), tokens(ADOPTED_AT + 35)
     assert ours.since_origin(now).tokens == 35
     assert ours.load_mode(12, "rebase") == Rebase(12)
-    assert ours.kept(Rebase(12), now).tokens == 15
+    assert ours.remaining(Rebase(12), now).tokens == 15
     for merged_before in (0, 10):
         assert ours.load_mode(merged_before, "rebase") == Rebase(None)
-    assert ours.kept(Rebase(None), now).tokens == 35
+    assert ours.remaining(Rebase(None), now).tokens == 35
 
 
 def test_rebase_on_a_merged_offer_that_was_dropped_keeps_nothing_rather_than_counting_twice() -> None:
@@ -47,18 +47,18 @@ def test_rebase_on_a_merged_offer_that_was_dropped_keeps_nothing_rather_than_cou
 def test_of_what_is_rolled_back_nothing_is_kept(rule: AdoptionRule) -> None:
     ours = work(3, rule)
     mode = ours.load_mode(ALL_OFFERS, rule)
-    assert (mode, ours.kept(mode, tokens(500))) == (Replace(), (0, 0))
+    assert (mode, ours.remaining(mode, tokens(500))) == (Replace(), (0, 0))
 
 
 def test_mixing_keeps_what_follows_the_latest_offer_whether_it_was_merged_or_not() -> None:
     ours, now = work(3, "mix"), tokens(ADOPTED_AT + 35)
     assert ours.load_mode(0, "mix") == ours.load_mode(13, "mix") == Mix()
-    assert ours.kept(Mix(), now).tokens == 5
+    assert ours.remaining(Mix(), now).tokens == 5
     assert work(0, "mix").load_mode(0, "mix") == Replace()
 
 
 def test_kept_work_is_work_on_the_new_version_and_is_not_offered_yet() -> None:
     ours, now = work(3, "rebase"), tokens(ADOPTED_AT + 35)
-    ours.adopt(Version(2), ours.kept(Rebase(12), now), now, offers_before=13)
+    ours.adopt(Version(2), ours.remaining(Rebase(12), now), now, offers_before=13)
     assert (ours.version, ours.since_origin(now).tokens, ours.unoffered_tokens(now)) == (2, 15, 15)
     assert ours.offers == {}

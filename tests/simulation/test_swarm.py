@@ -203,7 +203,7 @@ def _loses_count(monkeypatch):
 
 
 def _admits_what_exploded(monkeypatch):
-    monkeypatch.setattr(admission, "explosion", lambda *facts: None)
+    monkeypatch.setattr(admission, "outlier", lambda *facts: None)
 
 
 def _never_quarantines(monkeypatch):
@@ -221,7 +221,7 @@ def _gives_up_too_late(monkeypatch):
 
 
 def _forgets_who_stands_by(monkeypatch):
-    monkeypatch.setattr(standby, "take_over", lambda state: [])
+    monkeypatch.setattr(standby, "promote", lambda state: [])
 
 
 def _takes_who_is_silent(monkeypatch):

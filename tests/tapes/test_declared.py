@@ -22,7 +22,7 @@ from orchestrator.simulation.swarm.mortality import draw_mortality
 from orchestrator.simulation.swarm.saving_world import SavingWorld
 from orchestrator.tape.declared import INTEGER_MAX, coder
 from orchestrator.tape.driver import Driver, MemorySink
-from orchestrator.tape.promises import Promises
+from orchestrator.tape.pending import Pending
 from orchestrator.tape.replay import fresh_core
 from orchestrator.tape.schema import Header, Mark, Tape
 from orchestrator.tape.snapshot import Snapshot, decode, encode
@@ -66,7 +66,7 @@ def tape_of(seed: int) -> Tape:
 
 
 def driver_of(header: Header) -> Driver[Synchroniser]:
-    folds = Promises(), Goodput(header.policy), Statistics(header.policy)
+    folds = Pending(), Goodput(header.policy), Statistics(header.policy)
     return Driver(fresh_core(header), folds, MemorySink())
 
 

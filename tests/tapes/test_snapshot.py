@@ -16,12 +16,12 @@ from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape import storage
 from orchestrator.tape.driver import Driver
-from orchestrator.tape.promises import Promises
-from orchestrator.tape.recovery import Remembered, remember
+from orchestrator.tape.pending import Pending
+from orchestrator.tape.recovery import Recovered, recover
 from orchestrator.tape.replay import fresh_core
 from orchestrator.tape.schema import Header, Mark, Record
 from orchestrator.tape.snapshot import Snapshot, decode, encode
-from orchestrator.tape.storage import TapeWriter, build, keep_snapshot, read_snapshot, read_tape
+from orchestrator.tape.storage import TapeWriter, build, read_snapshot, read_tape, write_snapshot
 from tests.simulation.random_faults import random_faults
 from tests.waiting import wait_until
 
@@ -39,23 +39,23 @@ def fresh_folds() -> tuple[Goodput, Statistics]:
     return Goodput(HEADER.policy), Statistics(HEADER.policy)
 
 
-def known(past: Remembered) -> Any:
+def known(past: Recovered) -> Any:
     """All that anybody asks a synchroniser that came back."""
     told = [fold.summary() for fold in past.folds]  # type: ignore[attr-defined]
-    promises = past.promises.timers, past.promises.commands, past.started
-    return past.core.view(past.at), told, promises, past.count, past.at
+    pending = past.pending.timers, past.pending.commands, past.started
+    return past.core.view(past.at), told, pending, past.count, past.at
 
 
 def write(folder: Path, records: tuple[Record, ...], at: int) -> Path:
     """A tape of these records by a synchroniser that took a snapshot behind the one numbered ``at``, and died."""
     path = folder / "tape.jsonl"
     tape = TapeWriter(path, HEADER)
-    driver = Driver(fresh_core(HEADER), (Promises(), *fresh_folds()), tape)
+    driver = Driver(fresh_core(HEADER), (Pending(), *fresh_folds()), tape)
     for record in records:
         driver.step(record.event)
         if record.n == at:
             taken = Snapshot(tape.mark, record.event.at, driver.core, driver.folds)  # type: ignore[arg-type]
-            keep_snapshot(folder / "snapshot", encode(taken, build()))
+            write_snapshot(folder / "snapshot", encode(taken, build()))
     tape.let_go()
     return path
 
@@ -66,12 +66,12 @@ def test_a_snapshot_and_the_rest_of_the_tape_are_worth_the_whole_tape(
     for number in range(POINTS + 1):
         at = max(1, len(records) * number // POINTS)
         path = write(tmp_path / str(at), records, at)
-        whole = remember(read_tape(path), fresh_folds())
+        whole = recover(read_tape(path), fresh_folds())
         snapshot = read_snapshot(path.parent / "snapshot")
         assert snapshot is not None
         writer, tape = TapeWriter.reopen(path, mark=snapshot.mark)
         assert (tape.before, tape.count) == (at, len(records))
-        past = remember(tape, fresh_folds(), snapshot)
+        past = recover(tape, fresh_folds(), snapshot)
         assert known(past) == known(whole)
         assert writer.mark.count == len(records)
         writer.close()
@@ -89,7 +89,7 @@ def test_a_snapshot_of_another_tape_or_of_more_than_is_left_of_it_is_passed_over
     writer, tape = TapeWriter.reopen(path, mark=snapshot.mark)
     writer.let_go()
     assert tape.before == 0
-    assert known(remember(tape, fresh_folds(), snapshot)) == known(remember(read_tape(path), fresh_folds()))
+    assert known(recover(tape, fresh_folds(), snapshot)) == known(recover(read_tape(path), fresh_folds()))
     other = Mark(snapshot.mark.count, snapshot.mark.size, "0" * 32)
     path.write_bytes(b"".join(lines))
     writer, tape = TapeWriter.reopen(path, mark=other)
@@ -141,8 +141,8 @@ def test_one_is_due_by_what_would_be_remembered_however_short_each_life_is(
 ) -> None:
     path = write(tmp_path, records[:8], at=0)
     tape, written = TapeWriter.reopen(path)
-    past = remember(written, fresh_folds())
-    driver = Driver(past.core, (past.promises, *past.folds), tape, past.count)
+    past = recover(written, fresh_folds())
+    driver = Driver(past.core, (past.pending, *past.folds), tape, past.count)
     snapshots = SnapshotWriter(tmp_path / "snapshot", tape, past.before, every=5)
     driver.step(records[8].event)
     snapshots.consider(driver, records[8].event.at)

@@ -9,9 +9,9 @@ from orchestrator.parameters.tensors import Array
 
 
 class Codec(Protocol):
-    """How the values of one tensor become bytes. Stateless, and the same on every machine: bytes decode to the same bits.
+    """The codec of one tensor's values. Stateless, and the same on every machine: bytes decode to the same bits.
 
-    What is lost by coding can be fed back by whoever sends: it is ``values − decode(encode(values))``.
+    What is lost by coding can be fed back by the sender: it is ``values − decode(encode(values))``.
     """
 
     def data_bytes(self, value_count: int) -> int:

@@ -24,5 +24,5 @@ JOURNAL_CODEC: CodecName = "float32"
 @cache
 def codec(name: CodecName) -> Codec:
     """The codec of this name."""
-    found: Codec = import_module(f"{__package__}.{name}").CODEC
-    return found
+    registered: Codec = import_module(f"{__package__}.{name}").CODEC
+    return registered

@@ -1,1 +1,1 @@
-"""What merges made, kept so that it survives the synchroniser: Θ, momentum, version and contributors of every fragment."""
+"""The journal of merges, which survives the synchroniser: Θ, momentum, version and contributors of every fragment."""

@@ -35,7 +35,7 @@ HEADER_BYTES_MAX = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a merge besides its tensors. ``contributors`` are (island, weight), as they were merged."""
+    """The facts of a merge, besides its tensors. ``contributors`` are (island, weight), as they were merged."""
 
     fragment: FragmentId
     version: Version
@@ -71,7 +71,7 @@ def encode(facts: Facts, parameters: bytes, momentum: bytes) -> list[bytes]:
 
 
 def sizes_of(beginning: bytes) -> Sizes:
-    """How long the entry is that begins so (``PREFIX_BYTES``). Raises DataError if none does; nothing is verified yet."""
+    """The sizes of the entry that begins so (``PREFIX_BYTES``). Raises DataError if it is none; nothing is verified yet."""
     if len(beginning) < PREFIX_BYTES:
         raise DataError(detail=f"{len(beginning)} bytes are too few to begin an entry of the journal.")
     magic, *sizes = _PREFIX.unpack_from(beginning)
@@ -83,7 +83,7 @@ def sizes_of(beginning: bytes) -> Sizes:
 
 
 def facts_of(beginning: bytes) -> Facts:
-    """Who the entry is, from its prefix and header. Raises DataError unless their checksum holds."""
+    """The facts of the entry, from its prefix and header. Raises DataError unless their checksum holds."""
     sizes = sizes_of(beginning)
     header = beginning[PREFIX_BYTES:][: sizes.header]
     (stated,) = _CHECKSUM.unpack_from(beginning, _PREFIX.size)

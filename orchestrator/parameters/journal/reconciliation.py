@@ -1,4 +1,4 @@
-"""Do tape and journal tell the same story? The tape says what was decided, the journal what was made of it.
+"""The reconciliation of tape and journal: the tape has what was decided, the journal what was made of it.
 
 The order in which both are written leaves few stories: a merge is on the tape as decided before it is made, in the journal
 before it is on the tape as made. So a fragment's newest entry is the version where the tape has it (then what was under
@@ -23,7 +23,7 @@ def undecided_merges(
 ) -> tuple[FragmentId, ...]:
     """The fragments whose newest merge the tape never decided on, for its end was cut off: the decision was its last record.
 
-    Nobody heard of such a merge, since what would have told of it comes later on the tape.
+    Such a merge was never announced, since its announcement comes later on the tape.
     """
     ahead = (r.fragment for r in rounds if newest(r.fragment) == r.version + 1 and r.phase is not RoundPhase.MERGING)
     return tuple(ahead)
@@ -36,12 +36,12 @@ def lost_merges(
     return tuple(r.fragment for r in rounds if newest(r.fragment) == r.version - 1)
 
 
-def unheard_merges(
+def unrecorded_merges(
     rounds: Sequence[FragmentRound], newest: Callable[[FragmentId], Version | None], *, over: bool
 ) -> tuple[FragmentId, ...]:
-    """The fragments whose journalled merge is not on the tape as made, to be told now.
+    """The fragments whose journalled merge is not on the tape as made yet.
 
-    A job that is ``over`` (cancelled while it merged) hears of none. Raises DataError when the two cannot be of one job.
+    A job that is ``over`` (cancelled while it merged) gets none. Raises DataError when the two cannot be of one job.
     """
     unheard = []
     for current in rounds:

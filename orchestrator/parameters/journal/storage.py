@@ -5,7 +5,7 @@ journal is opened; older segments going once every entry in them is superseded b
 failed append leaves nothing that counts: its rest is cut off, and the next attempt begins a new segment, for what the
 system says of pages after a failed fsync cannot be trusted.
 
-    sync                      every merge is on the disk before anybody hears of it
+    sync                      every merge is on the disk before it is announced
     async (merges_max)        at most so many merges are only with the operating system: they survive the process, and a
                               loss of power may take them
 
@@ -36,7 +36,7 @@ SUFFIX = ".journal"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an entry lies."""
+    """The place of an entry."""
 
     path: Path
     start: int
@@ -50,7 +50,7 @@ class _Segment:
     entries: dict[Version, Place] = field(default_factory=dict)
     full: bool = False
     synced: bool = True
-    doubtful: bool = False
+    sync_failed: bool = False
     """A sync of it failed: the system counts as written what may not be."""
 
 
@@ -71,7 +71,7 @@ class Journal:
         ``before_sync`` makes durable what entries rest on (the tape, on which they were decided), or raises OSError.
         """
         self._folder, self._disk, self._before_sync = folder, disk or LocalDisk(), before_sync
-        self._writing = threading.Lock()  # the merges' thread appends while the pump settles what was found
+        self._writing = threading.Lock()  # the merges' thread appends while the pump settles what was there
         self._versions_kept, self._merges_max = versions_kept, merges_max
         self._segments: dict[FragmentId, list[_Segment]] = {}
         self._unsynced = 0
@@ -87,12 +87,12 @@ class Journal:
             self._append(facts, encode(facts, parameters, momentum))
 
     def settle(self) -> None:
-        """What was found when it was opened is durable, and may be told. Raises OSError, and may be asked again."""
+        """Make durable what was there when it was opened, so that it may be announced. Raises OSError; may be retried."""
         with self._writing:
             self._sync_all()
 
     def clear(self) -> None:
-        """Forget everything: what it holds is of a beginning that nobody heard of."""
+        """Forget everything: it holds a beginning that was never announced."""
         for segments in self._segments.values():
             for segment in segments:
                 self._disk.remove(segment.path)
@@ -100,7 +100,7 @@ class Journal:
 
     def drop_newest(self, fragment: FragmentId) -> str:
         """Forget the fragment's newest merge; returns what that was, in words. Raises OSError."""
-        segment = max(self._segments[fragment], key=lambda found: max(found.entries, default=-1))
+        segment = max(self._segments[fragment], key=lambda one: max(one.entries, default=-1))
         version = max(segment.entries)
         segment.size = segment.entries.pop(version).start
         self._disk.truncate(segment.path, segment.size)
@@ -109,7 +109,7 @@ class Journal:
 
     @property
     def fragments(self) -> tuple[FragmentId, ...]:
-        """Of which it has a file, in order."""
+        """The fragments that have a file, in order."""
         return tuple(sorted(self._segments))
 
     def versions(self, fragment: FragmentId) -> tuple[Version, ...]:
@@ -124,9 +124,9 @@ class Journal:
         for segment in reversed(self._segments.get(fragment, [])):
             if (place := segment.entries.get(version)) is not None:
                 return decode(self._disk.read(place.path, place.start, place.count))
-        here = ", ".join(map(str, self.versions(fragment))) or "none"
+        versions = ", ".join(map(str, self.versions(fragment))) or "none"
         raise DataError(
-            detail=f"The journal {self._folder} lacks version {version} of fragment {fragment}; it has {here}."
+            detail=f"The journal {self._folder} lacks version {version} of fragment {fragment}; it has {versions}."
         )
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,7 +159,7 @@ class Journal:
         self._before_sync()
         for fragment, segments in self._segments.items():
             for n, segment in enumerate(segments):
-                if segment.doubtful and segment.entries:
+                if segment.sync_failed and segment.entries:
                     segment = segments[n] = self._copied(fragment, segment)
                 if not segment.synced:
                     self._sync(segment)
@@ -169,16 +169,16 @@ class Journal:
         try:
             self._disk.sync(segment.path)
         except OSError:
-            segment.doubtful = True
+            segment.sync_failed = True
             raise
-        segment.synced, segment.doubtful = True, False
+        segment.synced, segment.sync_failed = True, False
 
     def _begun(self, fragment: FragmentId) -> _Segment:
         self._numbers += 1
         return _Segment(self._folder / f"fragment-{fragment:04d}-{self._numbers:08d}{SUFFIX}")
 
     def _copied(self, fragment: FragmentId, old: _Segment) -> _Segment:
-        """Its entries in a file of which nothing is believed yet."""
+        """Its entries in a new file, of which nothing counts as synced yet."""
         new = self._begun(fragment)
         for version, place in old.entries.items():
             entry = self._disk.read(place.path, place.start, place.count)

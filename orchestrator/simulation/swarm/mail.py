@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol, cast
 
 from orchestrator.core import events as e
-from orchestrator.core.messages import Letter, Offer
+from orchestrator.core.messages import IslandReport, Offer
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.replica.outbox import NumberedReports
 from orchestrator.simulation.host import Host
@@ -36,7 +36,7 @@ class Mail:
     def __bool__(self) -> bool:
         return self.connected and bool(self.letters.after(self._read))
 
-    def extend(self, letters: Iterable[Letter]) -> None:
+    def extend(self, letters: Iterable[IslandReport]) -> None:
         self.letters.write(letters)
 
     def skip_replaced(self, process: SimulatedIsland) -> None:
@@ -47,11 +47,11 @@ class Mail:
                 return
             self._read = number
 
-    def popleft(self) -> Letter:
+    def popleft(self) -> IslandReport:
         self._read, letter = self.letters.after(self._read)[0]
         return letter
 
-    def appendleft(self, _: Letter) -> None:
+    def appendleft(self, _: IslandReport) -> None:
         """It did not get through after all."""
         self._read -= 1
 

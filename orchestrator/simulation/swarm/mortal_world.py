@@ -270,7 +270,7 @@ class MortalWorld(RoughWorld):
 
     def _return(self, files: JobFiles) -> None:
         """Keep the deadlines that were set, listen to every process that lives, end those that are over."""
-        for timer in files.past.promises.timers if files.past is not None else ():
+        for timer in files.past.pending.timers if files.past is not None else ():
             self.while_alive(max(0.0, timer.due_at - self.now), partial(self._tell_timer, timer))
         islands = files.core.state.islands
         for (name, incarnation), host in self.hosts.items():

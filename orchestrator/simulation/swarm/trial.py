@@ -28,7 +28,7 @@ from orchestrator.simulation.swarm.mortality import draw_mortality
 from orchestrator.simulation.swarm.saving_world import SavingWorld
 from orchestrator.simulation.swarm.weather import RoughWorld
 from orchestrator.simulation.world import World
-from orchestrator.tape.driver import STORY_LENGTH, tell
+from orchestrator.tape.driver import STORY_LENGTH, story_of
 from orchestrator.tape.replay import replay
 
 UNTIL_S = 3600.0
@@ -114,7 +114,7 @@ def run(seed: int, deaths: int = 0) -> Survived:
         require(again.exact, "a tape replays exactly", again.divergence)
     except Exception as error:  # whatever it is, the seed brings it back
         notes = "\n".join(getattr(error, "__notes__", ()))
-        story = notes or (tell(world.sink.records[-STORY_LENGTH:]) if world is not None else "")
+        story = notes or (story_of(world.sink.records[-STORY_LENGTH:]) if world is not None else "")
         detail = f"{type(error).__name__}: {error}"
         features = (*sorted(drawn.features), *(mortality.features if deaths else ()))
         raise SwarmFailure(detail=detail, seed=seed, features=features, story=story, deaths=deaths) from error

@@ -1,4 +1,4 @@
-"""What a synchroniser has promised and not kept, as a fold over its tape: timers not fired, commands not answered."""
+"""Pending timers and answered commands, as a fold over a job's tape."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId
 
-Answered = tuple[e.CommandRequested | e.FaultInjected, f.ResolveCommand | None]
+CommandOutcome = tuple[e.CommandRequested | e.FaultInjected, f.ResolveCommand | None]
 
 
-class Promises:
-    """The fold."""
+class Pending:
+    """``timers`` were set and have not fired; ``commands`` are all that were requested, each with its outcome so far."""
 
     started: bool
     _timers: dict[str, f.SetTimer]
-    commands: dict[CommandId, Answered]
+    commands: dict[CommandId, CommandOutcome]
 
     def __init__(self) -> None:
         self.started = False

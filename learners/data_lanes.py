@@ -1,13 +1,13 @@
-"""Where an island's next batch comes from when a job goes on with other islands than it began with.
+"""Data lanes: how a resumed job deals what is left of its data to other islands than it began with.
 
-At a resumption the rest of every stream (an island's data, by batch number) is dealt to the new islands in *lanes*. With m
+At a resumption the rest of every stream (an island's data, by batch number) is dealt to the new islands in lanes. With m
 streams before and n after there are lcm(m, n) lanes: each old stream is split into lcm/m of them, each new one takes
 lcm/n, in turns. With cursors c, batch k of new stream i is batch
 
     c[j] + ℓ mod s + s·⌊k / t⌋   of old stream j = ⌊ℓ / s⌋,   where ℓ = i·t + k mod t,   s = lcm/m,   t = lcm/n
 
 so that every batch behind a cursor belongs to exactly one new stream, and none before a cursor to any. Resumed more
-than once, the rule is applied once a leg. Pure arithmetic. Source: ours.
+than once, the rule is applied once per resumption. Pure arithmetic. Source: ours.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import lcm
 
-Legs = Sequence[Sequence[int]]
+Resumptions = Sequence[Sequence[int]]
 """The cursors of all streams at each resumption, first to last."""
 
 
-def origin(legs: Legs, stream: int, stream_count: int, number: int) -> tuple[int, int]:
+def origin(resumptions: Resumptions, stream: int, stream_count: int, number: int) -> tuple[int, int]:
     """The shard of the job's first specification, and the number of its batch, that is batch ``number`` of this stream."""
-    for cursors in reversed(legs):
+    for cursors in reversed(resumptions):
         lanes = lcm(len(cursors), stream_count)
         split, taken = lanes // len(cursors), lanes // stream_count
         lane = stream * taken + number % taken
@@ -31,6 +31,6 @@ def origin(legs: Legs, stream: int, stream_count: int, number: int) -> tuple[int
     return stream, number
 
 
-def first_count(legs: Legs, stream_count: int) -> int:
-    """How many shards the data was cut into when the job began."""
-    return len(legs[0]) if legs else stream_count
+def first_count(resumptions: Resumptions, stream_count: int) -> int:
+    """The number of shards that the data was cut into when the job began."""
+    return len(resumptions[0]) if resumptions else stream_count

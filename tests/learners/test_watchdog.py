@@ -9,25 +9,25 @@ import sys
 import threading
 import time
 
-from learners.vigil import Vigil
+from learners.watchdog import Watchdog
 from tests.waiting import PATIENCE_S
 
 PROGRAM = """
 import os, sys
-from learners.vigil import Vigil
-Vigil(1.5, lambda: os._exit(7), tick_s=0.05)
+from learners.watchdog import Watchdog
+Watchdog(1.5, lambda: os._exit(7), tick_s=0.05)
 print("on watch", flush=True)
 sys.stdin.read()
 """
 
 
-def test_who_is_heard_again_and_again_is_not_abandoned_and_who_is_not_is() -> None:
-    abandoned = threading.Event()
-    vigil = Vigil(1.5, abandoned.set, tick_s=0.02)
+def test_a_watchdog_that_is_reset_again_and_again_does_not_expire_and_one_that_is_not_does() -> None:
+    expired = threading.Event()
+    watchdog = Watchdog(1.5, expired.set, tick_s=0.02)
     for _ in range(40):
-        assert not abandoned.wait(0.05)
-        vigil.heard()
-    assert abandoned.wait(PATIENCE_S)
+        assert not expired.wait(0.05)
+        watchdog.reset()
+    assert expired.wait(PATIENCE_S)
 
 
 def test_a_process_that_was_stopped_for_long_does_not_take_that_for_silence() -> None:

@@ -1,10 +1,10 @@
-"""A state from peers: whole from one donor, or fragment by fragment from several at once, whoever of them is quicker.
+"""The fetch of a state from peers: whole from one donor, or fragment by fragment from several at once.
 
     donor A ──0──▶ ──2──▶ ──3──▶ ✗ dies with 3
-    donor B ──1──▶ ──────4─────▶ ──3──▶            each piece of one boundary of its donor, with that donor's versions
+    donor B ──1──▶ ──────4─────▶ ──3──▶            each chunk of one boundary of its donor, with that donor's versions
 
-What has come is kept when a donor goes away, and what it still owed is asked of the others. A piece that holds something
-else than numbers is refused, with its donor. Thread-safe; blocks nobody but its own threads.
+A donor that is free takes the next fragment. What has arrived stays when a donor goes away, and the others give what it
+still owed. A chunk with NaN or Inf is refused, and its donor with it. Thread-safe; blocks nobody but its own threads.
 
 Refuses to choose donors (``core.island_record``), and to know how they are reached.
 """
@@ -25,7 +25,7 @@ from orchestrator.errors import DataError
 log = logging.getLogger(__name__)
 
 Fragments = tuple[int, ...] | None
-"""Which are asked for; ``None`` for all."""
+"""The fragments requested; ``None`` for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Donor:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class FetchedState:
     """A state to begin from. ``donor`` is whose clock was furthest; ``sources`` by fragment, empty if it came whole."""
 
     donor: IslandId
@@ -48,8 +48,8 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """What a donor gave in one go, of one fragment or all, and where it stood then."""
+class _Chunk:
+    """One reply of a donor, with one fragment or all, and its versions and step at that boundary."""
 
     donor: IslandId
     arrays: Arrays
@@ -57,7 +57,7 @@ class _Piece:
     step: int
 
 
-class Gathering:
+class StateFetch:
     """``take`` gets the whole, and may raise: then all is to be asked for anew. ``failed`` names donors that gave nothing.
 
     Whoever has taken it calls ``close``.
@@ -67,15 +67,15 @@ class Gathering:
         self,
         fragment_count: int,
         *,
-        in_pieces: bool,
-        take: Callable[[Gathered], None],
+        in_chunks: bool,
+        take: Callable[[FetchedState], None],
         failed: Callable[[IslandId, BaseException], None],
     ) -> None:
-        self._count, self._in_pieces, self._take, self._failed = fragment_count, in_pieces, take, failed
+        self._count, self._in_chunks, self._take, self._failed = fragment_count, in_chunks, take, failed
         self._changed = threading.Condition()
         self._donors: dict[str, Donor] = {}
         self._fetching: dict[int, str] = {}
-        self._pieces: dict[int, _Piece] = {}
+        self._chunks: dict[int, _Chunk] = {}
         self._over = False
 
     def ask(self, donors: Mapping[str, Donor]) -> None:
@@ -86,7 +86,7 @@ class Gathering:
             self._fetching = {p: name for p, name in self._fetching.items() if name in donors}
             self._changed.notify_all()
         for name, donor in new.items():
-            threading.Thread(target=self._gather, args=(name, donor), name="gather", daemon=True).start()
+            threading.Thread(target=self._fetch, args=(name, donor), name="fetch", daemon=True).start()
 
     def close(self) -> None:
         """Nothing is needed any more: donors are asked for nothing, and what they gave is let go of."""
@@ -96,13 +96,13 @@ class Gathering:
 
     def _begin_anew(self) -> None:
         """Under the lock."""
-        self._donors, self._fetching, self._pieces = {}, {}, {}
+        self._donors, self._fetching, self._chunks = {}, {}, {}
         self._changed.notify_all()
 
-    def _gather(self, name: str, donor: Donor) -> None:
+    def _fetch(self, name: str, donor: Donor) -> None:
         try:
             while wanted := self._next(name, donor):
-                self._keep(name, wanted, self._piece_of(donor, wanted))
+                self._keep(name, wanted, self._chunk_of(donor, wanted))
         except Exception as error:  # a dead donor is only one of the ways; the service chooses another
             with self._changed:
                 if self._donors.get(name) is donor:
@@ -114,36 +114,36 @@ class Gathering:
             self._failed(donor.island, error)
 
     def _next(self, name: str, donor: Donor) -> tuple[int, ...]:
-        """What to ask this donor for; waits while all that is missing is being fetched. Nothing when it is not needed."""
+        """The fragments to request from this donor, none if it is not needed; waits while all missing are on their way."""
         with self._changed:
             while self._donors.get(name) is donor:  # else it is asked for nothing, or by another thread
-                missing = [p for p in range(self._count) if p not in self._pieces and p not in self._fetching]
+                missing = [p for p in range(self._count) if p not in self._chunks and p not in self._fetching]
                 if missing:
-                    wanted = tuple(missing[:1] if self._in_pieces else missing)
+                    wanted = tuple(missing[:1] if self._in_chunks else missing)
                     self._fetching.update(dict.fromkeys(wanted, name))
                     return wanted
                 self._changed.wait()
             return ()
 
-    def _piece_of(self, donor: Donor, wanted: tuple[int, ...]) -> _Piece:
-        given = donor.give(wanted if self._in_pieces else None)
-        if len(given["versions"]) != self._count:
-            raise DataError(detail=f"{len(given['versions'])} versions came for {self._count} fragments.")
-        require_numbers(given["trainer"])
-        return _Piece(donor.island, given["trainer"], given["versions"], given["step"])
+    def _chunk_of(self, donor: Donor, wanted: tuple[int, ...]) -> _Chunk:
+        reply = donor.give(wanted if self._in_chunks else None)
+        if len(reply["versions"]) != self._count:
+            raise DataError(detail=f"{len(reply['versions'])} versions came for {self._count} fragments.")
+        require_numbers(reply["trainer"])
+        return _Chunk(donor.island, reply["trainer"], reply["versions"], reply["step"])
 
-    def _keep(self, name: str, wanted: tuple[int, ...], piece: _Piece) -> None:
-        """What came first stays. Whoever brings the last hands the whole over, and is told should that fail."""
+    def _keep(self, name: str, wanted: tuple[int, ...], chunk: _Chunk) -> None:
+        """Keep the chunk, unless its fragments are here already. The last one's thread hands the whole over, or raises."""
         with self._changed:
             if self._over:
                 return
-            had = len(self._pieces)
-            self._pieces = {**dict.fromkeys(wanted, piece), **self._pieces}
+            had = len(self._chunks)
+            self._chunks = {**dict.fromkeys(wanted, chunk), **self._chunks}
             self._fetching = {p: other for p, other in self._fetching.items() if other != name}
-            whole = self._whole() if had < len(self._pieces) == self._count else None
+            whole = self._whole() if had < len(self._chunks) == self._count else None
             self._changed.notify_all()
-        if self._in_pieces:
-            log.info("fragment %s from %s, of its step %d", ", ".join(map(str, wanted)), piece.donor, piece.step)
+        if self._in_chunks:
+            log.info("fragment %s from %s, of its step %d", ", ".join(map(str, wanted)), chunk.donor, chunk.step)
         if whole is not None:
             try:
                 self._take(whole)
@@ -152,12 +152,12 @@ class Gathering:
                     self._begin_anew()
                 raise
 
-    def _whole(self) -> Gathered:
-        pieces = [(p, self._pieces[p]) for p in range(self._count)]
-        furthest = max((piece for _, piece in pieces), key=lambda piece: piece.step)
+    def _whole(self) -> FetchedState:
+        chunks = [(p, self._chunks[p]) for p in range(self._count)]
+        furthest = max((chunk for _, chunk in chunks), key=lambda chunk: chunk.step)
         arrays: Arrays = {}
-        for piece in sorted((piece for _, piece in pieces), key=lambda piece: piece.step):
-            arrays.update(piece.arrays)  # what belongs to no tensor is in each: the furthest donor's stays
-        sources = tuple(piece.donor for _, piece in pieces) if self._in_pieces else ()
-        versions = tuple(piece.versions[p] for p, piece in pieces)
-        return Gathered(furthest.donor, arrays, versions, furthest.step, sources)
+        for chunk in sorted((chunk for _, chunk in chunks), key=lambda chunk: chunk.step):
+            arrays.update(chunk.arrays)  # what belongs to no tensor is in each: the furthest donor's stays
+        sources = tuple(chunk.donor for _, chunk in chunks) if self._in_chunks else ()
+        versions = tuple(chunk.versions[p] for p, chunk in chunks)
+        return FetchedState(furthest.donor, arrays, versions, furthest.step, sources)

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.lanes import first_count, origin
+from learners.data_lanes import first_count, origin
 
 counts = st.integers(1, 7)
 
@@ -15,18 +15,18 @@ counts = st.integers(1, 7)
 @given(counts, st.lists(st.tuples(counts, st.integers(0, 40)), min_size=0, max_size=3), st.data())
 def test_over_all_resumptions_no_batch_is_drawn_twice_and_none_is_left_out(first, resumptions, data) -> None:
     """Islands draw unevenly, the job is resumed with other counts, and so on; at the end everybody draws much more."""
-    legs: list[tuple[int, ...]] = []
+    earlier: list[tuple[int, ...]] = []
     count, drawn = first, Counter()
     for next_count, most in resumptions:
         cursors = tuple(data.draw(st.integers(0, most)) for _ in range(count))
-        drawn.update(origin(legs, stream, count, n) for stream in range(count) for n in range(cursors[stream]))
-        legs.append(cursors)
+        drawn.update(origin(earlier, stream, count, n) for stream in range(count) for n in range(cursors[stream]))
+        earlier.append(cursors)
         count = next_count
     rest = 2_000
-    drawn.update(origin(legs, stream, count, n) for stream in range(count) for n in range(rest))
+    drawn.update(origin(earlier, stream, count, n) for stream in range(count) for n in range(rest))
     assert max(drawn.values()) == 1
     shards = {shard for shard, _ in drawn}
-    assert shards <= set(range(first_count(legs, count)))
+    assert shards <= set(range(first_count(earlier, count)))
     for shard in shards:
         numbers = sorted(n for s, n in drawn if s == shard)
         gap = next((k for k, n in enumerate(numbers) if k != n), len(numbers))
