@@ -36,6 +36,8 @@ from learners.niceness import give_way, give_way_since, threads
 from learners.outbox import Outbox
 from learners.vigil import Vigil
 from orchestrator import logbook
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.island import IslandFactory, IslandInterface
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import Broken, Letter, NotSaved, Ready, Saved
@@ -244,9 +246,9 @@ class Island:
     def _given(self, actor: str, fragments: Fragments) -> dict[str, Any]:
         """What the donor of this name gives. The timeout is for lines that the service does not see; silence it notices."""
         handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
+        donor: ActorHandle[IslandInterface] = ActorHandle(handle)
         timeout_s = TRANSFER_TIMEOUT_S + (THROTTLE_TIMEOUT_S if self._throttle.bytes_per_s is not None else 0.0)
-        answer: ray.ObjectRef[dict[str, Any]] = handle.export_state.remote(fragments)
-        return ray.get(answer, timeout=timeout_s)
+        return ray.get(donor.call(IslandInterface.export_state, fragments), timeout=timeout_s)
 
     def _standing(self) -> Iterable[Letter]:
         """What a new synchroniser may not know, and asks nobody for: that this island is ready, later what it offers."""
@@ -279,3 +281,6 @@ class Island:
         if self._loop is None:
             raise RuntimeError(f"island {self._island} has not built its model yet")
         return self._loop
+
+
+_: IslandFactory = Island  # type checkers compare what it answers with what others call

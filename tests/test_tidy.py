@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.roots": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.impairment": frozenset({CORE}),
+    "orchestrator.actors": frozenset({CORE, "orchestrator.logbook", "orchestrator.parameters.tensors", "ray"}),
     "orchestrator.replica": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
     "orchestrator.bounds": frozenset({"pydantic"}),
@@ -186,6 +187,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             "learners",
             CORE,
+            "orchestrator.actors",
             "orchestrator.parameters",
             "orchestrator.checkpoints",
             "orchestrator.roots",
@@ -196,7 +198,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "learners.evaluator": frozenset(
-        {"learners", CORE, "orchestrator.parameters", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
+        {
+            "learners",
+            CORE,
+            "orchestrator.actors",
+            "orchestrator.parameters",
+            "orchestrator.errors",
+            "orchestrator.logbook",
+            "ray",
+            "numpy",
+        }
     ),
     "api": frozenset(
         {

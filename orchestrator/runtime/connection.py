@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.island import IslandInterface
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.host.job_context import JobContext
 from orchestrator.runtime.impaired_link import ImpairedLink
@@ -21,7 +22,7 @@ class Connection:
         self,
         island: IslandId,
         incarnation: Incarnation,
-        actor: Any,
+        actor: ActorHandle[IslandInterface],
         context: JobContext,
         shard: ShardWorker,
         durable_count: Callable[[], int],

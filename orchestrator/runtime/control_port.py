@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, last_line
@@ -21,7 +23,7 @@ from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, room
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.names import synchroniser_name
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, TOKEN_VARIABLE
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, TOKEN_VARIABLE
 from orchestrator.tape import command_codec
 from orchestrator.threads import BoundedThreads
 
@@ -34,6 +36,7 @@ QUESTIONS_MAX = 16
 ACCELERATORS = ("GPU", "TPU")
 
 Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
 
 
 def connect(home: Path) -> RayControlPort:
@@ -89,22 +92,19 @@ class RayControlPort:
         from orchestrator.runtime.synchroniser_actor import SynchroniserActor
 
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
-        kind: Any = ray.remote(SynchroniserActor)
-        named = kind.options(
-            name=synchroniser_name(job_id),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=8,
-            label_selector={GROUP_LABEL: CONTROL_GROUP},
-        )
+        options = {
+            "name": synchroniser_name(job_id),
+            "get_if_exists": True,
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_concurrency": 8,
+            "label_selector": {GROUP_LABEL: CONTROL_GROUP},
+        }
         allowed = roots.without(*self._private)
         facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned), allowed)
-        actor = self._ask_head(lambda: named.remote(*facts), START_TIMEOUT_S)
+        actor = self._ask_head(lambda: cluster.start_actor(SynchroniserActor, options, *facts), START_TIMEOUT_S)
         try:
-            ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)
+            ray.get(actor.call(SynchroniserActor.ready), timeout=START_TIMEOUT_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
             with suppress(ray.exceptions.RayError, InfrastructureError):
                 self._ask_head(lambda: cluster.end_actors_of(job_id))  # what it had already made included
@@ -116,37 +116,45 @@ class RayControlPort:
 
     def status(self, job_id: str) -> dict[str, Any]:
         """The live job. Raises NotFound when nothing of it runs (any more)."""
-        answer: dict[str, Any] = self._ask(job_id, "status")
-        return answer
+        return self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.status)
 
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
         """Hand a command to the job. Raises NotFound or Conflict when it cannot be taken."""
-        self._ask(job_id, "submit", command_id, caller, command_codec.encode(command))
+        document = command_codec.encode(command)
+        self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.submit, command_id, caller, document)
 
     def save_parameters(self, job_id: str) -> str:
         """Θ as it stands is in a new file of the job's run folder, of this name. Raises Conflict before there is Θ."""
         try:
-            name: str = self._ask(job_id, "save_parameters", timeout_s=SAVE_TIMEOUT_S)
+            return self._ask(job_id, SAVE_TIMEOUT_S, SynchroniserInterface.save_parameters)
         except OSError as error:
             detail = f"The parameters of job {job_id} could not be written: {error.strerror or error}."
             remedy = f"{disk_remedy(error)}, on the disk of its run folder."
             raise InfrastructureError(detail=detail, remedy=remedy) from error
-        return name
 
     def close(self) -> None:
         cluster.leave()
 
-    def _ask(self, job_id: str, what: str, *arguments: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+    def _ask(
+        self,
+        job_id: str,
+        timeout_s: float,
+        method: Callable[Concatenate[SynchroniserInterface, Arguments], Answer],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
         import ray
 
+        actor: ActorHandle[SynchroniserInterface] | None
         actor = self._ask_head(lambda: cluster.actor_named(synchroniser_name(job_id)))
         if actor is None:
             raise _not_here(job_id)
-        if (method := getattr(actor, what, None)) is None:
+        if not actor.has(method):
+            what = method.__name__
             detail = f"The synchroniser of job {job_id} was started by another build, which has no {what!r}."
             raise Conflict(detail=detail, remedy="Training goes on; it understands this build once it was restarted.")
         try:
-            return ray.get(method.remote(*arguments), timeout=timeout_s)
+            return ray.get(actor.call(method, *arguments, **named), timeout=timeout_s)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error  # our own errors, as they were raised over there
         except ray.exceptions.ActorDiedError as error:

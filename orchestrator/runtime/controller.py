@@ -11,15 +11,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Concatenate, ParamSpec
 
 import ray
 from ray.exceptions import RayError
 
 from orchestrator import logbook
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.island import IslandInterface
 from orchestrator.checkpoints.resumption import kept
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
@@ -30,8 +32,9 @@ from orchestrator.runtime.making import CONCURRENCY, make
 from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.placement import Placement, Refusal, Unplaced, refusal, resources_of
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL
 from orchestrator.runtime.strays import Strays
+from orchestrator.runtime.warden import Warden
 from orchestrator.runtime.wardens import Wardens
 
 log = logging.getLogger(__name__)
@@ -45,6 +48,8 @@ ORPHANED_S = 10.0
 """A synchroniser that died has its name while Ray makes it again. One without a name for so long does not come back."""
 UNWANTED = Unplaced("it was ended before it was placed")
 
+Arguments = ParamSpec("Arguments")
+
 
 class Controller:
     def __init__(self, job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> None:
@@ -57,7 +62,7 @@ class Controller:
         self._sections = {**spec.island_sections(spares=True), **spec.standby_sections()}
         self._folder = room.cluster_folder(os.environ)
         self._lock = threading.Lock()
-        self._actors: dict[Life, Any] = {}
+        self._actors: dict[Life, ActorHandle[IslandInterface]] = {}
         self._placements: dict[Life, Placement] = {}
         self._asked: dict[Life, Future[Placement | Unplaced]] = {}
         self._ended: set[Life] = set()
@@ -120,9 +125,9 @@ class Controller:
             return UNWANTED
         shard = self._shards.index(island) if island in self._shards else 0  # a standby's is that of whom it becomes
         hurry = island in self._shards and incarnation > 1  # it is missed
-        actor.prepare.remote(self._document, shard, len(self._shards), hurry)
+        actor.call(IslandInterface.prepare, self._document, shard, len(self._shards), hurry)
         try:
-            about = ray.get(actor.hello.remote(), timeout=HELLO_TIMEOUT_S)
+            about = ray.get(actor.call(IslandInterface.hello), timeout=HELLO_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)
             now = self._refusal(section.node_group, wanted)
@@ -155,7 +160,7 @@ class Controller:
         try:
             if actor is None or before is None:
                 return Unplaced(f"the standby {standby[0]} is gone")
-            call = actor.promote.remote(island, self._shards.index(island), book)
+            call = actor.call(IslandInterface.promote, island, self._shards.index(island), book)
             placed = Placement(before.actor, **ray.get(call, timeout=HELLO_TIMEOUT_S))
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)
@@ -179,11 +184,11 @@ class Controller:
 
     def stop(self, island: IslandId, incarnation: Incarnation, duration_s: float) -> str:
         """SIGSTOP the process; it goes on after ``duration_s``. Empty when that is done, else why it could not be."""
-        return self._signal(island, incarnation, "stop", duration_s)
+        return self._signal(island, incarnation, Warden.stop, duration_s)
 
     def go_on(self, island: IslandId, incarnation: Incarnation) -> str:
         """SIGCONT the process, before its time. Answers as ``stop``."""
-        return self._signal(island, incarnation, "go_on")
+        return self._signal(island, incarnation, Warden.go_on)
 
     def kill_node(self, island: IslandId, incarnation: Incarnation) -> str:
         """SIGKILL the raylet of the process's node; what runs on it dies within seconds. Answers as ``stop``."""
@@ -224,7 +229,7 @@ class Controller:
         finally:
             cluster.end_own_actor()
 
-    def _actor(self, island: IslandId, incarnation: Incarnation) -> Any | None:
+    def _actor(self, island: IslandId, incarnation: Incarnation) -> ActorHandle[IslandInterface] | None:
         """Its handle; by name where another controller made it. A standby whose process was taken has none."""
         with self._lock:
             if (island, incarnation) in self._taken:
@@ -240,7 +245,7 @@ class Controller:
         if placed is not None or ours or (actor := self._actor(island, incarnation)) is None:
             return placed
         try:
-            about = ray.get(actor.hello.remote(), timeout=REACH_TIMEOUT_S)
+            about = ray.get(actor.call(IslandInterface.hello), timeout=REACH_TIMEOUT_S)
         except (RayError, TimeoutError):
             return None
         with self._lock:
@@ -260,7 +265,7 @@ class Controller:
                 for life in self._strays.due(self._nodes.out_of_reach, time.monotonic()):
                     self.end(*life)
                 there = cluster.actor_named(synchroniser_name(self._job)) is not None
-                own = cluster.actor_named(controller_name(self._job))
+                own: ActorHandle[Controller] | None = cluster.actor_named(controller_name(self._job))
                 trouble = ""
             except Exception as error:  # the cluster itself does not answer, which says nothing of the synchroniser
                 reason = f"{type(error).__name__}: {first_line(error)}"
@@ -271,7 +276,7 @@ class Controller:
                 seen_at = time.monotonic()
             elif time.monotonic() - seen_at > ORPHANED_S:
                 # as a call, for an actor can be left only from one
-                own.close.remote()
+                own.call(Controller.close)
                 return
 
     def _bury(self, nodes: frozenset[str]) -> None:
@@ -282,24 +287,28 @@ class Controller:
         for actor in actors:
             cluster.end_actor(actor)
 
-    def _signal(self, island: IslandId, incarnation: Incarnation, what: str, *arguments: Any) -> str:
+    def _signal(
+        self,
+        island: IslandId,
+        incarnation: Incarnation,
+        method: Callable[Concatenate[Warden, int, float, Arguments], bool],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> str:
         placed = self._placed(island, incarnation)
-        return self._wardens.signal(placed, what, *arguments) if placed is not None else f"{island} has no process"
+        if placed is None:
+            return f"{island} has no process"
+        return self._wardens.signal(placed, method, *arguments, **named)
 
 
-def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> Any:
+def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> ActorHandle[Controller]:
     """The job's controller: the one there is, for a synchroniser whose predecessor died, or a new one."""
-    return (
-        ray.remote(Controller)
-        .options(
-            name=controller_name(job),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=0,
-            max_concurrency=CONCURRENCY,
-            label_selector={GROUP_LABEL: CONTROL_GROUP},
-        )
-        .remote(job, spec, run_dir, roots)
-    )
+    options = {
+        "name": controller_name(job),
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": 0,
+        "max_concurrency": CONCURRENCY,
+        "label_selector": {GROUP_LABEL: CONTROL_GROUP},
+    }
+    return cluster.start_actor(Controller, options, job, spec, run_dir, roots)

@@ -14,10 +14,12 @@ from typing import Any
 
 import ray
 
+from orchestrator.actors.handle import ActorHandle
 from orchestrator.core.vocabulary import JobOutcome, JobPhase
 from orchestrator.errors import first_line
 from orchestrator.host import records
 from orchestrator.runtime import cluster
+from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.names import controller_name, synchroniser_name
 
 log = logging.getLogger(__name__)
@@ -29,9 +31,9 @@ def let_go(job: str) -> None:
     """End all of this job, the calling synchroniser last. Where the controller is dead or hangs, that is done from here."""
     own = synchroniser_name(job)
     try:
-        controller = cluster.actor_named(controller_name(job))
+        controller: ActorHandle[Controller] | None = cluster.actor_named(controller_name(job))
         if controller is not None:
-            ray.get(controller.close.remote(), timeout=CLOSE_TIMEOUT_S)  # usually ends this very process
+            ray.get(controller.call(Controller.close), timeout=CLOSE_TIMEOUT_S)  # usually ends this very process
     except Exception as error:
         log.warning("the controller does not let go: %s", error)
     try:

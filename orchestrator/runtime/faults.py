@@ -18,11 +18,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from orchestrator.actors.handle import ActorHandle
 from orchestrator.chaos.kinds import CONTINUE, Kind
 from orchestrator.core.commands import Inject, Kill
 from orchestrator.core.effects import ResolveCommand
@@ -31,6 +31,7 @@ from orchestrator.core.vocabulary import CommandId, Dose, Incarnation, IslandId
 from orchestrator.errors import first_line
 from orchestrator.host.posting import Post
 from orchestrator.impairment import LinkFault
+from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.warden import ANSWERED_S
 
@@ -44,7 +45,7 @@ class Chaos:
 
     def __init__(
         self,
-        controller: Any,
+        controller: ActorHandle[Controller],
         interpreter: Interpreter,
         post: Post,
         resolve: Callable[[ResolveCommand], None],
@@ -73,21 +74,20 @@ class Chaos:
         life, impairment = (island, incarnation), self._interpreter.impairment(island, incarnation)
         match kind:
             case Kind.STOP:
-                return self._told(self._controller.stop.remote(*life, dose.duration))
+                return self._answer(self._controller.call(Controller.stop, *life, dose.duration))
             case Kind.KILL_NODE:
-                return self._told(self._controller.kill_node.remote(*life))
+                return self._answer(self._controller.call(Controller.kill_node, *life))
         if impairment is None:
             return f"{island} has no link"
         if kind == CONTINUE:
             impairment.clear()
-            return self._told(self._controller.go_on.remote(*life))
+            return self._answer(self._controller.call(Controller.go_on, *life))
         impairment.inject(LinkFault(kind), dose, time.monotonic())
         return ""
 
-    def _told(self, asked: Any) -> str:
+    def _answer(self, call: ray.ObjectRef[str]) -> str:
         try:
-            answer: str = ray.get(asked, timeout=ANSWER_TIMEOUT_S)
-            return answer
+            return ray.get(call, timeout=ANSWER_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             return f"the controller did not answer: {first_line(error)}"
 

@@ -10,14 +10,16 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Concatenate, ParamSpec
 
 import ray
 from ray.exceptions import RayError
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.island import IslandInterface
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
-from orchestrator.core.vocabulary import Incarnation, IslandId, Life, ReleaseReason
+from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, Life, ReleaseReason
 from orchestrator.errors import first_line
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
@@ -26,6 +28,7 @@ from orchestrator.impairment import LinkImpairment
 from orchestrator.runtime import cluster
 from orchestrator.runtime.catch_ups import CatchUps
 from orchestrator.runtime.connection import Connection
+from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.names import island_name
 from orchestrator.runtime.parameter_link import Delivery
@@ -37,6 +40,10 @@ log = logging.getLogger(__name__)
 PLACEMENT_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 10.0
 
+Facts = ParamSpec("Facts")
+Ending = Callable[[Controller, IslandId, Incarnation], None]
+"""``Controller.kill`` or ``Controller.end``."""
+
 
 class Interpreter:
     """``finish`` and ``resolve`` are called in the pump's thread; everything else is passed on."""
@@ -46,7 +53,7 @@ class Interpreter:
         context: JobContext,
         *,
         island_count: int,
-        controller: Any,
+        controller: ActorHandle[Controller],
         shard: ShardWorker,
         evaluation: Evaluation,
         timers: Timers,
@@ -103,16 +110,16 @@ class Interpreter:
             self._asking.submit(self._context.guarded, self._catch_ups.wait, effect, *begun)
 
     def start_training(self, effect: f.StartTraining) -> None:
-        self._tell(effect.island, effect.incarnation, "start", effect.fix)
+        self._tell(effect.island, effect.incarnation, IslandInterface.start, effect.fix)
 
     def flush_island(self, effect: f.FlushIsland) -> None:
-        self._tell(effect.island, effect.incarnation, "flush")
+        self._tell(effect.island, effect.incarnation, IslandInterface.flush)
 
     def drain_island(self, effect: f.DrainIsland) -> None:
-        self._tell(effect.island, effect.incarnation, "drain")
+        self._tell(effect.island, effect.incarnation, IslandInterface.drain)
 
     def kill_island(self, effect: f.KillIsland) -> None:
-        self._ask("kill", effect.island, effect.incarnation)
+        self._ask(Controller.kill, effect.island, effect.incarnation)
 
     def stop_island(self, effect: f.StopIsland) -> None:
         self.end(effect.island, effect.incarnation)
@@ -174,7 +181,7 @@ class Interpreter:
                     self._strays[life], connection = connection, None
         if connection is not None:
             connection.close()
-        self._ask("end", island, incarnation)
+        self._ask(Controller.end, island, incarnation)
 
     def forget(self, island: IslandId, incarnation: Incarnation) -> None:
         """The process is known to be gone, or broken: close its connection; what is left of it is ended."""
@@ -214,19 +221,20 @@ class Interpreter:
 
     def _place(self, island: IslandId, incarnation: Incarnation, standby: Life | None) -> None:
         """In a thread of its own: have the process made, or the standby's taken, then listen to it."""
+        placed: Placement | Unplaced
         try:
-            call = self._controller.place.remote(island, incarnation, standby)
+            call = self._controller.call(Controller.place, island, incarnation, standby)
             placed = ray.get(call, timeout=PLACEMENT_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             placed = Unplaced(f"the controller did not answer: {type(error).__name__}")
-            self._end_for_certain("end", island, incarnation)  # a process may have come of it all the same
-        actor = None
-        if isinstance(placed, Placement) and (actor := cluster.actor_named(placed.actor)) is None:
-            placed = Unplaced("its process ended at once")
-            self._end_for_certain("end", island, incarnation)
+            self._end_for_certain(Controller.end, island, incarnation)  # a process may have come of it all the same
         if isinstance(placed, Unplaced):
-            reason = placed.reason
-            self._post(lambda at: events.PlacementFailed(at, island, incarnation, reason))
+            self._say_unplaced(island, incarnation, placed.reason)
+            return
+        actor = cluster.actor_named(placed.actor)
+        if actor is None:
+            self._end_for_certain(Controller.end, island, incarnation)
+            self._say_unplaced(island, incarnation, "its process ended at once")
             return
         node, pid = placed.node, placed.pid
         with self._lives:
@@ -235,7 +243,12 @@ class Interpreter:
             self._post(lambda at: events.IslandPlaced(at, island, incarnation, node, pid))
             self._connections[island, incarnation] = self._connected(island, incarnation, actor)
 
-    def _connected(self, island: IslandId, incarnation: Incarnation, actor: Any, *, lost: bool = False) -> Connection:
+    def _say_unplaced(self, island: IslandId, incarnation: Incarnation, reason: str) -> None:
+        self._post(lambda at: events.PlacementFailed(at, island, incarnation, reason))
+
+    def _connected(
+        self, island: IslandId, incarnation: Incarnation, actor: ActorHandle[IslandInterface], *, lost: bool = False
+    ) -> Connection:
         return Connection(island, incarnation, actor, self._context, self._shard, self._durable_count, lost=lost)
 
     def _connection(self, island: IslandId, incarnation: Incarnation) -> Connection | None:
@@ -243,24 +256,33 @@ class Interpreter:
         with self._lives:
             return self._connections.get((island, incarnation))
 
-    def _tell(self, island: IslandId, incarnation: Incarnation, what: str, *facts: Any) -> None:
+    def _tell(
+        self,
+        island: IslandId,
+        incarnation: Incarnation,
+        method: Callable[Concatenate[IslandInterface, Epoch, Facts], None],
+        *facts: Facts.args,
+        **named: Facts.kwargs,
+    ) -> None:
         """Calls that may be made twice are made again when they get lost."""
         if (connection := self._connection(island, incarnation)) is not None:
 
             def command() -> None:
-                life = (island, incarnation)
-                connection.reports.command(what, *facts, wanted=lambda: self._connections.get(life) is connection)
+                connection.reports.command(wanted, method, *facts, **named)
+
+            def wanted() -> bool:
+                return self._connections.get((island, incarnation)) is connection
 
             self._asking.submit(self._context.guarded, command)
 
-    def _ask(self, what: str, island: IslandId, incarnation: Incarnation) -> None:
-        self._asking.submit(self._context.guarded, self._end_for_certain, what, island, incarnation)
+    def _ask(self, method: Ending, island: IslandId, incarnation: Incarnation) -> None:
+        self._asking.submit(self._context.guarded, self._end_for_certain, method, island, incarnation)
 
-    def _end_for_certain(self, what: str, island: IslandId, incarnation: Incarnation) -> None:
+    def _end_for_certain(self, method: Ending, island: IslandId, incarnation: Incarnation) -> None:
         """``kill`` or ``end`` by the controller; from here where that one is dead or hangs."""
         try:
-            ray.get(getattr(self._controller, what).remote(island, incarnation), timeout=ANSWER_TIMEOUT_S)
+            ray.get(self._controller.call(method, island, incarnation), timeout=ANSWER_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
-            log.warning("the controller does not %s %s.%s: %s", what, island, incarnation, first_line(error))
+            log.warning("the controller does not %s %s.%s: %s", method.__name__, island, incarnation, first_line(error))
             if (island, incarnation) not in self._processes.values():
                 cluster.end_actor_named(self._name(island, incarnation))

@@ -6,14 +6,15 @@ Refuses to decide whether there is room (``placement``), and to wait (``controll
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.island import IslandFactory, IslandInterface
 from orchestrator.core.vocabulary import Life
 from orchestrator.logbook import Logbook
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import island_name
 from orchestrator.runtime.placement import environment_of
-from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE, abandoned_after_s
+from orchestrator.runtime.settings import GROUP_LABEL, abandoned_after_s
 from orchestrator.sections import IslandsSection
 
 ISLAND_CLASS = "learners.island:Island"
@@ -27,22 +28,17 @@ def make(
     wanted: Mapping[str, float],
     selector: Mapping[str, str],
     book: Logbook,
-) -> Any:
+) -> ActorHandle[IslandInterface]:
     """Ask for the process of this life on a node of its group that ``selector`` allows, with ``wanted`` booked there."""
-    named = {"CPU", "GPU"}
-    return (
-        cluster.actor_class(ISLAND_CLASS)
-        .options(
-            name=island_name(job, *life),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            max_restarts=0,
-            max_concurrency=CONCURRENCY,
-            num_cpus=wanted["CPU"],
-            num_gpus=wanted.get("GPU", 0),
-            resources={name: amount for name, amount in wanted.items() if name not in named},
-            label_selector={GROUP_LABEL: section.node_group, **selector},
-            enable_task_events=False,
-        )
-        .remote(life[0], environment_of(section), book, abandoned_after_s())
-    )
+    island_class: IslandFactory = cluster.actor_class(ISLAND_CLASS)
+    options = {
+        "name": island_name(job, *life),
+        "max_restarts": 0,
+        "max_concurrency": CONCURRENCY,
+        "num_cpus": wanted["CPU"],
+        "num_gpus": wanted.get("GPU", 0),
+        "resources": {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")},
+        "label_selector": {GROUP_LABEL: section.node_group, **selector},
+        "enable_task_events": False,
+    }
+    return cluster.start_actor(island_class, options, life[0], environment_of(section), book, abandoned_after_s())

@@ -20,14 +20,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Concatenate, ParamSpec
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.island import IslandInterface
 from orchestrator.core import events, messages
 from orchestrator.core.hearing import Heard, contribution_of, event_of
-from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
 from orchestrator.errors import Fenced, first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.posting import Undated
@@ -48,6 +50,10 @@ COMMAND_TIMEOUT_S = 10.0
 COMMAND_ATTEMPTS = 5
 COMMAND_RETRY_S = 0.5
 
+Facts = ParamSpec("Facts")
+Request = ray.ObjectRef[bytes | None]
+"""An offer's bytes, which were asked for already."""
+
 
 class ReportLink:
     """Until ``closed`` is set; ``close`` then wakes the thread that relays.
@@ -60,7 +66,7 @@ class ReportLink:
         self,
         island: IslandId,
         incarnation: Incarnation,
-        actor: Any,
+        actor: ActorHandle[IslandInterface],
         context: JobContext,
         link: ImpairedLink,
         closed: threading.Event,
@@ -75,26 +81,32 @@ class ReportLink:
         self._durable_count, self.silent = durable_count, lost
         self._address: tuple[str, int] | None = None
         self._over = threading.Event()
-        self._inbox: queue.SimpleQueue[tuple[int, messages.Letter, Any] | str | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[int, messages.Letter, Request | None] | str | None] = queue.SimpleQueue()
         self._recorded: deque[tuple[int, int]] = deque()
         """The record that each letter became, and its number: the relay adds at one end, the poll takes at the other."""
         for work in (self._poll, self._relay):
             name = f"{island}.{incarnation}.{work.__name__}"
             threading.Thread(target=context.guarded, args=(work,), name=name, daemon=True).start()
 
-    def command(self, what: str, *facts: Any, wanted: Callable[[], bool]) -> None:
+    def command(
+        self,
+        wanted: Callable[[], bool],
+        method: Callable[Concatenate[IslandInterface, Epoch, Facts], None],
+        *facts: Facts.args,
+        **named: Facts.kwargs,
+    ) -> None:
         """Call the island until it answered. A call that gets lost is made again while the command is ``wanted``."""
         for _ in range(COMMAND_ATTEMPTS):
             if not self._link.wait_until_open() or not wanted():
                 return
             try:
-                ray.get(getattr(self._actor, what).remote(self._epoch, *facts), timeout=COMMAND_TIMEOUT_S)
+                ray.get(self._actor.call(method, self._epoch, *facts, **named), timeout=COMMAND_TIMEOUT_S)
                 return
             except ActorDiedError:
                 return  # the poll says so, too
             except (RayError, TimeoutError) as error:
                 island, incarnation, why = self._island, self._incarnation, first_line(error)
-                log.warning("%s.%s: %s was not answered: %s", island, incarnation, what, why)
+                log.warning("%s.%s: %s was not answered: %s", island, incarnation, method.__name__, why)
                 time.sleep(COMMAND_RETRY_S)
 
     def read_final_reports(self) -> None:
@@ -113,7 +125,7 @@ class ReportLink:
         while not self._closed.is_set():
             while self._recorded and self._recorded[0][0] <= self._durable_count():
                 _, acknowledged = self._recorded.popleft()
-            poll = self._actor.letters.remote(self._epoch, read, acknowledged, POLL_S)
+            poll = self._actor.call(IslandInterface.letters, self._epoch, read, acknowledged, POLL_S)
             try:
                 while True:
                     try:
@@ -125,7 +137,7 @@ class ReportLink:
                         self._say_silent(f"no answer for {POLL_S + SILENCE_S:.1f} s")
                         # where a line was cut after the question and before its answer, this side has nothing under way
                         # by which it could notice, and would wait for minutes after the line is whole again
-                        self._actor.hello.remote()
+                        self._actor.call(IslandInterface.hello)
             except ActorDiedError as error:
                 self._inbox.put(_death_of(error))  # behind the letters that were read: they were true before
                 return
@@ -190,7 +202,7 @@ class ReportLink:
                 record = self._post(self._event_of(letter))
             self._recorded.append((record, number))
 
-    def _relay_offer(self, offer: messages.Offer, request: Any) -> int:
+    def _relay_offer(self, offer: messages.Offer, request: Request | None) -> int:
         """Have the offer's bytes held and say so; an offer that was replaced, or died with its island, is no event."""
         contribution = contribution_of(offer, self._island, self._incarnation)
         fetched = self._parameters.fetch(

@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from orchestrator.actors.handle import ActorHandle
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
@@ -33,6 +34,7 @@ from orchestrator.host.last_known import last_known
 from orchestrator.host.timers import Timers
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import ending
+from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.recovery import Remembered
@@ -115,7 +117,7 @@ def command_record(kind: str, island: str | None, caller: str, at: Instant) -> d
     return {"kind": kind, "island": island, "caller": caller, "at": at, "accepted": None, "detail": ""}
 
 
-def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, controller: Any) -> None:
+def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, controller: ActorHandle[Controller]) -> None:
     """Keep the deadlines that were set, listen to every process that lives, and have those ended that are over.
 
     Called before anything is decided, and does not wait for the controller.
@@ -130,11 +132,13 @@ def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, contro
     threading.Thread(target=_end_strays, args=(islands, interpreter, controller), name="strays", daemon=True).start()
 
 
-def _end_strays(islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: Any) -> None:
+def _end_strays(
+    islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: ActorHandle[Controller]
+) -> None:
     """What was decided to end, as ``islands`` knows them, and may live all the same; later incarnations are left alone."""
     there = [(one.id, one.incarnation) for one in islands.values() if one.state in WITH_PROCESS - {IslandState.PLACING}]
     try:
-        lives = ray.get(controller.lives.remote(there), timeout=LIVES_TIMEOUT_S)
+        lives = ray.get(controller.call(Controller.lives, there), timeout=LIVES_TIMEOUT_S)
     except (RayError, TimeoutError) as error:
         log.warning("the controller does not say who lives: %s", first_line(error))
         return

@@ -13,14 +13,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Any
 
 import psutil
-import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.runtime import cluster
 from orchestrator.runtime.processes import signal_seen
-from orchestrator.runtime.settings import NAMESPACE
 
 RAYLET = "raylet"
 ANSWERED_S = 0.5
@@ -56,18 +55,13 @@ class Warden:
         return ""
 
 
-def warden_of(node_id: str) -> Any:
+def warden_of(node_id: str) -> ActorHandle[Warden]:
     """The node's warden; starts it if there is none. Returns at once."""
-    return (
-        ray.remote(Warden)
-        .options(
-            name=f"warden:{node_id}",
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        )
-        .remote()
-    )
+    options = {
+        "name": f"warden:{node_id}",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_concurrency": 4,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+    }
+    return cluster.start_actor(Warden, options)

@@ -6,16 +6,20 @@ Every call answers within seconds. Refuses to know islands: it is told where a p
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec
 
 import ray
 from ray.exceptions import RayError
 
+from orchestrator.actors.handle import ActorHandle
 from orchestrator.errors import first_line
 from orchestrator.runtime.placement import Placement
-from orchestrator.runtime.warden import warden_of
+from orchestrator.runtime.warden import Warden, warden_of
 
 ANSWER_TIMEOUT_S = 3.0
+
+Arguments = ParamSpec("Arguments")
 
 
 class Wardens:
@@ -23,7 +27,7 @@ class Wardens:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._wardens: dict[str, Any] = {}
+        self._wardens: dict[str, ActorHandle[Warden]] = {}
 
     def ensure(self, node_id: str) -> None:
         """There will be one on this node, so that a kill finds it there."""
@@ -32,17 +36,24 @@ class Wardens:
     def kill(self, placed: Placement) -> bool:
         """SIGKILL the process. False where no warden is within reach."""
         try:
-            ray.get(self._on(placed.node_id).kill.remote(placed.pid, placed.seen_at), timeout=ANSWER_TIMEOUT_S)
+            call = self._on(placed.node_id).call(Warden.kill, placed.pid, placed.seen_at)
+            ray.get(call, timeout=ANSWER_TIMEOUT_S)
         except (RayError, TimeoutError):
             self._forget(placed.node_id)
             return False
         return True
 
-    def signal(self, placed: Placement, what: str, *arguments: Any) -> str:
+    def signal(
+        self,
+        placed: Placement,
+        method: Callable[Concatenate[Warden, int, float, Arguments], bool],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> str:
         """``stop`` or ``go_on`` of the process. Empty when that is done, else why it could not be."""
-        asked = getattr(self._on(placed.node_id), what).remote(placed.pid, placed.seen_at, *arguments)
+        call = self._on(placed.node_id).call(method, placed.pid, placed.seen_at, *arguments, **named)
         try:
-            return "" if ray.get(asked, timeout=ANSWER_TIMEOUT_S) else f"its process {placed.pid} is gone"
+            return "" if ray.get(call, timeout=ANSWER_TIMEOUT_S) else f"its process {placed.pid} is gone"
         except (RayError, TimeoutError) as error:
             return f"the warden of {placed.node} did not answer: {first_line(error)}"
 
@@ -51,11 +62,11 @@ class Wardens:
         warden = self._on(placed.node_id)
         self._forget(placed.node_id)  # it dies, too
         try:
-            return str(ray.get(warden.kill_node.remote(), timeout=ANSWER_TIMEOUT_S))
+            return ray.get(warden.call(Warden.kill_node), timeout=ANSWER_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             return f"the warden of {placed.node} did not answer: {first_line(error)}"
 
-    def _on(self, node_id: str) -> Any:
+    def _on(self, node_id: str) -> ActorHandle[Warden]:
         with self._lock:
             if node_id not in self._wardens:
                 self._wardens[node_id] = warden_of(node_id)
