@@ -31,6 +31,7 @@ from orchestrator.errors import ConfigurationError, DataError, InfrastructureErr
 from orchestrator.host import job_clock
 from orchestrator.host.job_files import TAPE, JobFiles, beginning, open_files
 from orchestrator.host.last_known import last_known
+from orchestrator.host.state_view import StateView
 from orchestrator.host.timers import Timers
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import ending
@@ -117,14 +118,16 @@ def command_record(kind: str, island: str | None, caller: str, at: Instant) -> d
     return {"kind": kind, "island": island, "caller": caller, "at": at, "accepted": None, "detail": ""}
 
 
-def reconnect(past: Remembered, interpreter: Interpreter, timers: Timers, controller: ActorHandle[Controller]) -> None:
+def reconnect(
+    past: Remembered, state: StateView, interpreter: Interpreter, timers: Timers, controller: ActorHandle[Controller]
+) -> None:
     """Keep the deadlines that were set, listen to every process that lives, and have those ended that are over.
 
     Called before anything is decided, and does not wait for the controller.
     """
     for timer in past.promises.timers:
         timers.set(timer.timer, timer.serial, timer.due_at)
-    islands = dict(past.core.state.islands)
+    islands = state.islands()
     for island in islands.values():
         if island.state in WITH_PROCESS and island.state is not IslandState.PLACING:
             suspect = island.state is IslandState.SUSPECT

@@ -31,7 +31,7 @@ from orchestrator.chaos.kinds import ISLANDLESS
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
-from orchestrator.core import events, invariants
+from orchestrator.core import events
 from orchestrator.core.commands import Command, Cordon, Inject, IslandCommand, Scale, island_of, kind_of
 from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
 from orchestrator.errors import Conflict, DataError, Fenced, NotFound, first_line
@@ -42,6 +42,7 @@ from orchestrator.host.job_files import SNAPSHOT
 from orchestrator.host.posting import Undated
 from orchestrator.host.retry import RUN_FOLDER_REFUSES, TAPE_REFUSES, RetryingSink, only_full
 from orchestrator.host.snapshot_writer import SnapshotWriter
+from orchestrator.host.state_view import StateView
 from orchestrator.host.timers import Timers
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import AllowedRoots
@@ -78,12 +79,12 @@ class SynchroniserActor:
         self._policy = returning.policy_of(spec, regions, self._run_dir)
         self._entry = threading.Lock()
         self._queue: queue.SimpleQueue[events.Event | BaseException] = queue.SimpleQueue()
-        self._state = threading.Lock()  # the pump changes what status reads
         self._commands: dict[str, dict[str, Any]] = {}
         folds = Goodput(self._policy), Statistics(self._policy)
         resumption = returning.resumption_of(spec, self._run_dir, roots)
         self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
-        self._core, past = self._files.core, self._files.past
+        core, past = self._files.core, self._files.past
+        self._state = StateView(core)
         goodput, statistics = self._files.folds  # these two, or a snapshot's of the same kinds
         assert isinstance(goodput, Goodput)
         assert isinstance(statistics, Statistics)
@@ -92,7 +93,7 @@ class SynchroniserActor:
         self._posted = past.count if past else 0
         self._retrier, self._tape_sync = tape_sync.of(spec, self._files.tape)
         sink = RetryingSink(self._files.tape, self._retrier, self._files.journal.settle)
-        self._driver = Driver(self._core, (self._files.promises, *self._files.folds), sink, self._posted)
+        self._driver = Driver(core, (self._files.promises, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
         self._snapshots = SnapshotWriter(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
         controller = controller_of(job, spec, run_dir, roots)
@@ -103,7 +104,7 @@ class SynchroniserActor:
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
             context,
-            island_count=len(self._core.state.islands),
+            island_count=len(self._state.island_ids),
             controller=controller,
             shard=self._shard,
             evaluation=self._evaluation,
@@ -114,7 +115,7 @@ class SynchroniserActor:
             checkpoints=CheckpointWriter(
                 context,
                 resumption,
-                self._core.state,
+                self._state,
                 self._goodput.ledger,
                 self._shard.cut,
                 lambda: retry(TAPE_REFUSES, self._files.tape.sync),
@@ -124,7 +125,7 @@ class SynchroniserActor:
         if past is not None:
             self._commands = returning.commands(past)
         self._told = self._status(self._now())
-        if self._core.state.phase is JobPhase.FINISHED:
+        if self._state.phase is JobPhase.FINISHED:
             threading.Thread(target=self._finish, name="pump", daemon=True).start()
             return
         for make in self._files.first_events:
@@ -139,7 +140,7 @@ class SynchroniserActor:
             self._shard.seed(self._evaluation.initial_parameters())
         self._evaluation.measure_unigram()
         if past is not None:
-            returning.reconnect(past, self._interpreter, timers, controller)
+            returning.reconnect(past, self._state, self._interpreter, timers, controller)
         threading.Thread(target=self._pump, name="pump", daemon=True).start()
 
     def _begin(self, cordoned: dict[str, str], resumption: Resumption | None) -> None:
@@ -160,11 +161,9 @@ class SynchroniserActor:
 
     def status(self) -> dict[str, Any]:
         """The job as it stands, or stood when the tape could last be written: ``api.jobs.control.StatusRecord``."""
-        if self._state.acquire(timeout=STATUS_TIMEOUT_S):
-            try:
+        with self._state.unchanged(STATUS_TIMEOUT_S) as held:
+            if held:
                 self._told = self._status(self._now())
-            finally:
-                self._state.release()
         view, trouble = self._told["view"], self._retrier.trouble
         return self._told | {"disk_trouble": trouble, "view": view | {"pause_reason": trouble or view["pause_reason"]}}
 
@@ -194,7 +193,7 @@ class SynchroniserActor:
         return name
 
     def _submit(self, command: CommandId, caller: str, request: Command) -> None:
-        names, island = self._core.state.islands, island_of(request)
+        names, island = self._state.island_ids, island_of(request)
         islandless = isinstance(request, Inject) and request.fault in ISLANDLESS
         if isinstance(request, IslandCommand | Inject) and not islandless and island not in names:
             known = ", ".join(names)
@@ -210,10 +209,10 @@ class SynchroniserActor:
 
     def _noted(self, command: str, caller: str, request: Command) -> bool:
         """Whether the command is new. Raises Conflict when the job has ended."""
-        if self._core.state.phase is JobPhase.FINISHED:
+        if self._state.phase is JobPhase.FINISHED:
             raise Conflict(detail=f"Job {self._job} has ended.", remedy="Submit it again to run it once more.")
         record = returning.command_record(kind_of(request), island_of(request), caller, self._now())
-        with self._state:
+        with self._state.unchanged():
             return self._commands.setdefault(command, record) is record
 
     # ── the pump ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -230,13 +229,13 @@ class SynchroniserActor:
 
     def _pump(self) -> None:
         try:
-            while self._core.state.phase is not JobPhase.FINISHED:
+            while self._state.phase is not JobPhase.FINISHED:
                 event = self._queue.get()
                 if isinstance(event, BaseException):
                     raise event
-                with self._state:
+                with self._state.changing():
                     decided = self._driver.step(event)
-                    invariants.check(self._core.state)
+                    self._state.check()
                     self._goodput.check()
                     self._snapshots.consider(self._driver, event.at)
                 faults.strike_here(event)
@@ -258,7 +257,7 @@ class SynchroniserActor:
         self._interpreter.close()
 
     def _resolve(self, effect: f.ResolveCommand) -> None:
-        with self._state:
+        with self._state.unchanged():
             if (noted := self._commands.get(effect.command)) is not None:
                 noted["accepted"], noted["detail"] = effect.accepted, effect.detail
 
@@ -272,7 +271,7 @@ class SynchroniserActor:
             ending.let_go(self._job)
             return
         trouble = [self._left("its parameters", self._leave_parameters), self._left("its report", self._leave_report)]
-        with self._state:
+        with self._state.unchanged():
             status = self._status(self._now())
         view, told = status["view"], [reason for reason in trouble if reason]
         status["view"] = view | {"reason": "; ".join([view["reason"], *told] if view["reason"] else told)}
@@ -296,7 +295,7 @@ class SynchroniserActor:
         return ""
 
     def _leave_parameters(self) -> None:
-        outcome = self._core.state.outcome
+        outcome = self._state.outcome
         assert outcome is not None
         facts = {"job": self._job, "outcome": outcome.value, "spec": self._spec.model_dump_json()}
         if self._files.outer is not None:  # it ended in an earlier life
@@ -306,7 +305,7 @@ class SynchroniserActor:
             records.write_parameters(self._run_dir, parameters, facts)
 
     def _leave_report(self) -> None:
-        with self._state:
+        with self._state.unchanged():
             document = self._report()
         records.write_report(self._run_dir, document)
 
@@ -316,11 +315,10 @@ class SynchroniserActor:
         return report.build(self._policy, self._goodput, self._statistics, facts)
 
     def _incarnation_of(self, island: IslandId) -> Incarnation:
-        with self._state:
-            return self._core.state.islands[island].incarnation
+        return self._state.islands()[island].incarnation
 
     def _status(self, at: Instant) -> dict[str, Any]:
-        view = self._core.view(at)
+        view = self._state.picture(at)
         statistics = self._statistics.summary(at)
         return {
             "job_id": self._job,
