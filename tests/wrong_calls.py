@@ -15,9 +15,9 @@ from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.core.vocabulary import Epoch, IslandId
 from orchestrator.runtime.cluster import start_actor
 from orchestrator.runtime.controller import Controller
+from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.report_link import ReportLink
 from orchestrator.runtime.synchroniser_actor import SynchroniserActor
-from orchestrator.runtime.warden import Warden
 
 
 def calls(island: ActorHandle[IslandInterface], controller: ActorHandle[Controller], reports: ReportLink) -> None:
@@ -30,7 +30,7 @@ def calls(island: ActorHandle[IslandInterface], controller: ActorHandle[Controll
     controller.call(Controller.stop, IslandId("asia"), 1, 2.0)  # type: ignore[arg-type]
     reports.command(lambda: True, IslandInterface.start)  # type: ignore[call-arg]
     reports.command(lambda: True, IslandInterface.hello)  # type: ignore[arg-type]
-    start_actor(Warden, {}, "asia")  # type: ignore[call-arg]
+    start_actor(NodeAgent, {}, "asia")  # type: ignore[call-arg]
 
 
 def answers(island: ActorHandle[IslandInterface], synchroniser: ActorHandle[SynchroniserInterface]) -> None:

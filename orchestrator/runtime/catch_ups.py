@@ -1,6 +1,6 @@
-"""How an island is given a state: which call asks for it, and what the core hears when the call itself fails.
+"""The calls by which islands get a state to start from, and the events for those calls that fail.
 
-The island's letter says how it went. Refuses to choose the donor (``core.island_life``).
+The island's own report says how it went. Refuses to choose the donor (``core.island_life``).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class CatchUps:
             except TimeoutError:
                 continue  # the same call: a stopped island answers it when it goes on
             except ActorDiedError:
-                return  # the report link says so, too
+                return  # the report link notices it, too
             except RayError as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 self._post(

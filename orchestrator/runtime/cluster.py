@@ -1,4 +1,4 @@
-"""Joining the Ray cluster, and what it knows of its nodes and of our actors.
+"""The Ray cluster of a home: joining it, its nodes, and our actors by their names.
 
 Responsible for: the environment being right before Ray is first imported; node capacities as plain data; finding our
 actors by name. Everything that is not Ray's public API is here and only here.
@@ -62,7 +62,7 @@ def join(home: Path) -> None:
 def _silence_nodes() -> None:
     """Ray 2.60 prints what nodes say of dead workers on every driver's standard output, whatever ``log_to_driver`` is.
 
-    A killed island is told by the job itself. There is no public switch.
+    The job itself says when an island was killed. There is no public switch.
     """
     import ray._private.worker as driver
 
@@ -117,14 +117,14 @@ def reach(host: str, port: int) -> Reach:
 def node_reaches() -> dict[str, Reach]:
     """What comes of a connection to the raylet of each node that Ray believes alive, by node id.
 
-    Ray itself, told to bear long cuts, takes as long to believe a death.
+    Ray itself is configured to tolerate long partitions, and takes as long to declare a node dead.
     """
     import ray
 
     alive = [entry for entry in ray.nodes() if entry["Alive"]]
     with ThreadPoolExecutor(max(1, len(alive)), "reach") as pool:
-        found = pool.map(lambda entry: reach(entry["NodeManagerAddress"], entry["NodeManagerPort"]), alive)
-        return dict(zip((entry["NodeID"] for entry in alive), found, strict=True))
+        reaches = pool.map(lambda entry: reach(entry["NodeManagerAddress"], entry["NodeManagerPort"]), alive)
+        return dict(zip((entry["NodeID"] for entry in alive), reaches, strict=True))
 
 
 def address_of(actor: ActorHandle[ActorT]) -> tuple[str, int] | None:

@@ -16,7 +16,7 @@ from orchestrator.runtime.shard_worker import ShardWorker
 
 
 class Connection:
-    """Open from its making to ``close``. ``lost``: the process did not answer the synchroniser before this one."""
+    """Open from its creation to ``close``. ``lost``: the process did not answer the synchroniser before this one."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Connection:
         )
 
     def close(self) -> None:
-        """Hear nothing more of this incarnation. Returns at once."""
+        """Read nothing more of this incarnation. Returns at once."""
         self._closed.set()
         self.reports.close()
         self.parameters.close()

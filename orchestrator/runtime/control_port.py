@@ -1,7 +1,7 @@
 """The control plane's way to jobs on Ray: ``connect`` returns what ``api.jobs.control.ControlPort`` describes.
 
 A thin driver: it holds nothing that matters, so the process that uses it may die and another may connect. Every call
-answers or fails within seconds, also while the head is dead: Ray itself waits for a head as long as it is told to bear cuts,
+answers or fails within seconds, also while the head is dead: Ray itself waits for a head as long as it tolerates partitions,
 so what asks the head is asked of its port first, and then in threads of its own with a deadline. Refuses to know HTTP, and
 to remember jobs: what has ended is in RUN_DIR/status.json.
 """
@@ -20,7 +20,7 @@ from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, last_line
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import cluster, room
+from orchestrator.runtime import cluster, disk_space
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.names import synchroniser_name
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, TOKEN_VARIABLE
@@ -169,7 +169,7 @@ class RayControlPort:
 
     def _without_room(self) -> str:
         """What a lack of room under Ray's folder asks for, as a sentence; empty if there is room."""
-        return room.remedy(Path(self._head.temp_dir)) if self._head is not None else ""
+        return disk_space.remedy(Path(self._head.temp_dir)) if self._head is not None else ""
 
     def _ask_head(self, call: Callable[[], Answer], within_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """What the call returns. Raises InfrastructureError at once where nobody listens, later where nobody answers."""

@@ -1,6 +1,6 @@
 """The impaired link to one island: injected faults (``orchestrator.impairment``) delay, corrupt or drop what it carries.
 
-What is answered during a cut, or fails in it, is heard at its end; bytes on a slow link take their time; a payload may come
+An answer, or a failure, during a cut arrives at its end; bytes on a slow link take their time; a payload may come
 spoilt, late, or not at all. Every wait ends when the link is closed, and soon after the impairment was cleared. Refuses
 to know what is carried.
 """

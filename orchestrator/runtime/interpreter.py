@@ -1,4 +1,4 @@
-"""Effects into calls: the one place where what the core wants becomes work. Nothing here waits.
+"""The interpreter of effects: each one that the core returns becomes a call here. Nothing here waits.
 
 Refuses to decide. Each effect is handed to somebody with a thread of its own (connections, shard, evaluation, timers,
 controller calls), and whatever comes of it returns as an event.
@@ -68,12 +68,12 @@ class Interpreter:
         self._resolve, self._finish = resolve, finish
         self._catch_ups = CatchUps(context, self._connection, self._name, shard, checkpoints)
         self._connections: dict[Life, Connection] = {}
-        self._strays: dict[Life, Connection] = {}  # over, and silent when that was decided
+        self._orphans: dict[Life, Connection] = {}  # over, and silent when that was decided
         self._over: set[Life] = set()
         self._processes: dict[Life, Life] = {}  # lives that go on as the process of another: a standby's
         self._lives = threading.Lock()  # guards the first three: placing threads open connections, the pump closes them
         self._placing = ThreadPoolExecutor(max(4, island_count), "place")
-        self._asking = ThreadPoolExecutor(max(8, 4 * island_count), "ask")
+        self._calling = ThreadPoolExecutor(max(8, 4 * island_count), "call")
 
     def act(self, effect: f.Effect) -> None:
         f.carry_out(effect, self)
@@ -102,24 +102,24 @@ class Interpreter:
 
     def place_island(self, effect: f.PlaceIsland) -> None:
         if effect.standby is not None:
-            self._take(effect.standby, (effect.island, effect.incarnation))
+            self._promote(effect.standby, (effect.island, effect.incarnation))
         self._placing.submit(self._context.guarded, self._place, effect.island, effect.incarnation, effect.standby)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
         if (begun := self._catch_ups.begin(effect)) is not None:
-            self._asking.submit(self._context.guarded, self._catch_ups.wait, effect, *begun)
+            self._calling.submit(self._context.guarded, self._catch_ups.wait, effect, *begun)
 
     def start_training(self, effect: f.StartTraining) -> None:
-        self._tell(effect.island, effect.incarnation, IslandInterface.start, effect.fix)
+        self._command(effect.island, effect.incarnation, IslandInterface.start, effect.fix)
 
     def flush_island(self, effect: f.FlushIsland) -> None:
-        self._tell(effect.island, effect.incarnation, IslandInterface.flush)
+        self._command(effect.island, effect.incarnation, IslandInterface.flush)
 
     def drain_island(self, effect: f.DrainIsland) -> None:
-        self._tell(effect.island, effect.incarnation, IslandInterface.drain)
+        self._command(effect.island, effect.incarnation, IslandInterface.drain)
 
     def kill_island(self, effect: f.KillIsland) -> None:
-        self._ask(Controller.kill, effect.island, effect.incarnation)
+        self._end_soon(Controller.kill, effect.island, effect.incarnation)
 
     def stop_island(self, effect: f.StopIsland) -> None:
         self.end(effect.island, effect.incarnation)
@@ -154,7 +154,7 @@ class Interpreter:
     # ── processes, and the connections to them ────────────────────────────────────────────────────────────────────
 
     def reconnect(self, island: IslandId, incarnation: Incarnation, process: Life | None, *, lost: bool) -> None:
-        """Listen to a process that an earlier synchroniser placed, and did not hear any more if ``lost``.
+        """Listen to a process that an earlier synchroniser placed, and that was silent at the end of that one if ``lost``.
 
         ``process`` is the standby that it was.
         """
@@ -162,8 +162,8 @@ class Interpreter:
             self._processes[island, incarnation] = process
         actor = cluster.actor_named(self._name(island, incarnation))
         if actor is None:
-            gone = "its process was gone when the synchroniser came back"
-            self._post(lambda at: events.ConnectionLost(at, island, incarnation, True, gone))
+            reason = "its process was gone when the synchroniser came back"
+            self._post(lambda at: events.ConnectionLost(at, island, incarnation, True, reason))
             return
         with self._lives:
             self._connections[island, incarnation] = self._connected(island, incarnation, actor, lost=lost)
@@ -173,19 +173,19 @@ class Interpreter:
         life = (island, incarnation)
         with self._lives:
             self._over.add(life)
-            connection = self._strays.pop(life, None)
+            connection = self._orphans.pop(life, None)
             if connection is None:
                 connection = self._connections.pop(life, None)
                 if connection is not None and connection.reports.silent:
                     connection.reports.read_final_reports()
-                    self._strays[life], connection = connection, None
+                    self._orphans[life], connection = connection, None
         if connection is not None:
             connection.close()
-        self._ask(Controller.end, island, incarnation)
+        self._end_soon(Controller.end, island, incarnation)
 
     def forget(self, island: IslandId, incarnation: Incarnation) -> None:
         """The process is known to be gone, or broken: close its connection; what is left of it is ended."""
-        if (island, incarnation) in self._connections or (island, incarnation) in self._strays:
+        if (island, incarnation) in self._connections or (island, incarnation) in self._orphans:
             self.end(island, incarnation)
 
     def impairment(self, island: IslandId, incarnation: Incarnation) -> LinkImpairment | None:
@@ -195,19 +195,19 @@ class Interpreter:
 
     def close(self) -> None:
         with self._lives:
-            connections = [*self._connections.values(), *self._strays.values()]
-            self._connections, self._strays = {}, {}
+            connections = [*self._connections.values(), *self._orphans.values()]
+            self._connections, self._orphans = {}, {}
         for connection in connections:
             connection.close()
         self._placing.shutdown(wait=False, cancel_futures=True)
-        self._asking.shutdown(wait=False)
+        self._calling.shutdown(wait=False)
         self._timers.close()
         self._shard.close()
         self._evaluation.close()
         self._checkpoints.close()
 
-    def _take(self, standby: Life, life: Life) -> None:
-        """The standby's process is ``life`` from here on: hear nothing more of it as the standby."""
+    def _promote(self, standby: Life, life: Life) -> None:
+        """The standby's process is ``life`` from here on: read nothing more of it as the standby."""
         self._processes[life] = standby
         with self._lives:
             self._over.add(standby)
@@ -229,12 +229,12 @@ class Interpreter:
             placed = Unplaced(f"the controller did not answer: {type(error).__name__}")
             self._end_for_certain(Controller.end, island, incarnation)  # a process may have come of it all the same
         if isinstance(placed, Unplaced):
-            self._say_unplaced(island, incarnation, placed.reason)
+            self._post_unplaced(island, incarnation, placed.reason)
             return
         actor = cluster.actor_named(placed.actor)
         if actor is None:
             self._end_for_certain(Controller.end, island, incarnation)
-            self._say_unplaced(island, incarnation, "its process ended at once")
+            self._post_unplaced(island, incarnation, "its process ended at once")
             return
         node, pid = placed.node, placed.pid
         with self._lives:
@@ -243,7 +243,7 @@ class Interpreter:
             self._post(lambda at: events.IslandPlaced(at, island, incarnation, node, pid))
             self._connections[island, incarnation] = self._connected(island, incarnation, actor)
 
-    def _say_unplaced(self, island: IslandId, incarnation: Incarnation, reason: str) -> None:
+    def _post_unplaced(self, island: IslandId, incarnation: Incarnation, reason: str) -> None:
         self._post(lambda at: events.PlacementFailed(at, island, incarnation, reason))
 
     def _connected(
@@ -252,11 +252,11 @@ class Interpreter:
         return Connection(island, incarnation, actor, self._context, self._shard, self._durable_count, lost=lost)
 
     def _connection(self, island: IslandId, incarnation: Incarnation) -> Connection | None:
-        """Its connection, if it has one. Under the lock: one is heard (``IslandReady``) while it is still being opened."""
+        """Its connection, if any. Under the lock: a first report (``IslandReady``) may come while it is being opened."""
         with self._lives:
             return self._connections.get((island, incarnation))
 
-    def _tell(
+    def _command(
         self,
         island: IslandId,
         incarnation: Incarnation,
@@ -264,7 +264,7 @@ class Interpreter:
         *facts: Facts.args,
         **named: Facts.kwargs,
     ) -> None:
-        """Calls that may be made twice are made again when they get lost."""
+        """Call the island; such calls may be made twice, and are made again when they get lost."""
         if (connection := self._connection(island, incarnation)) is not None:
 
             def command() -> None:
@@ -273,10 +273,10 @@ class Interpreter:
             def wanted() -> bool:
                 return self._connections.get((island, incarnation)) is connection
 
-            self._asking.submit(self._context.guarded, command)
+            self._calling.submit(self._context.guarded, command)
 
-    def _ask(self, method: Ending, island: IslandId, incarnation: Incarnation) -> None:
-        self._asking.submit(self._context.guarded, self._end_for_certain, method, island, incarnation)
+    def _end_soon(self, method: Ending, island: IslandId, incarnation: Incarnation) -> None:
+        self._calling.submit(self._context.guarded, self._end_for_certain, method, island, incarnation)
 
     def _end_for_certain(self, method: Ending, island: IslandId, incarnation: Incarnation) -> None:
         """``kill`` or ``end`` by the controller; from here where that one is dead or hangs."""

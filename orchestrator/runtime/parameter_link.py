@@ -3,8 +3,8 @@
     up        ``request`` asks the island for an offer's bytes, ``fetch`` waits for them and gives them to the shard
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
-Knows nothing of letters and events: the report link, which reads letters in their order, says which offers to fetch. What is
-in the bytes only the shard knows. A checkpoint's marker comes this way because it must keep its place among publications.
+Knows nothing of reports and events: the report link, which reads reports in their order, says which offers to fetch. Only
+the shard knows what is in the bytes. A checkpoint's marker comes this way because it must keep its place among publications.
 Everything passes the ``ImpairedLink``, which is chaos' business.
 
 Source: Ray 2.60 as measured: calls to a stopped or cut-off actor hang, so every get has a timeout and
@@ -40,7 +40,7 @@ MARKER_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A publication on its way to one island, with what that island is told of it."""
+    """A publication on its way to one island, with the facts that go with it."""
 
     published: Published
     step: int
@@ -90,8 +90,8 @@ class ParameterLink:
             except TimeoutError:
                 continue  # the same call: a stopped island answers it when it goes on
             except ActorDiedError:
-                return None  # the report link says so, too
-            except RayTaskError as error:  # its own code failed, and would again: the letters behind must be heard
+                return None  # the report link notices it, too
+            except RayTaskError as error:  # its own code failed, and would again: the reports behind it must be read
                 log.error("%s: offer %d is skipped: %s", self._name, offer.offer, error)
                 return None
             except RayError:
@@ -155,7 +155,7 @@ class ParameterLink:
                 self._link.get(call, MARKER_TIMEOUT_S)
                 return
             except ActorDiedError:
-                return  # the report link says so, too
+                return  # the report link notices it, too
             except RayTaskError as error:
                 log.error("%s: a marker is not taken: %s", self._name, error)
                 return

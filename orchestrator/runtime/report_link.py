@@ -1,9 +1,9 @@
-"""The report link to one incarnation of an island: letters in, commands out, and whether anybody answers.
+"""The report link to one incarnation of an island: reports in, commands out, and whether it answers.
 
     poll      one long poll after another; an answer that fails is how a death is known, within milliseconds
-              of one that is over and was silent, the final reports: what it trained meanwhile, once it can be heard again
-    relay     letters in their order → events; an offer becomes one once the parameter link says that its bytes are held. A
-              letter is acknowledged, so that the island need not keep it, once its event is durable on the tape
+              of one that is over and was silent, the final reports: what it trained meanwhile, once it answers again
+    relay     reports in their order → events; an offer becomes one once the parameter link says that its bytes are held. A
+              report is acknowledged, so that the island need not keep it, once its event is durable on the tape
 
 Each is a thread of its own, so an island that hangs holds up nobody else. Refuses to decide what silence means: it says
 "lost" with what it knows (``dead``, ``cut_off``), and "restored" when an answer comes; and to see a payload.
@@ -83,7 +83,7 @@ class ReportLink:
         self._over = threading.Event()
         self._inbox: queue.SimpleQueue[tuple[int, messages.Letter, Request | None] | str | None] = queue.SimpleQueue()
         self._recorded: deque[tuple[int, int]] = deque()
-        """The record that each letter became, and its number: the relay adds at one end, the poll takes at the other."""
+        """The record that each report became, and its number: the relay adds at one end, the poll takes at the other."""
         for work in (self._poll, self._relay):
             name = f"{island}.{incarnation}.{work.__name__}"
             threading.Thread(target=context.guarded, args=(work,), name=name, daemon=True).start()
@@ -103,7 +103,7 @@ class ReportLink:
                 ray.get(self._actor.call(method, self._epoch, *facts, **named), timeout=COMMAND_TIMEOUT_S)
                 return
             except ActorDiedError:
-                return  # the poll says so, too
+                return  # the poll notices it, too
             except (RayError, TimeoutError) as error:
                 island, incarnation, why = self._island, self._incarnation, first_line(error)
                 log.warning("%s.%s: %s was not answered: %s", island, incarnation, method.__name__, why)
@@ -129,77 +129,77 @@ class ReportLink:
             try:
                 while True:
                     try:
-                        letters = self._link.get(poll, POLL_S + SILENCE_S)
+                        reports = self._link.get(poll, POLL_S + SILENCE_S)
                         break
                     except TimeoutError:
                         if self._closed.is_set():
                             return
-                        self._say_silent(f"no answer for {POLL_S + SILENCE_S:.1f} s")
+                        self._post_silence(f"no answer for {POLL_S + SILENCE_S:.1f} s")
                         # where a line was cut after the question and before its answer, this side has nothing under way
                         # by which it could notice, and would wait for minutes after the line is whole again
                         self._actor.call(IslandInterface.hello)
             except ActorDiedError as error:
-                self._inbox.put(_death_of(error))  # behind the letters that were read: they were true before
+                self._inbox.put(_death_of(error))  # behind the reports that were read: they were true before
                 return
             except RayError as error:
                 if isinstance(error, RayTaskError) and isinstance(error.cause, Fenced):
                     self._failed(error.cause)
                     return
-                self._say_silent(f"{type(error).__name__}: {first_line(error)}")
+                self._post_silence(f"{type(error).__name__}: {first_line(error)}")
                 self._closed.wait(RETRY_S)
                 continue
             if self._over.is_set():
-                final = [*final, *(item for item in letters if item[0] > read)]
-                read, answers_of_over = max([read, *(number for number, _ in letters)]), answers_of_over + 1
+                final = [*final, *(item for item in reports if item[0] > read)]
+                read, answers_of_over = max([read, *(number for number, _ in reports)]), answers_of_over + 1
                 if answers_of_over < LAST_ANSWERS:
                     continue
-                self._give_final_reports(letter for _, letter in final)
+                self._give_final_reports(report for _, report in final)
                 return
             if self.silent:
                 self.silent = False
                 self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
-            for number, letter in letters:
+            for number, report in reports:
                 if number <= read:
                     continue
                 read, request = number, None
                 # where it is slow, offers wait: bytes asked for now would pile up here, and most are replaced by then
-                if isinstance(letter, messages.Offer) and not self._link.slow():
-                    request = self._parameters.request(letter)
-                self._inbox.put((number, letter, request))
+                if isinstance(report, messages.Offer) and not self._link.slow():
+                    request = self._parameters.request(report)
+                self._inbox.put((number, report, request))
 
-    def _say_silent(self, reason: str) -> None:
-        """Once, until it is heard again."""
+    def _post_silence(self, reason: str) -> None:
+        """Once, until it answers again."""
         if not self.silent:
             self.silent = True
             cut_off = self._address is not None and cluster.reach(*self._address) is cluster.Reach.NOTHING
             why = f"{reason}; its node cannot be reached" if cut_off else reason
             self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, False, why, cut_off))
 
-    def _say_dead(self, reason: str) -> None:
+    def _post_death(self, reason: str) -> None:
         self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, True, reason))
 
-    def _give_final_reports(self, letters: Iterable[messages.Letter]) -> None:
-        """What it trained while nobody heard it counts, as lost; that it is back is said behind that, for it is its end."""
-        for letter in letters:
-            if isinstance(letter, messages.Progress):
-                self._post(self._event_of(letter))
+    def _give_final_reports(self, reports: Iterable[messages.Letter]) -> None:
+        """What it trained while it was silent counts, as lost; the event that it is back comes last, for it is its end."""
+        for report in reports:
+            if isinstance(report, messages.Progress):
+                self._post(self._event_of(report))
         self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
 
-    def _event_of(self, letter: Heard) -> Undated:
-        return lambda at: event_of(letter, at, self._island, self._incarnation)
+    def _event_of(self, report: Heard) -> Undated:
+        return lambda at: event_of(report, at, self._island, self._incarnation)
 
     # ── relay ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _relay(self) -> None:
         while (item := self._inbox.get()) is not None and not self._closed.is_set():
             if isinstance(item, str):
-                self._say_dead(item)
+                self._post_death(item)
                 return
-            number, letter, request = item
-            if isinstance(letter, messages.Offer):
-                record = self._relay_offer(letter, request)
+            number, report, request = item
+            if isinstance(report, messages.Offer):
+                record = self._relay_offer(report, request)
             else:
-                record = self._post(self._event_of(letter))
+                record = self._post(self._event_of(report))
             self._recorded.append((record, number))
 
     def _relay_offer(self, offer: messages.Offer, request: Request | None) -> int:

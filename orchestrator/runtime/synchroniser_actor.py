@@ -46,7 +46,7 @@ from orchestrator.host.state_view import StateView
 from orchestrator.host.timers import Timers
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import ending, faults, returning
+from orchestrator.runtime import faults, restart, shutdown
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter
@@ -76,20 +76,20 @@ class SynchroniserActor:
         roots = roots.with_run(self._run_dir)
         logbook.keep(logbook.service_logbook(self._run_dir, "synchroniser"))
         log.info("the synchroniser of %s begins", job)
-        self._policy = returning.policy_of(spec, regions, self._run_dir)
+        self._policy = restart.policy_of(spec, regions, self._run_dir)
         self._entry = threading.Lock()
         self._queue: queue.SimpleQueue[events.Event | BaseException] = queue.SimpleQueue()
         self._commands: dict[str, dict[str, Any]] = {}
         folds = Goodput(self._policy), Statistics(self._policy)
-        resumption = returning.resumption_of(spec, self._run_dir, roots)
-        self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
+        resumption = restart.resumption_of(spec, self._run_dir, roots)
+        self._files = restart.files_of(job, spec, self._policy, self._run_dir, folds)
         core, past = self._files.core, self._files.past
         self._state = StateView(core)
         goodput, statistics = self._files.folds  # these two, or a snapshot's of the same kinds
         assert isinstance(goodput, Goodput)
         assert isinstance(statistics, Statistics)
         self._goodput, self._statistics = goodput, statistics
-        self._started_at, self._zero = returning.clock(self._files, self._run_dir)
+        self._started_at, self._zero = restart.clock(self._files, self._run_dir)
         self._posted = past.count if past else 0
         self._retrier, self._tape_sync = tape_sync.of(spec, self._files.tape)
         sink = RetryingSink(self._files.tape, self._retrier, self._files.journal.settle)
@@ -123,8 +123,8 @@ class SynchroniserActor:
         )
         self._chaos = faults.Chaos(controller, self._interpreter, self._post, self._resolve, self._incarnation_of)
         if past is not None:
-            self._commands = returning.commands(past)
-        self._told = self._status(self._now())
+            self._commands = restart.commands(past)
+        self._last_status = self._status(self._now())
         if self._state.phase is JobPhase.FINISHED:
             threading.Thread(target=self._finish, name="pump", daemon=True).start()
             return
@@ -140,7 +140,7 @@ class SynchroniserActor:
             self._shard.seed(self._evaluation.initial_parameters())
         self._evaluation.measure_unigram()
         if past is not None:
-            returning.reconnect(past, self._state, self._interpreter, timers, controller)
+            restart.reconnect(past, self._state, self._interpreter, timers, controller)
         threading.Thread(target=self._pump, name="pump", daemon=True).start()
 
     def _begin(self, cordoned: dict[str, str], resumption: Resumption | None) -> None:
@@ -154,7 +154,7 @@ class SynchroniserActor:
             self._submit(command, "the specification", Scale(NodeGroupId(node_group), count))
         self._post(events.JobStarted)
 
-    # ── asked by the control port ─────────────────────────────────────────────────────────────────────────────────
+    # ── called by the control port ────────────────────────────────────────────────────────────────────────────────
 
     def ready(self) -> bool:
         return True
@@ -163,9 +163,12 @@ class SynchroniserActor:
         """The job as it stands, or stood when the tape could last be written: ``api.jobs.control.StatusRecord``."""
         with self._state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
-                self._told = self._status(self._now())
-        view, trouble = self._told["view"], self._retrier.trouble
-        return self._told | {"disk_trouble": trouble, "view": view | {"pause_reason": trouble or view["pause_reason"]}}
+                self._last_status = self._status(self._now())
+        view, trouble = self._last_status["view"], self._retrier.trouble
+        return self._last_status | {
+            "disk_trouble": trouble,
+            "view": view | {"pause_reason": trouble or view["pause_reason"]},
+        }
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
         """Queue the command that ``document`` is the plain form of; its outcome appears among the status's commands.
@@ -196,11 +199,11 @@ class SynchroniserActor:
         names, island = self._state.island_ids, island_of(request)
         islandless = isinstance(request, Inject) and request.fault in ISLANDLESS
         if isinstance(request, IslandCommand | Inject) and not islandless and island not in names:
-            known = ", ".join(names)
-            raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=f"Its islands are {known}.")
-        if isinstance(request, Inject) and request.fault not in faults.KNOWN:
+            remedy = f"Its islands are {', '.join(names)}."
+            raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=remedy)
+        if isinstance(request, Inject) and request.fault not in faults.NAMES:
             detail = f"The synchroniser of job {self._job} knows no fault {request.fault!r}."
-            raise Conflict(detail=detail, remedy=f"It knows {', '.join(sorted(faults.KNOWN))}.")
+            raise Conflict(detail=detail, remedy=f"It knows {', '.join(sorted(faults.NAMES))}.")
         if not self._noted(command, caller, request):
             return
         for_the_core = self._chaos.inject(command, caller, request) if isinstance(request, Inject) else request
@@ -211,7 +214,7 @@ class SynchroniserActor:
         """Whether the command is new. Raises Conflict when the job has ended."""
         if self._state.phase is JobPhase.FINISHED:
             raise Conflict(detail=f"Job {self._job} has ended.", remedy="Submit it again to run it once more.")
-        record = returning.command_record(kind_of(request), island_of(request), caller, self._now())
+        record = restart.command_record(kind_of(request), island_of(request), caller, self._now())
         with self._state.unchanged():
             return self._commands.setdefault(command, record) is record
 
@@ -238,7 +241,7 @@ class SynchroniserActor:
                     self._state.check()
                     self._goodput.check()
                     self._snapshots.consider(self._driver, event.at)
-                faults.strike_here(event)
+                faults.kill_own_process(event)
                 if isinstance(event, events.ConnectionLost) and event.dead:
                     self._interpreter.forget(event.island, event.incarnation)
                 for effect in decided:
@@ -249,7 +252,7 @@ class SynchroniserActor:
             self._files.tape.let_go()
         except Exception as error:
             close = (self._close, self._files.tape.close)
-            ending.crash(self._job, self._run_dir, error, close, lambda: self._status(self._now()))
+            shutdown.crash(self._job, self._run_dir, error, close, lambda: self._status(self._now()))
 
     def _close(self) -> None:
         self._retrier.close()
@@ -262,28 +265,28 @@ class SynchroniserActor:
                 noted["accepted"], noted["detail"] = effect.accepted, effect.detail
 
     def _finish(self, effect: f.FinishJob | None = None) -> None:
-        """Write the job's files, then let everything go, this actor included. A job that has ended is ended again."""
+        """Write the job's files, then end every actor of the job, this one included. A job that has ended is ended again."""
         if effect is not None:
             log.info("the job ends as %s: %s", effect.outcome, effect.reason)
         self._retrier.until_done(TAPE_REFUSES, self._files.tape.close)
         if records.ended_as(self._run_dir, self._job):
             self._close()
-            ending.let_go(self._job)
+            shutdown.end_job(self._job)
             return
-        trouble = [self._left("its parameters", self._leave_parameters), self._left("its report", self._leave_report)]
+        problems = [self._left("its parameters", self._leave_parameters), self._left("its report", self._leave_report)]
         with self._state.unchanged():
             status = self._status(self._now())
-        view, told = status["view"], [reason for reason in trouble if reason]
-        status["view"] = view | {"reason": "; ".join([view["reason"], *told] if view["reason"] else told)}
+        view = status["view"]
+        status["view"] = view | {"reason": "; ".join(reason for reason in (view["reason"], *problems) if reason)}
         self._left("its final state", lambda: records.write_status(self._run_dir, status))
         self._close()
-        if not trouble[0]:  # else the journal is all that there is of Θ
+        if not problems[0]:  # else the journal is all that there is of Θ
             for what, work in (("journal", self._files.journal.clear), ("snapshot", self._snapshots.close)):
                 try:
                     work()
                 except Exception:  # it takes room, and nothing rests on it
                     log.exception("the %s cannot be removed", what)
-        ending.let_go(self._job)
+        shutdown.end_job(self._job)
 
     def _left(self, what: str, work: Callable[[], None]) -> str:
         """``work`` is done, once a full disk has room again; else why it could not be: no reason to call the job failed."""

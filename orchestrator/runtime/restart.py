@@ -1,6 +1,6 @@
-"""A synchroniser's first moments: which files are its own, what time it is, and, after a death, whom to listen to again.
+"""The start of a synchroniser, and its restart after a death: its files, its time, and the processes to listen to again.
 
-    files ─ remembered core, Θ ─▶ first events ─▶ timers ─▶ links to all that live ─▶ what nobody wants any more is ended
+    files ─ replayed core, Θ ─▶ first events ─▶ timers ─▶ links to all that live ─▶ orphans are ended
 
 Responsible for everything of recovery that touches Ray or a clock. Refuses to decide: what is asked again comes as effects
 of ``SynchroniserRestarted``.
@@ -34,7 +34,7 @@ from orchestrator.host.last_known import last_known
 from orchestrator.host.state_view import StateView
 from orchestrator.host.timers import Timers
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import ending
+from orchestrator.runtime import shutdown
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.tape.driver import Fold
@@ -81,7 +81,7 @@ def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: S
         except ConfigurationError:
             raise  # the folder is another job's, and not to be written to
         except Exception as error:
-            ending.crash(job, run_dir, error, (), partial(_left, job, spec, policy, run_dir))
+            shutdown.crash(job, run_dir, error, (), partial(_left, job, spec, policy, run_dir))
             raise
 
 
@@ -132,10 +132,10 @@ def reconnect(
         if island.state in WITH_PROCESS and island.state is not IslandState.PLACING:
             suspect = island.state is IslandState.SUSPECT
             interpreter.reconnect(island.id, island.incarnation, island.process, lost=suspect)
-    threading.Thread(target=_end_strays, args=(islands, interpreter, controller), name="strays", daemon=True).start()
+    threading.Thread(target=_end_orphans, args=(islands, interpreter, controller), name="orphans", daemon=True).start()
 
 
-def _end_strays(
+def _end_orphans(
     islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: ActorHandle[Controller]
 ) -> None:
     """What was decided to end, as ``islands`` knows them, and may live all the same; later incarnations are left alone."""
@@ -145,9 +145,9 @@ def _end_strays(
     except (RayError, TimeoutError) as error:
         log.warning("the controller does not say who lives: %s", first_line(error))
         return
-    taken = {island.process for island in islands.values() if island.state in WITH_PROCESS}
+    promoted = {island.process for island in islands.values() if island.state in WITH_PROCESS}
     for island_id, incarnation in lives:
-        if (island_id, incarnation) in taken:
+        if (island_id, incarnation) in promoted:
             continue  # a standby whose process is about to be an island's
         now = islands[island_id]
         if incarnation < now.incarnation or (incarnation == now.incarnation and now.state not in WITH_PROCESS):

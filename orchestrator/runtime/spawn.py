@@ -1,6 +1,6 @@
-"""How an island's process is made as a Ray actor: which class, where, what is booked.
+"""The spawning of an island's process as a Ray actor: its class, its node group, and what it books there.
 
-Refuses to decide whether there is room (``placement``), and to wait (``controller``).
+Refuses to decide whether it fits (``placement``), and to wait (``controller``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ISLAND_CLASS = "learners.island:Island"
 CONCURRENCY = 32
 
 
-def make(
+def spawn_island(
     job: str,
     life: Life,
     section: IslandsSection,

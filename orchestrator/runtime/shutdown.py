@@ -1,7 +1,6 @@
-"""How a job's actors end, and what is told of a job that broke.
+"""The shutdown of a job: all of its actors end, and a job that broke leaves its story on disk first.
 
-Responsible for: nothing of a job outliving it, whichever of its actors are dead or hang; the story of a failure on disk
-before that. Refuses to know why.
+Responsible for nothing of a job outliving it, whichever of its actors are dead or hang. Refuses to know why it ends.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 30.0
 
 
-def let_go(job: str) -> None:
+def end_job(job: str) -> None:
     """End all of this job, the calling synchroniser last. Where the controller is dead or hangs, that is done from here."""
     own = synchroniser_name(job)
     try:
@@ -45,7 +44,7 @@ def let_go(job: str) -> None:
 def crash(
     job: str, run_dir: Path, error: Exception, close: Iterable[Callable[[], None]], status: Callable[[], dict[str, Any]]
 ) -> None:
-    """The job ends here, as failed. Islands would train on for nothing, so they are let go as well."""
+    """The job ends here, as failed. Islands would train on for nothing, so they are ended as well."""
     log.critical("the job cannot go on", exc_info=error)
     story = "".join(traceback.format_exception(error))
 
@@ -53,16 +52,16 @@ def crash(
         (run_dir / "crash.txt").write_text(story)
 
     def write_status() -> None:
-        told = status()
+        last = status()
         reason = f"{type(error).__name__}: {first_line(error)} (see crash.txt)"
         over = {"phase": JobPhase.FINISHED, "outcome": JobOutcome.FAILED, "reason": reason}
-        records.write_status(run_dir, {**told, "view": {**told["view"], **over}})
+        records.write_status(run_dir, {**last, "view": {**last["view"], **over}})
 
     try:
         for work in (write_story, *close, write_status):
             try:
                 work()
-            except Exception:  # what broke the job may break its telling; the rest is still to be done
-                log.exception("the end could not be told in full")
+            except Exception:  # what broke the job may break one of these; the rest is still to be done
+                log.exception("the end could not be recorded in full")
     finally:
-        let_go(job)
+        end_job(job)

@@ -1,6 +1,6 @@
-"""The wardens of all nodes, as one job's controller calls them: found or made when first needed, forgotten when they fail.
+"""The agents of all nodes, as one job's controller calls them: looked up or started at first need, dropped when they fail.
 
-Every call answers within seconds. Refuses to know islands: it is told where a process is.
+Every call answers within seconds. Refuses to know islands: its callers say where a process is.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from ray.exceptions import RayError
 
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.errors import first_line
+from orchestrator.runtime.node_agent import NodeAgent, node_agent_of
 from orchestrator.runtime.placement import Placement
-from orchestrator.runtime.warden import Warden, warden_of
 
 ANSWER_TIMEOUT_S = 3.0
 
 Arguments = ParamSpec("Arguments")
 
 
-class Wardens:
+class NodeAgents:
     """Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._wardens: dict[str, ActorHandle[Warden]] = {}
+        self._node_agents: dict[str, ActorHandle[NodeAgent]] = {}
 
     def ensure(self, node_id: str) -> None:
         """There will be one on this node, so that a kill finds it there."""
         self._on(node_id)
 
     def kill(self, placed: Placement) -> bool:
-        """SIGKILL the process. False where no warden is within reach."""
+        """SIGKILL the process. False where no node agent answers."""
         try:
-            call = self._on(placed.node_id).call(Warden.kill, placed.pid, placed.seen_at)
+            call = self._on(placed.node_id).call(NodeAgent.kill, placed.pid, placed.seen_at)
             ray.get(call, timeout=ANSWER_TIMEOUT_S)
         except (RayError, TimeoutError):
             self._forget(placed.node_id)
@@ -46,7 +46,7 @@ class Wardens:
     def signal(
         self,
         placed: Placement,
-        method: Callable[Concatenate[Warden, int, float, Arguments], bool],
+        method: Callable[Concatenate[NodeAgent, int, float, Arguments], bool],
         *arguments: Arguments.args,
         **named: Arguments.kwargs,
     ) -> str:
@@ -55,23 +55,23 @@ class Wardens:
         try:
             return "" if ray.get(call, timeout=ANSWER_TIMEOUT_S) else f"its process {placed.pid} is gone"
         except (RayError, TimeoutError) as error:
-            return f"the warden of {placed.node} did not answer: {first_line(error)}"
+            return f"the node agent of {placed.node} did not answer: {first_line(error)}"
 
     def kill_node(self, placed: Placement) -> str:
         """SIGKILL the raylet of the process's node. Answers as ``signal``."""
-        warden = self._on(placed.node_id)
+        agent = self._on(placed.node_id)
         self._forget(placed.node_id)  # it dies, too
         try:
-            return ray.get(warden.call(Warden.kill_node), timeout=ANSWER_TIMEOUT_S)
+            return ray.get(agent.call(NodeAgent.kill_node), timeout=ANSWER_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
-            return f"the warden of {placed.node} did not answer: {first_line(error)}"
+            return f"the node agent of {placed.node} did not answer: {first_line(error)}"
 
-    def _on(self, node_id: str) -> ActorHandle[Warden]:
+    def _on(self, node_id: str) -> ActorHandle[NodeAgent]:
         with self._lock:
-            if node_id not in self._wardens:
-                self._wardens[node_id] = warden_of(node_id)
-            return self._wardens[node_id]
+            if node_id not in self._node_agents:
+                self._node_agents[node_id] = node_agent_of(node_id)
+            return self._node_agents[node_id]
 
     def _forget(self, node_id: str) -> None:
         with self._lock:
-            self._wardens.pop(node_id, None)
+            self._node_agents.pop(node_id, None)
