@@ -149,6 +149,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             CORE,
             FOLDS,
+            "orchestrator.actors.records",
             "orchestrator.checkpoints",
             "orchestrator.config",
             "orchestrator.disk",
@@ -211,6 +212,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "api": frozenset(
         {
+            "orchestrator.actors.records",
             "orchestrator.core.commands",
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
@@ -255,8 +257,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "api.run": frozenset(
         {
-            "api.jobs.control",
             "api.schemas",
+            "orchestrator.actors.records",
             "orchestrator.bounds",
             "orchestrator.errors",
             "orchestrator.logbook",
@@ -272,6 +274,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.run",
             "api.schemas",
             "api.storage",
+            "orchestrator.actors.records",
             "orchestrator.bounds",
             "orchestrator.core.commands",
             "orchestrator.core.view",

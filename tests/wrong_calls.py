@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ray
 
+from api.jobs.control import ControlPort
 from learners.evaluator import Evaluator
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandFactory, IslandInterface
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.core.vocabulary import Epoch, IslandId
 from orchestrator.runtime.cluster import start_actor
+from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.report_link import ReportLink
@@ -43,4 +45,5 @@ def implementations() -> None:
     island: IslandFactory = Evaluator  # type: ignore[assignment]
     synchroniser: type[SynchroniserInterface] = Controller  # type: ignore[assignment]
     synchroniser = SynchroniserActor
-    print(island, synchroniser)
+    port: ControlPort = RayControlPort()
+    print(island, synchroniser, port)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
@@ -59,14 +60,16 @@ class RayControlPort:
         self._head, self._private = head, private
         self._questions = BoundedThreads("questions to the cluster's head", QUESTIONS_MAX)
 
-    def node_groups(self) -> list[dict[str, Any]]:
+    def node_groups(self) -> list[NodeGroupRecord]:
         """Every group that has a node, by name; the head's own is not one of them."""
-        groups: dict[str, dict[str, Any]] = {}
+        groups: dict[str, NodeGroupRecord] = {}
         for node in self._ask_head(cluster.nodes):
             if not node.group or node.group == CONTROL_GROUP:
                 continue
-            blank = {"name": node.group, "region": node.region, "nodes": 0, "cpus": 0.0, "cpus_free": 0.0}
-            group = groups.setdefault(node.group, {**blank, "accelerators": 0})
+            empty = NodeGroupRecord(
+                name=node.group, region=node.region, nodes=0, cpus=0.0, cpus_free=0.0, accelerators=0
+            )
+            group = groups.setdefault(node.group, empty)
             group["nodes"] += 1
             group["cpus"] += node.total.get("CPU", 0.0)
             group["cpus_free"] += node.free.get("CPU", 0.0)
@@ -114,7 +117,7 @@ class RayControlPort:
                 or "Look at the cluster's logs (temp_dir in HOME/cluster.json), and whether the run's folder has room.",
             ) from error
 
-    def status(self, job_id: str) -> dict[str, Any]:
+    def status(self, job_id: str) -> StatusRecord:
         """The live job. Raises NotFound when nothing of it runs (any more)."""
         return self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.status)
 

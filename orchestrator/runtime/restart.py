@@ -14,12 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.records import CommandRecord, StatusRecord
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
@@ -85,7 +85,7 @@ def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: S
             raise
 
 
-def _left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> dict[str, Any]:
+def _left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> StatusRecord:
     """The status of a job whose files cannot be gone on from: what they still say of how far it was."""
     return last_known(run_dir, policy, time.time()).status(job, spec.name)
 
@@ -97,25 +97,25 @@ def clock(files: JobFiles, run_dir: Path) -> tuple[float, float]:
     return started_at, time.monotonic() - elapsed
 
 
-def commands(past: Remembered) -> dict[str, dict[str, Any]]:
-    """The commands that reached the tape, as ``status`` tells them."""
-    records: dict[str, dict[str, Any]] = {}
+def commands(past: Remembered) -> dict[str, CommandRecord]:
+    """The commands that reached the tape, as ``status`` has them."""
+    records: dict[str, CommandRecord] = {}
     for name, (event, answer) in past.promises.commands.items():
         if isinstance(event, e.FaultInjected):
             record = command_record(event.kind, event.island, event.caller, event.at)
         else:
             record = command_record(kind_of(event.request), island_of(event.request), event.caller, event.at)
         if answer is not None:
-            record |= {"accepted": answer.accepted, "detail": answer.detail}
+            record["accepted"], record["detail"] = answer.accepted, answer.detail
         elif isinstance(event, e.FaultInjected):
             record["accepted"] = True
         records[name] = record
     return records
 
 
-def command_record(kind: str, island: str | None, caller: str, at: Instant) -> dict[str, Any]:
-    """A command that was not answered yet, as ``api.jobs.control.CommandRecord`` has it."""
-    return {"kind": kind, "island": island, "caller": caller, "at": at, "accepted": None, "detail": ""}
+def command_record(kind: str, island: str | None, caller: str, at: Instant) -> CommandRecord:
+    """A command that was not answered yet."""
+    return CommandRecord(kind=kind, island=island, caller=caller, at=at, accepted=None, detail="")
 
 
 def reconnect(

@@ -9,11 +9,11 @@ import logging
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import ray
 
 from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.records import StatusRecord
 from orchestrator.core.vocabulary import JobOutcome, JobPhase
 from orchestrator.errors import first_line
 from orchestrator.host import records
@@ -42,7 +42,7 @@ def end_job(job: str) -> None:
 
 
 def crash(
-    job: str, run_dir: Path, error: Exception, close: Iterable[Callable[[], None]], status: Callable[[], dict[str, Any]]
+    job: str, run_dir: Path, error: Exception, close: Iterable[Callable[[], None]], status: Callable[[], StatusRecord]
 ) -> None:
     """The job ends here, as failed. Islands would train on for nothing, so they are ended as well."""
     log.critical("the job cannot go on", exc_info=error)

@@ -26,6 +26,7 @@ from orchestrator import logbook
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
+from orchestrator.actors.records import CommandRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.chaos.kinds import ISLANDLESS
 from orchestrator.checkpoints.resumption import Resumption
@@ -79,7 +80,7 @@ class SynchroniserActor:
         self._policy = restart.policy_of(spec, regions, self._run_dir)
         self._entry = threading.Lock()
         self._queue: queue.SimpleQueue[events.Event | BaseException] = queue.SimpleQueue()
-        self._commands: dict[str, dict[str, Any]] = {}
+        self._commands: dict[str, CommandRecord] = {}
         folds = Goodput(self._policy), Statistics(self._policy)
         resumption = restart.resumption_of(spec, self._run_dir, roots)
         self._files = restart.files_of(job, spec, self._policy, self._run_dir, folds)
@@ -159,8 +160,8 @@ class SynchroniserActor:
     def ready(self) -> bool:
         return True
 
-    def status(self) -> dict[str, Any]:
-        """The job as it stands, or stood when the tape could last be written: ``api.jobs.control.StatusRecord``."""
+    def status(self) -> StatusRecord:
+        """The job as it stands, or stood when the tape could last be written."""
         with self._state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
                 self._last_status = self._status(self._now())
@@ -320,7 +321,7 @@ class SynchroniserActor:
     def _incarnation_of(self, island: IslandId) -> Incarnation:
         return self._state.islands()[island].incarnation
 
-    def _status(self, at: Instant) -> dict[str, Any]:
+    def _status(self, at: Instant) -> StatusRecord:
         view = self._state.picture(at)
         statistics = self._statistics.summary(at)
         return {
@@ -332,7 +333,7 @@ class SynchroniserActor:
             "goodput": self._goodput.summary(at),
             "statistics": statistics,
             "loss_curve": statistics["loss_curve"],
-            "commands": {name: dict(noted) for name, noted in self._commands.items()},
+            "commands": {name: noted.copy() for name, noted in self._commands.items()},
             "unigram_loss": self._evaluation.unigram_loss,
             "fragment_parameters": self._shard.fragment_parameters(),
         }
