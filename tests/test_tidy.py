@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.roots": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.impairment": frozenset({CORE}),
+    "orchestrator.actors": frozenset({CORE, "orchestrator.logbook", "orchestrator.parameters.tensors", "ray"}),
     "orchestrator.replica": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
     "orchestrator.bounds": frozenset({"pydantic"}),
@@ -148,6 +149,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             CORE,
             FOLDS,
+            "orchestrator.actors.records",
             "orchestrator.checkpoints",
             "orchestrator.config",
             "orchestrator.disk",
@@ -186,6 +188,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {
             "learners",
             CORE,
+            "orchestrator.actors",
             "orchestrator.parameters",
             "orchestrator.checkpoints",
             "orchestrator.roots",
@@ -196,10 +199,20 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "learners.evaluator": frozenset(
-        {"learners", CORE, "orchestrator.parameters", "orchestrator.errors", "orchestrator.logbook", "ray", "numpy"}
+        {
+            "learners",
+            CORE,
+            "orchestrator.actors",
+            "orchestrator.parameters",
+            "orchestrator.errors",
+            "orchestrator.logbook",
+            "ray",
+            "numpy",
+        }
     ),
     "api": frozenset(
         {
+            "orchestrator.actors.records",
             "orchestrator.core.commands",
             "orchestrator.core.view",
             "orchestrator.core.vocabulary",
@@ -244,8 +257,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "api.run": frozenset(
         {
-            "api.jobs.control",
             "api.schemas",
+            "orchestrator.actors.records",
             "orchestrator.bounds",
             "orchestrator.errors",
             "orchestrator.logbook",
@@ -261,6 +274,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "api.run",
             "api.schemas",
             "api.storage",
+            "orchestrator.actors.records",
             "orchestrator.bounds",
             "orchestrator.core.commands",
             "orchestrator.core.view",

@@ -47,7 +47,7 @@ PROBES = {
 def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> list[Finding]:
     """Every check, in the order in which one would mend things. ``url``: a service elsewhere, for its time."""
     probes = {name: _python("-c", code) for name, code in PROBES.items()}
-    probes["processes"] = _python("-m", "orchestrator.runtime.leftovers", "--home", str(home.path))
+    probes["processes"] = _python("-m", "orchestrator.runtime.orphan_scan", "--home", str(home.path))
     local: list[Callable[[], Finding]] = [
         _interpreter,
         _versions,

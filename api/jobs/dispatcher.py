@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from api.jobs.control import ControlPort, StatusRecord
+from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.looks import Looks
 from api.jobs.outlines import Outline, Outlines
@@ -30,6 +30,7 @@ from api.jobs.tending import Complaints, Tending, reason_of
 from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.storage.store import JobRow, Store
+from orchestrator.actors.records import StatusRecord
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import AtollError, InfrastructureError, NotFound, first_line

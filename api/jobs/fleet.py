@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from api.jobs.control import NodeGroupRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.bounds import ISLANDS_MAX
 from orchestrator.config import too_many_entries
 from orchestrator.errors import Problem

@@ -26,9 +26,9 @@ from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
 
-from api.jobs.control import StatusRecord
 from api.schemas import ALIVE, Job
 from api.storage.store import JobRow
+from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import InfrastructureError, PreconditionFailed
 from orchestrator.threads import BoundedThreads
 

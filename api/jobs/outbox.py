@@ -22,10 +22,11 @@ from collections.abc import Callable
 from threading import Lock
 
 from api.clocks import Ages
-from api.jobs.control import ControlPort, StatusRecord
+from api.jobs.control import ControlPort
 from api.jobs.tending import Complaints, reason_of
 from api.schemas import FINAL
 from api.storage.store import CommandRow, JobRow, Store
+from orchestrator.actors.records import StatusRecord
 from orchestrator.chaos.kinds import CONTINUE
 from orchestrator.core.commands import Cancel, Command, Inject, kind_of
 from orchestrator.errors import AtollError, Conflict, DataError, InfrastructureError, NotFound

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from api.checkpoints.finding import checkpoints_of
-from api.jobs.control import ControlPort, StatusRecord
+from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.places import refuse_outside
 from api.jobs.tending import Complaints, Tending, reason_of
@@ -41,6 +41,7 @@ from api.run.files import is_there
 from api.run.folder import Run, damage_of_status, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
+from orchestrator.actors.records import StatusRecord
 from orchestrator.config import parse_job
 from orchestrator.errors import AtollError, InfrastructureError
 from orchestrator.roots import AllowedRoots

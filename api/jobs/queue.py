@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from api.jobs.control import NodeGroupRecord
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.sections import IslandsSection
 
 UNNOTICED = 1e-6

@@ -22,7 +22,7 @@ from api.checkpoints.archive import Archive, archive_of
 from api.checkpoints.finding import checkpoints_of, resolved
 from api.checkpoints.schemas import Checkpoint
 from api.clocks import ClockWatch
-from api.jobs.control import ControlPort, NodeGroupRecord, StatusRecord
+from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.fleet import fleet_problems, sections_of
@@ -35,6 +35,7 @@ from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
 from api.schemas import ALIVE, FINAL, Command, Island, Job, JobState, JobSummary
 from api.storage.store import AlreadyKnown, JobRow, Store
+from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import commands
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line

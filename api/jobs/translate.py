@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from api.jobs.control import StatusRecord
 from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, LossPoint
 from api.storage.store import CommandRow, JobRow
+from orchestrator.actors.records import StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core import commands
 from orchestrator.errors import DataError, NotFound, first_line

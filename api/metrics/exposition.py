@@ -27,7 +27,6 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from api.clocks import Ages
-from api.jobs.control import StatusRecord
 from api.jobs.service import Service
 from api.jobs.tending import Complaints, reason_of
 from api.metrics.catalogue import FAMILIES
@@ -35,6 +34,7 @@ from api.metrics.job import Buckets, Sample, samples
 from api.metrics.requests import request_seconds
 from api.schemas import ALIVE, JobState
 from api.storage.store import JobRow, Store
+from orchestrator.actors.records import StatusRecord
 
 logger = logging.getLogger(__name__)
 

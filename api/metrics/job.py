@@ -13,7 +13,7 @@ from itertools import accumulate
 from math import inf
 from typing import Any
 
-from api.jobs.control import StatusRecord
+from orchestrator.actors.records import StatusRecord
 from orchestrator.chaos.kinds import Kind
 from orchestrator.core.vocabulary import IslandState, JobPhase, RefusalReason
 from orchestrator.parameters.codec.registry import PUBLICATION_CODEC, CodecName, codec

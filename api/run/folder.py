@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from api.jobs.control import StatusRecord
 from api.run.files import is_there
 from api.run.status import examine
+from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import InfrastructureError
 
 

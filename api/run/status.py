@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from api.jobs.control import StatusRecord
 from api.run.files import parsed, read_below
+from orchestrator.actors.records import StatusRecord
 from orchestrator.bounds import FRAGMENTS_MAX, ISLANDS_MAX
 from orchestrator.errors import DataError
 

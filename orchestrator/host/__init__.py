@@ -7,6 +7,7 @@
     records             what a job leaves for people and programs: status, report, parameters
     last_known          the last known progress of a job whose files are damaged
     job_clock, timers   a job's own time, and deadlines in it
+    state_view          the core's state, read under one rule for threads
     job_context         what every part of a job's process is given
     posting             how threads hand events to the one that decides
 

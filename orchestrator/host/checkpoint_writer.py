@@ -33,10 +33,10 @@ from orchestrator.core.saving import (
     SavingEffect,
     SealCheckpoint,
 )
-from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId
 from orchestrator.errors import AtollError, first_line
 from orchestrator.host.job_context import JobContext
+from orchestrator.host.state_view import StateView
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class _Open:
     at: Instant
     began: float
     token_totals: TokenTotals
-    cursors: Mapping[str, int]
+    cursors: Mapping[IslandId, int]
     outer: Future[OuterCut]
     fragments: tuple[Fragment, ...] = ()
     files: tuple[File, ...] = ()
@@ -68,7 +68,7 @@ class CheckpointWriter:
         self,
         context: JobContext,
         resumption: Resumption | None,
-        state: JobState,
+        state: StateView,
         ledger: Ledger,
         cut_outer: CutOuter,
         sync_tape: Callable[[], None],
@@ -84,7 +84,7 @@ class CheckpointWriter:
         self._root: Folder | None = None
         self._worker = worker or ThreadPoolExecutor(1, "checkpoint")
         self._open: dict[int, _Open] = {}
-        if state.checkpoints.count:
+        if state.checkpoints().count:
             self._worker.submit(self._tidy)
 
     def act(self, effect: SavingEffect, now: Instant) -> None:
@@ -98,7 +98,7 @@ class CheckpointWriter:
                         now,
                         time.monotonic(),
                         self._ledger.token_totals(),
-                        {i.id: i.steps_before + self._steps(i.id) for i in self._state.islands.values()},
+                        self._state.step_counts(),
                         self._cut_outer(),
                     )
                 except Exception as error:
@@ -174,7 +174,7 @@ class CheckpointWriter:
     def _manifest(self, opened: _Open, parts: tuple[Part, ...], files: tuple[File, ...]) -> Manifest:
         totals, of_parts = opened.token_totals, {part.island: part for part in parts}
         since = sum(part.tokens_total - totals.totals.get((part.island, part.incarnation), 0) for part in parts)
-        cursors = {**opened.cursors, **{part.island: part.cursor for part in parts}}
+        cursors = {**opened.cursors, **{IslandId(part.island): part.cursor for part in parts}}
         return Manifest(
             job=self._job,
             number=opened.order.checkpoint,
@@ -201,7 +201,7 @@ class CheckpointWriter:
 
     def _tidy(self) -> None:
         """Remove what was dropped and is there: who was to remove it died, or an island wrote into it afterwards."""
-        checkpoints = self._state.checkpoints
+        checkpoints = self._state.checkpoints()
         needed = {one.number for one in checkpoints.retained} | (
             {checkpoints.open.number} if checkpoints.open else set()
         )
@@ -213,7 +213,3 @@ class CheckpointWriter:
         for number in sorted(on_disk - needed):
             if number <= checkpoints.count:
                 self._remove(number)
-
-    def _steps(self, island: IslandId) -> int:
-        report = self._state.reports.get(island)
-        return report.steps_total if report else 0

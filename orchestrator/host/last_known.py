@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
+from orchestrator.actors.records import StatusRecord
 from orchestrator.core.events import MergeCompleted, ProgressReported, SynchroniserRestarted
 from orchestrator.core.saving import FragmentRestored, JobResumed
 from orchestrator.core.synchroniser import Synchroniser
@@ -79,8 +79,8 @@ class LastKnown:
     def reached(self, fragment: int, version: int) -> None:
         self.versions[fragment] = max(self.versions.get(fragment, 0), version)
 
-    def status(self, job: str, name: str) -> dict[str, Any]:
-        """As the status of ``synchroniser_actor``."""
+    def status(self, job: str, name: str) -> StatusRecord:
+        """As ``synchroniser_actor`` tells a job's status."""
         view = asdict(Synchroniser(self.policy).view(self.at))
         view |= {"epoch": self.epoch, "tokens_trained": self.tokens_trained}
         view |= {"global_version": sum(self.versions.values())}

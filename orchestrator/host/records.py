@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from orchestrator.actors.records import StatusRecord
 from orchestrator.core.vocabulary import JobPhase
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import first_line
@@ -70,7 +71,7 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     _write(run_dir / "report.html", page)
 
 
-def write_status(run_dir: Path, status: dict[str, Any]) -> None:
+def write_status(run_dir: Path, status: StatusRecord) -> None:
     """Once this is there, also after a loss of power, all of the job is: what is on the disk until then is made durable."""
     disk = LocalDisk()
     for name in disk.files(run_dir):

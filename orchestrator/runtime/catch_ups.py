@@ -1,6 +1,6 @@
-"""How an island is given a state: which call asks for it, and what the core hears when the call itself fails.
+"""The calls by which islands get a state to start from, and the events for those calls that fail.
 
-The island's letter says how it went. Refuses to choose the donor (``core.island_life``).
+The island's own report says how it went. Refuses to choose the donor (``core.island_life``).
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from typing import Any, assert_never
+from typing import assert_never
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
+from orchestrator.actors.handle import as_received
+from orchestrator.actors.island import IslandInterface
 from orchestrator.core import effects as f
 from orchestrator.core import events
 from orchestrator.core.vocabulary import Incarnation, IslandId
@@ -40,27 +42,31 @@ class CatchUps:
         self._epoch, self._post, self._checkpoints = context.epoch, context.post, checkpoints
         self._count = count(1)
 
-    def begin(self, effect: f.BeginCatchUp) -> tuple[Connection, Any] | None:
+    def begin(self, effect: f.BeginCatchUp) -> tuple[Connection, ray.ObjectRef[None]] | None:
         """The call under way, for ``wait``; ``None`` where nobody listens to the island any more."""
         connection = self._connection(effect.island, effect.incarnation)
         if connection is None:
             return None
+        island = connection.actor
         match effect.source:
             case f.FromStandby():
-                call = connection.actor.resume.remote(self._epoch, effect.cursor)
+                call = island.call(IslandInterface.resume, self._epoch, effect.cursor)
             case f.FromSynchroniser():
                 versions, step, payloads = self._shard.whole_state()
-                call = connection.actor.load.remote(self._epoch, versions, step, effect.cursor, *payloads)
+                contents = map(as_received, payloads)
+                call = island.call(IslandInterface.load, self._epoch, versions, step, effect.cursor, *contents)
             case f.FromCheckpoint():
-                call = connection.actor.load_saved.remote(self._epoch, self._checkpoints.resumed_from, effect.cursor)
+                folder = self._checkpoints.resumed_from
+                call = island.call(IslandInterface.load_saved, self._epoch, folder, effect.cursor)
             case f.FromPeers(donor, helpers):
                 donors = {self._name(*life): life[0] for life in (donor, *helpers)}
-                call = connection.actor.load_from.remote(self._epoch, next(self._count), donors, effect.cursor)
+                request = next(self._count)
+                call = island.call(IslandInterface.load_from, self._epoch, request, donors, effect.cursor)
             case unknown:
                 assert_never(unknown)
         return connection, call
 
-    def wait(self, effect: f.BeginCatchUp, connection: Connection, call: Any) -> None:
+    def wait(self, effect: f.BeginCatchUp, connection: Connection, call: ray.ObjectRef[None]) -> None:
         """In a thread of its own, until the island has answered or is not listened to any more."""
         island, incarnation = effect.island, effect.incarnation
         donor = effect.donor[0] if effect.donor is not None else None
@@ -71,7 +77,7 @@ class CatchUps:
             except TimeoutError:
                 continue  # the same call: a stopped island answers it when it goes on
             except ActorDiedError:
-                return  # the report link says so, too
+                return  # the report link notices it, too
             except RayError as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 self._post(

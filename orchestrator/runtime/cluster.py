@@ -1,4 +1,4 @@
-"""Joining the Ray cluster, and what it knows of its nodes and of our actors.
+"""The Ray cluster of a home: joining it, its nodes, and our actors by their names.
 
 Responsible for: the environment being right before Ray is first imported; node capacities as plain data; finding our
 actors by name. Everything that is not Ray's public API is here and only here.
@@ -10,12 +10,14 @@ import importlib
 import logging
 import os
 import socket
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from orchestrator.actors.handle import ActorHandle
 from orchestrator.errors import InfrastructureError
 from orchestrator.runtime import names
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -23,6 +25,9 @@ from orchestrator.runtime.placement import Node
 from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE, REGION_LABEL
 
 REACH_S = 1.0
+
+ActorT = TypeVar("ActorT")
+Arguments = ParamSpec("Arguments")
 
 
 def join(home: Path) -> None:
@@ -57,7 +62,7 @@ def join(home: Path) -> None:
 def _silence_nodes() -> None:
     """Ray 2.60 prints what nodes say of dead workers on every driver's standard output, whatever ``log_to_driver`` is.
 
-    A killed island is told by the job itself. There is no public switch.
+    The job itself says when an island was killed. There is no public switch.
     """
     import ray._private.worker as driver
 
@@ -112,48 +117,60 @@ def reach(host: str, port: int) -> Reach:
 def node_reaches() -> dict[str, Reach]:
     """What comes of a connection to the raylet of each node that Ray believes alive, by node id.
 
-    Ray itself, told to bear long cuts, takes as long to believe a death.
+    Ray itself is configured to tolerate long partitions, and takes as long to declare a node dead.
     """
     import ray
 
     alive = [entry for entry in ray.nodes() if entry["Alive"]]
     with ThreadPoolExecutor(max(1, len(alive)), "reach") as pool:
-        found = pool.map(lambda entry: reach(entry["NodeManagerAddress"], entry["NodeManagerPort"]), alive)
-        return dict(zip((entry["NodeID"] for entry in alive), found, strict=True))
+        reaches = pool.map(lambda entry: reach(entry["NodeManagerAddress"], entry["NodeManagerPort"]), alive)
+        return dict(zip((entry["NodeID"] for entry in alive), reaches, strict=True))
 
 
-def address_of(actor: Any) -> tuple[str, int] | None:
+def address_of(actor: ActorHandle[ActorT]) -> tuple[str, int] | None:
     """Where the actor's own process listens, or ``None`` while it has none."""
     from ray._private.state import state  # no public equivalent without the dashboard
 
-    address = state.actor_table(actor._actor_id.hex()).get("Address", {})
+    address = state.actor_table(actor.ray_handle._actor_id.hex()).get("Address", {})
     return (address["IPAddress"], address["Port"]) if address.get("IPAddress") else None
 
 
-def actor_named(name: str) -> Any | None:
+def actor_named(name: str) -> ActorHandle[Any] | None:
     """A handle to our actor of this name, or ``None``. Old handles to a re-created actor stay dead: look up again."""
     import ray
 
     try:
-        return ray.get_actor(name, namespace=NAMESPACE)
+        return ActorHandle(ray.get_actor(name, namespace=NAMESPACE))
     except ValueError:
         return None
 
 
 def actor_class(path: str) -> Any:
     """The actor class at ``package.module:Class``: how this package uses learners without importing them."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def start_actor(
+    kind: Callable[Arguments, ActorT],
+    options: Mapping[str, Any],
+    *arguments: Arguments.args,
+    **named: Arguments.kwargs,
+) -> ActorHandle[ActorT]:
+    """Have Ray make a detached actor of this class with Ray's ``options``. Returns at once."""
     import ray
 
-    module, _, name = path.partition(":")
-    return ray.remote(getattr(importlib.import_module(module), name))
+    remote_class: Any = ray.remote(kind)
+    configured = remote_class.options(namespace=NAMESPACE, lifetime="detached", **options)
+    return ActorHandle(configured.remote(*arguments, **named))
 
 
-def end_actor(handle: Any) -> None:
+def end_actor(actor: ActorHandle[ActorT]) -> None:
     """Let Ray end an actor and forget its name. Nothing happens if it is gone."""
     import ray
 
     with suppress(ray.exceptions.RayError, ValueError):
-        ray.kill(handle, no_restart=True)
+        ray.kill(actor.ray_handle, no_restart=True)
 
 
 def end_actors_of(job: str, *, but: str = "") -> None:

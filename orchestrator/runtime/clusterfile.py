@@ -32,9 +32,9 @@ class ClusterFile:
         """The cluster of ``home``, up or not; ``None`` if none was started. Raises DataError for a damaged file."""
         path = cls.path(home)
         try:
-            found = cls(**json.loads(home_files.read(path)))
-            found.require_sense()
-            return found
+            cluster = cls(**json.loads(home_files.read(path)))
+            cluster.require_sense()
+            return cluster
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:

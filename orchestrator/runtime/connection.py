@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.island import IslandInterface
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.host.job_context import JobContext
 from orchestrator.runtime.impaired_link import ImpairedLink
@@ -15,13 +16,13 @@ from orchestrator.runtime.shard_worker import ShardWorker
 
 
 class Connection:
-    """Open from its making to ``close``. ``lost``: the process did not answer the synchroniser before this one."""
+    """Open from its creation to ``close``. ``lost``: the process did not answer the synchroniser before this one."""
 
     def __init__(
         self,
         island: IslandId,
         incarnation: Incarnation,
-        actor: Any,
+        actor: ActorHandle[IslandInterface],
         context: JobContext,
         shard: ShardWorker,
         durable_count: Callable[[], int],
@@ -38,7 +39,7 @@ class Connection:
         )
 
     def close(self) -> None:
-        """Hear nothing more of this incarnation. Returns at once."""
+        """Read nothing more of this incarnation. Returns at once."""
         self._closed.set()
         self.reports.close()
         self.parameters.close()

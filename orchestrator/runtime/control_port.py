@@ -1,7 +1,7 @@
 """The control plane's way to jobs on Ray: ``connect`` returns what ``api.jobs.control.ControlPort`` describes.
 
 A thin driver: it holds nothing that matters, so the process that uses it may die and another may connect. Every call
-answers or fails within seconds, also while the head is dead: Ray itself waits for a head as long as it is told to bear cuts,
+answers or fails within seconds, also while the head is dead: Ray itself waits for a head as long as it tolerates partitions,
 so what asks the head is asked of its port first, and then in threads of its own with a deadline. Refuses to know HTTP, and
 to remember jobs: what has ended is in RUN_DIR/status.json.
 """
@@ -12,16 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.records import NodeGroupRecord, StatusRecord
+from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, last_line
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import cluster, room
+from orchestrator.runtime import cluster, disk_space
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.names import synchroniser_name
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, TOKEN_VARIABLE
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, TOKEN_VARIABLE
 from orchestrator.tape import command_codec
 from orchestrator.threads import BoundedThreads
 
@@ -34,6 +37,7 @@ QUESTIONS_MAX = 16
 ACCELERATORS = ("GPU", "TPU")
 
 Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
 
 
 def connect(home: Path) -> RayControlPort:
@@ -56,14 +60,16 @@ class RayControlPort:
         self._head, self._private = head, private
         self._questions = BoundedThreads("questions to the cluster's head", QUESTIONS_MAX)
 
-    def node_groups(self) -> list[dict[str, Any]]:
+    def node_groups(self) -> list[NodeGroupRecord]:
         """Every group that has a node, by name; the head's own is not one of them."""
-        groups: dict[str, dict[str, Any]] = {}
+        groups: dict[str, NodeGroupRecord] = {}
         for node in self._ask_head(cluster.nodes):
             if not node.group or node.group == CONTROL_GROUP:
                 continue
-            blank = {"name": node.group, "region": node.region, "nodes": 0, "cpus": 0.0, "cpus_free": 0.0}
-            group = groups.setdefault(node.group, {**blank, "accelerators": 0})
+            empty = NodeGroupRecord(
+                name=node.group, region=node.region, nodes=0, cpus=0.0, cpus_free=0.0, accelerators=0
+            )
+            group = groups.setdefault(node.group, empty)
             group["nodes"] += 1
             group["cpus"] += node.total.get("CPU", 0.0)
             group["cpus_free"] += node.free.get("CPU", 0.0)
@@ -89,22 +95,19 @@ class RayControlPort:
         from orchestrator.runtime.synchroniser_actor import SynchroniserActor
 
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
-        kind: Any = ray.remote(SynchroniserActor)
-        named = kind.options(
-            name=synchroniser_name(job_id),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=8,
-            label_selector={GROUP_LABEL: CONTROL_GROUP},
-        )
+        options = {
+            "name": synchroniser_name(job_id),
+            "get_if_exists": True,
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_concurrency": 8,
+            "label_selector": {GROUP_LABEL: CONTROL_GROUP},
+        }
         allowed = roots.without(*self._private)
         facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned), allowed)
-        actor = self._ask_head(lambda: named.remote(*facts), START_TIMEOUT_S)
+        actor = self._ask_head(lambda: cluster.start_actor(SynchroniserActor, options, *facts), START_TIMEOUT_S)
         try:
-            ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)
+            ray.get(actor.call(SynchroniserActor.ready), timeout=START_TIMEOUT_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
             with suppress(ray.exceptions.RayError, InfrastructureError):
                 self._ask_head(lambda: cluster.end_actors_of(job_id))  # what it had already made included
@@ -114,39 +117,47 @@ class RayControlPort:
                 or "Look at the cluster's logs (temp_dir in HOME/cluster.json), and whether the run's folder has room.",
             ) from error
 
-    def status(self, job_id: str) -> dict[str, Any]:
+    def status(self, job_id: str) -> StatusRecord:
         """The live job. Raises NotFound when nothing of it runs (any more)."""
-        answer: dict[str, Any] = self._ask(job_id, "status")
-        return answer
+        return self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.status)
 
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
         """Hand a command to the job. Raises NotFound or Conflict when it cannot be taken."""
-        self._ask(job_id, "submit", command_id, caller, command_codec.encode(command))
+        document = command_codec.encode(command)
+        self._ask(job_id, ANSWER_TIMEOUT_S, SynchroniserInterface.submit, command_id, caller, document)
 
     def save_parameters(self, job_id: str) -> str:
         """Θ as it stands is in a new file of the job's run folder, of this name. Raises Conflict before there is Θ."""
         try:
-            name: str = self._ask(job_id, "save_parameters", timeout_s=SAVE_TIMEOUT_S)
+            return self._ask(job_id, SAVE_TIMEOUT_S, SynchroniserInterface.save_parameters)
         except OSError as error:
             detail = f"The parameters of job {job_id} could not be written: {error.strerror or error}."
             remedy = f"{disk_remedy(error)}, on the disk of its run folder."
             raise InfrastructureError(detail=detail, remedy=remedy) from error
-        return name
 
     def close(self) -> None:
         cluster.leave()
 
-    def _ask(self, job_id: str, what: str, *arguments: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+    def _ask(
+        self,
+        job_id: str,
+        timeout_s: float,
+        method: Callable[Concatenate[SynchroniserInterface, Arguments], Answer],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
         import ray
 
+        actor: ActorHandle[SynchroniserInterface] | None
         actor = self._ask_head(lambda: cluster.actor_named(synchroniser_name(job_id)))
         if actor is None:
             raise _not_here(job_id)
-        if (method := getattr(actor, what, None)) is None:
+        if not actor.has(method):
+            what = method.__name__
             detail = f"The synchroniser of job {job_id} was started by another build, which has no {what!r}."
             raise Conflict(detail=detail, remedy="Training goes on; it understands this build once it was restarted.")
         try:
-            return ray.get(method.remote(*arguments), timeout=timeout_s)
+            return ray.get(actor.call(method, *arguments, **named), timeout=timeout_s)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error  # our own errors, as they were raised over there
         except ray.exceptions.ActorDiedError as error:
@@ -161,7 +172,7 @@ class RayControlPort:
 
     def _without_room(self) -> str:
         """What a lack of room under Ray's folder asks for, as a sentence; empty if there is room."""
-        return room.remedy(Path(self._head.temp_dir)) if self._head is not None else ""
+        return disk_space.remedy(Path(self._head.temp_dir)) if self._head is not None else ""
 
     def _ask_head(self, call: Callable[[], Answer], within_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """What the call returns. Raises InfrastructureError at once where nobody listens, later where nobody answers."""

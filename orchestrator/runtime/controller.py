@@ -1,4 +1,4 @@
-"""One job's controller: makes island processes where they belong, kills them, and lets everything go at the end.
+"""One job's controller: it spawns island processes where they belong, kills them, and ends all of them with the job.
 
 A detached actor beside the synchroniser, so that slow Ray calls never hold up a decision. Responsible for: placing by
 label and resources, saying why it could not, ending processes for certain. Refuses to decide when an island is placed
@@ -11,28 +11,31 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Concatenate, ParamSpec
 
 import ray
 from ray.exceptions import RayError
 
 from orchestrator import logbook
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.island import IslandInterface
 from orchestrator.checkpoints.resumption import stored
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
 from orchestrator.errors import first_line
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import cluster, room
-from orchestrator.runtime.making import CONCURRENCY, make
+from orchestrator.runtime import cluster, disk_space
 from orchestrator.runtime.names import controller_name, island_name, synchroniser_name
+from orchestrator.runtime.node_agent import NodeAgent
+from orchestrator.runtime.node_agents import NodeAgents
 from orchestrator.runtime.nodes import NodeWatch
+from orchestrator.runtime.orphans import Orphans
 from orchestrator.runtime.placement import Placement, Refusal, Unplaced, refusal, resources_of
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
-from orchestrator.runtime.strays import Strays
-from orchestrator.runtime.wardens import Wardens
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL
+from orchestrator.runtime.spawn import CONCURRENCY, spawn_island
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,8 @@ ORPHANED_S = 10.0
 """A synchroniser that died has its name while Ray makes it again. One without a name for so long does not come back."""
 UNWANTED = Unplaced("it was ended before it was placed")
 
+Arguments = ParamSpec("Arguments")
+
 
 class Controller:
     def __init__(self, job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> None:
@@ -55,17 +60,17 @@ class Controller:
         self._document = {**spec.model_dump(mode="json"), "legs": legs, "roots": roots}
         self._shards = list(spec.island_sections(slots=True))
         self._sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
-        self._folder = room.cluster_folder(os.environ)
+        self._folder = disk_space.cluster_folder(os.environ)
         self._lock = threading.Lock()
-        self._actors: dict[Life, Any] = {}
+        self._actors: dict[Life, ActorHandle[IslandInterface]] = {}
         self._placements: dict[Life, Placement] = {}
-        self._asked: dict[Life, Future[Placement | Unplaced]] = {}
+        self._results: dict[Life, Future[Placement | Unplaced]] = {}
         self._ended: set[Life] = set()
         self._taken: set[Life] = set()
-        self._wardens = Wardens()
-        self._making = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
+        self._node_agents = NodeAgents()
+        self._spawning = threading.Lock()  # held from the last look at ``_closing`` until the actor is known
         self._closing = False
-        self._nodes, self._strays = NodeWatch(self._bury), Strays()
+        self._nodes, self._orphans = NodeWatch(self._declare_dead), Orphans()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def place(self, island: IslandId, incarnation: Incarnation, standby: Life | None = None) -> Placement | Unplaced:
@@ -75,17 +80,19 @@ class Controller:
         Asked again, as by a synchroniser whose predecessor died waiting for the answer, it gives the same answer.
         """
         with self._lock:
-            asked = self._asked.get((island, incarnation))
-            mine: Future[Placement | Unplaced] = Future()
-            self._asked.setdefault((island, incarnation), mine)
-        if asked is not None:
-            return asked.result()
+            earlier = self._results.get((island, incarnation))
+            result: Future[Placement | Unplaced] = Future()
+            self._results.setdefault((island, incarnation), result)
+        if earlier is not None:
+            return earlier.result()
         try:
-            made = self._place(island, incarnation) if standby is None else self._take((island, incarnation), standby)
-            mine.set_result(made)
+            if standby is None:
+                result.set_result(self._place(island, incarnation))
+            else:
+                result.set_result(self._promote((island, incarnation), standby))
         except BaseException as error:
-            mine.set_exception(error)
-        return mine.result()
+            result.set_exception(error)
+        return result.result()
 
     def lives(self, of_others: Iterable[Life] = ()) -> list[Life]:
         """Whose processes there may be, as far as they were made here and not ended.
@@ -108,11 +115,11 @@ class Controller:
             if self._over(life):
                 return UNWANTED
             time.sleep(0.05)
-        with self._making:
+        with self._spawning:
             if self._over(life):
                 return UNWANTED
             book = logbook.island_logbook(self._run_dir, island, incarnation)
-            actor = make(self._job, life, section, wanted, self._nodes.selector(), book)
+            actor = spawn_island(self._job, life, section, wanted, self._nodes.selector(), book)
             with self._lock:
                 self._actors[life] = actor
         if self._over(life):
@@ -120,14 +127,14 @@ class Controller:
             return UNWANTED
         shard = self._shards.index(island) if island in self._shards else 0  # a standby's is that of whom it becomes
         hurry = island in self._shards and incarnation > 1  # it is missed
-        actor.prepare.remote(self._document, shard, len(self._shards), hurry)
+        actor.call(IslandInterface.prepare, self._document, shard, len(self._shards), hurry)
         try:
-            about = ray.get(actor.hello.remote(), timeout=HELLO_TIMEOUT_S)
+            about = ray.get(actor.call(IslandInterface.hello), timeout=HELLO_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)
             now = self._refusal(section.node_group, wanted)
             return Unplaced(now.reason if now else f"its process did not answer: {first_line(error)}")
-        self._wardens.ensure(about["node_id"])
+        self._node_agents.ensure(about["node_id"])
         placed = Placement(island_name(self._job, island, incarnation), **about)
         log.info("%s.%s is process %d on %s", island, incarnation, placed.pid, placed.node)
         with self._lock:
@@ -138,13 +145,13 @@ class Controller:
         return placed
 
     def _refusal(self, group: str, wanted: Mapping[str, float]) -> Refusal | None:
-        """Why no process can begin on the group now: for want of what it books, or of room on this cluster's disk."""
-        if (no := refusal(group, wanted, self._nodes.known())) is not None:
+        """Why no process can begin on the group now: its nodes have too little free, or the cluster's disk is full."""
+        if (no := refusal(group, wanted, self._nodes.placeable())) is not None:
             return no
-        said = room.lacking(self._folder)
-        return Refusal(said, final=False) if said else None
+        shortage = disk_space.shortage(self._folder)
+        return Refusal(shortage, final=False) if shortage else None
 
-    def _take(self, life: Life, standby: Life) -> Placement | Unplaced:
+    def _promote(self, life: Life, standby: Life) -> Placement | Unplaced:
         island, incarnation = life
         with self._lock:
             actor, before = self._actors.pop(standby, None), self._placements.pop(standby, None)
@@ -155,7 +162,7 @@ class Controller:
         try:
             if actor is None or before is None:
                 return Unplaced(f"the standby {standby[0]} is gone")
-            call = actor.promote.remote(island, self._shards.index(island), book)
+            call = actor.call(IslandInterface.promote, island, self._shards.index(island), book)
             placed = Placement(before.actor, **ray.get(call, timeout=HELLO_TIMEOUT_S))
         except (RayError, TimeoutError) as error:
             self.end(island, incarnation)
@@ -172,35 +179,35 @@ class Controller:
         """SIGKILL the process, if there is one."""
         log.info("%s.%s is killed", island, incarnation)
         placed = self._placed(island, incarnation)
-        if (placed is None or not self._wardens.kill(placed)) and (
+        if (placed is None or not self._node_agents.kill(placed)) and (
             actor := self._actor(island, incarnation)
         ) is not None:
-            cluster.end_actor(actor)  # no warden within reach: Ray's own way, which needs the process to cooperate
+            cluster.end_actor(actor)  # no node agent answers: Ray's own way, which needs the process to cooperate
 
     def stop(self, island: IslandId, incarnation: Incarnation, duration_s: float) -> str:
         """SIGSTOP the process; it goes on after ``duration_s``. Empty when that is done, else why it could not be."""
-        return self._signal(island, incarnation, "stop", duration_s)
+        return self._signal(island, incarnation, NodeAgent.stop, duration_s)
 
     def go_on(self, island: IslandId, incarnation: Incarnation) -> str:
         """SIGCONT the process, before its time. Answers as ``stop``."""
-        return self._signal(island, incarnation, "go_on")
+        return self._signal(island, incarnation, NodeAgent.go_on)
 
     def kill_node(self, island: IslandId, incarnation: Incarnation) -> str:
         """SIGKILL the raylet of the process's node; what runs on it dies within seconds. Answers as ``stop``."""
         placed = self._placed(island, incarnation)
-        return self._wardens.kill_node(placed) if placed is not None else f"{island} has no process"
+        return self._node_agents.kill_node(placed) if placed is not None else f"{island} has no process"
 
     def end(self, island: IslandId, incarnation: Incarnation) -> None:
         """Take the name away and end the process for certain, also one that is stopped or hangs.
 
-        One whose node is out of reach is ended once that can be reached again.
+        One whose node is unreachable is ended once that can be reached again.
         """
         life = (island, incarnation)
         placed = self._placed(island, incarnation)
         with self._lock:
             self._ended.add(life)
         node = placed.node_id if placed is not None and not self._closing else None
-        if node is not None and self._nodes.out_of_reach(node) and self._strays.add(life, node):
+        if node is not None and self._nodes.is_unreachable(node) and self._orphans.add(life, node):
             # Ray would call it dead at once, and nobody could ever ask it what it trained meanwhile
             log.warning("%s.%s is ended once its node can be reached", island, incarnation)
             return
@@ -210,11 +217,11 @@ class Controller:
         with self._lock:
             self._actors.pop(life, None)
             self._placements.pop(life, None)
-        self._strays.discard([life])
+        self._orphans.discard([life])
 
     def close(self) -> None:
         """End all islands, then the job's other actors, then this one. Nothing is placed from now on."""
-        with self._making, self._lock:
+        with self._spawning, self._lock:
             self._closing = True
             lives = sorted(self._actors)
         try:
@@ -224,23 +231,23 @@ class Controller:
         finally:
             cluster.end_own_actor()
 
-    def _actor(self, island: IslandId, incarnation: Incarnation) -> Any | None:
+    def _actor(self, island: IslandId, incarnation: Incarnation) -> ActorHandle[IslandInterface] | None:
         """Its handle; by name where another controller made it. A standby whose process was taken has none."""
         with self._lock:
             if (island, incarnation) in self._taken:
                 return None
-            known = self._actors.get((island, incarnation))
-        return known if known is not None else cluster.actor_named(island_name(self._job, island, incarnation))
+            actor = self._actors.get((island, incarnation))
+        return actor if actor is not None else cluster.actor_named(island_name(self._job, island, incarnation))
 
     def _placed(self, island: IslandId, incarnation: Incarnation) -> Placement | None:
         """Where its process is, which says so itself where another controller placed it."""
         life = (island, incarnation)
         with self._lock:
-            placed, ours = self._placements.get(life), life in self._asked
+            placed, ours = self._placements.get(life), life in self._results
         if placed is not None or ours or (actor := self._actor(island, incarnation)) is None:
             return placed
         try:
-            about = ray.get(actor.hello.remote(), timeout=REACH_TIMEOUT_S)
+            about = ray.get(actor.call(IslandInterface.hello), timeout=REACH_TIMEOUT_S)
         except (RayError, TimeoutError):
             return None
         with self._lock:
@@ -257,10 +264,10 @@ class Controller:
         while not self._closing:
             time.sleep(WATCH_S)
             try:
-                for life in self._strays.due(self._nodes.out_of_reach, time.monotonic()):
+                for life in self._orphans.due(self._nodes.is_unreachable, time.monotonic()):
                     self.end(*life)
                 there = cluster.actor_named(synchroniser_name(self._job)) is not None
-                own = cluster.actor_named(controller_name(self._job))
+                own: ActorHandle[Controller] | None = cluster.actor_named(controller_name(self._job))
                 trouble = ""
             except Exception as error:  # the cluster itself does not answer, which says nothing of the synchroniser
                 reason = f"{type(error).__name__}: {first_line(error)}"
@@ -271,35 +278,39 @@ class Controller:
                 seen_at = time.monotonic()
             elif time.monotonic() - seen_at > ORPHANED_S:
                 # as a call, for an actor can be left only from one
-                own.close.remote()
+                own.call(Controller.close)
                 return
 
-    def _bury(self, nodes: frozenset[str]) -> None:
-        """To Ray, the islands on these nodes are dead from now on; their links hear of it as of any death."""
+    def _declare_dead(self, nodes: frozenset[str]) -> None:
+        """Have Ray end the islands on these nodes, which are down; their links notice that like any other death."""
         with self._lock:
             lost = [life for life, placed in self._placements.items() if placed.node_id in nodes]
             actors = [self._actors[life] for life in lost if life in self._actors]
         for actor in actors:
             cluster.end_actor(actor)
 
-    def _signal(self, island: IslandId, incarnation: Incarnation, what: str, *arguments: Any) -> str:
+    def _signal(
+        self,
+        island: IslandId,
+        incarnation: Incarnation,
+        method: Callable[Concatenate[NodeAgent, int, float, Arguments], bool],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> str:
         placed = self._placed(island, incarnation)
-        return self._wardens.signal(placed, what, *arguments) if placed is not None else f"{island} has no process"
+        if placed is None:
+            return f"{island} has no process"
+        return self._node_agents.signal(placed, method, *arguments, **named)
 
 
-def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> Any:
+def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> ActorHandle[Controller]:
     """The job's controller: the one there is, for a synchroniser whose predecessor died, or a new one."""
-    return (
-        ray.remote(Controller)
-        .options(
-            name=controller_name(job),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=0,
-            max_concurrency=CONCURRENCY,
-            label_selector={GROUP_LABEL: CONTROL_GROUP},
-        )
-        .remote(job, spec, run_dir, roots)
-    )
+    options = {
+        "name": controller_name(job),
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": 0,
+        "max_concurrency": CONCURRENCY,
+        "label_selector": {GROUP_LABEL: CONTROL_GROUP},
+    }
+    return cluster.start_actor(Controller, options, job, spec, run_dir, roots)

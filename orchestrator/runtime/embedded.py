@@ -32,7 +32,7 @@ from orchestrator import printable
 from orchestrator.environment import refuse_unset
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.marks import HOME_MARKER, is_foreign, mark_of, path_in
-from orchestrator.runtime import processes, room
+from orchestrator.runtime import disk_space, processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
 from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
@@ -60,7 +60,7 @@ def up(
     groups it was begun with. ``places`` is by node name, for those that are not on loopback.
     ``passed`` names what its processes get of our environment besides what they need.
     """
-    cluster = _known(home)
+    cluster = _current(home)
     if cluster is not None and not processes.marked(cluster.id):
         down(home)  # what a machine's restart left of it
         cluster = None
@@ -86,8 +86,8 @@ def down(home: Path) -> int:
 
     Whatever became of ``cluster.json``: by it and by their marks all processes of the home are found.
     """
-    cluster, found = _read(home), clusters_of(home)
-    ids, folders = {one.id for one in found if one.pids}, {folder for one in found for folder in one.temp_dirs}
+    cluster, marked = _read(home), clusters_of(home)
+    ids, folders = {one.id for one in marked if one.pids}, {folder for one in marked for folder in one.temp_dirs}
     if cluster is not None and not _is_of_another(cluster, home):
         ids.add(cluster.id)
         folders.add(Path(cluster.temp_dir))
@@ -106,18 +106,18 @@ def down(home: Path) -> int:
     return count
 
 
-def _known(home: Path) -> ClusterFile | None:
+def _current(home: Path) -> ClusterFile | None:
     """The cluster of the home: by its file, or where that is lost by its own copy. Any other of this home is ended."""
     cluster = _read(home)
     if cluster is not None and _is_of_another(cluster, home):
         cluster = None
-    found = clusters_of(home)
+    marked = clusters_of(home)
     if cluster is None:
-        copies = (one.copy for one in found if one.pids and one.copy is not None)
+        copies = (one.copy for one in marked if one.pids and one.copy is not None)
         if (cluster := next(copies, None)) is not None:
             _say(f"the cluster of {home} is found again by its processes; {ClusterFile.path(home)} is written anew")
             cluster.write(home)
-    for one in found:
+    for one in marked:
         if cluster is not None and one.id == cluster.id:
             continue
         if one.pids:
@@ -180,15 +180,15 @@ def _groups_path(cluster: ClusterFile) -> Path:
     return Path(cluster.temp_dir, "groups.json")
 
 
-def _remembered_groups(cluster: ClusterFile, given: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
-    """The groups that the cluster was begun with; those given now, if nobody can tell any more."""
+def _remembered_groups(cluster: ClusterFile, wanted: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
+    """The groups that the cluster was started with; ``wanted``, if its record of them is damaged."""
     path = _groups_path(cluster)
     try:
         return tuple(NodeGroup.model_validate(group) for group in json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         _say(f"{path} is damaged ({first_line(error)}); the node groups given now take its place")
-        path.write_text(json.dumps([group.model_dump() for group in given]))
-        return given
+        path.write_text(json.dumps([group.model_dump() for group in wanted]))
+        return wanted
 
 
 def _start_missing(
@@ -239,7 +239,7 @@ def _raise_start_failure(cluster: ClusterFile, name: str, code: int | None) -> N
     how = f"did not start within {START_TIMEOUT_S:.0f} s" if code is None else f"ended with code {code}"
     raise InfrastructureError(
         detail=f"The Ray node {name!r} {how}. Its last words: {' | '.join(log[-3:]) or '(none)'}",
-        remedy=room.remedy(Path(cluster.temp_dir)) or "Check memory and disk, then try again.",
+        remedy=disk_space.remedy(Path(cluster.temp_dir)) or "Check memory and disk, then try again.",
     )
 
 

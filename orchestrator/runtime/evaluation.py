@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from orchestrator.actors.evaluator import EvaluatorFactory, EvaluatorInterface
+from orchestrator.actors.handle import ActorHandle
 from orchestrator.core import events
 from orchestrator.core.vocabulary import Version
 from orchestrator.errors import first_line
@@ -21,7 +22,7 @@ from orchestrator.logbook import service_logbook
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import evaluator_name
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL
 
 EVALUATOR_CLASS = "learners.evaluator:Evaluator"
 SEED_TIMEOUT_S = 300.0
@@ -34,7 +35,7 @@ class Evaluation:
     def __init__(self, context: JobContext, parameters: Callable[[], tuple[Tensors, tuple[Version, ...]]]) -> None:
         self._context, self._parameters = context, parameters
         self._thread = ThreadPoolExecutor(1, "evaluate")
-        self._evaluator: Any = None
+        self._evaluator: ActorHandle[EvaluatorInterface] | None = None
         self._evaluators_made = 0
         self.unigram_loss: float | None = None
         """Held-out loss of a model that knows only how often each token occurs: a figure for the report."""
@@ -58,18 +59,19 @@ class Evaluation:
     # ── in its thread ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _initial_parameters(self) -> Tensors:
-        initial: Tensors = ray.get(self._actor().initial_parameters.remote(), timeout=SEED_TIMEOUT_S)
-        return initial
+        return ray.get(self._actor().call(EvaluatorInterface.initial_parameters), timeout=SEED_TIMEOUT_S)
 
     def _measure_unigram(self) -> None:
         try:
-            self.unigram_loss = ray.get(self._actor().unigram_loss.remote(), timeout=EVALUATION_TIMEOUT_S)
+            call = self._actor().call(EvaluatorInterface.unigram_loss)
+            self.unigram_loss = ray.get(call, timeout=EVALUATION_TIMEOUT_S)
         except (RayError, TimeoutError):
             self.unigram_loss = None
 
     def _evaluate(self, global_version: int, parameters: Tensors) -> None:
         try:
-            loss = ray.get(self._actor().evaluate.remote(parameters), timeout=EVALUATION_TIMEOUT_S)
+            call = self._actor().call(EvaluatorInterface.evaluate, parameters)
+            loss = ray.get(call, timeout=EVALUATION_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             self._drop_actor()
@@ -77,31 +79,30 @@ class Evaluation:
             return
         self._context.post(lambda at: events.EvaluationCompleted(at, global_version, loss))
 
-    def _actor(self) -> Any:
+    def _actor(self) -> ActorHandle[EvaluatorInterface]:
         """The evaluator; made when it is first needed, and again after a failure."""
         if self._evaluator is None:
             self._evaluators_made += 1
             context = self._context
             environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "NPROC": "1"}
-            self._evaluator = (
-                cluster.actor_class(EVALUATOR_CLASS)
-                .options(
-                    name=evaluator_name(context.job, self._evaluators_made),
-                    namespace=NAMESPACE,
-                    lifetime="detached",
-                    get_if_exists=True,  # that of a synchroniser that died
-                    num_cpus=0,
-                    max_restarts=0,
-                    label_selector={GROUP_LABEL: CONTROL_GROUP},
-                )
-                .remote(
-                    context.spec.model_dump(mode="json") | {"roots": context.roots},
-                    environment,
-                    service_logbook(context.run_dir, "evaluator", self._evaluators_made),
-                )
+            evaluator_class: EvaluatorFactory = cluster.actor_class(EVALUATOR_CLASS)
+            options = {
+                "name": evaluator_name(context.job, self._evaluators_made),
+                "get_if_exists": True,  # that of a synchroniser that died
+                "num_cpus": 0,
+                "max_restarts": 0,
+                "label_selector": {GROUP_LABEL: CONTROL_GROUP},
+            }
+            self._evaluator = cluster.start_actor(
+                evaluator_class,
+                options,
+                context.spec.model_dump(mode="json") | {"roots": context.roots},
+                environment,
+                service_logbook(context.run_dir, "evaluator", self._evaluators_made),
             )
         return self._evaluator
 
     def _drop_actor(self) -> None:
-        cluster.end_actor(self._evaluator)
+        if self._evaluator is not None:
+            cluster.end_actor(self._evaluator)
         self._evaluator = None

@@ -1,13 +1,13 @@
-"""Chaos on a live job: what is done to its processes and links, and what is put on the tape of it.
+"""Fault injection into a live job: each fault is done to a process or a link, and recorded on the tape.
 
     kill                               as an operator's kill, which the core decides on; beside it the record of chaos
-    stop                               SIGSTOP, and SIGCONT after the duration by the node's own warden
+    stop                               SIGSTOP, and SIGCONT after the duration by the node's own agent
     cut, slow, corrupt, delay, drop    the impairment of the island's link, which ends by itself (``impairment``)
     continue                           the end of all these before that
-    kill_node                          SIGKILL of the raylet by a warden of its node
+    kill_node                          SIGKILL of the raylet by its node's agent
     kill_synchroniser                  SIGKILL of this very process, once the record is on the tape
 
-Responsible for a fault being struck before it is recorded, but for the last. Refuses to plan: when, whom and how many is
+Responsible for a fault being injected before it is recorded, but for the last. Refuses to plan: when, whom and how many is
 ``chaos``' business. A link's impairment is that of one incarnation: whoever is placed instead has a link of its own.
 """
 
@@ -18,11 +18,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from orchestrator.actors.handle import ActorHandle
 from orchestrator.chaos.kinds import CONTINUE, Kind
 from orchestrator.core.commands import Inject, Kill
 from orchestrator.core.effects import ResolveCommand
@@ -31,20 +31,21 @@ from orchestrator.core.vocabulary import CommandId, FaultSpec, Incarnation, Isla
 from orchestrator.errors import first_line
 from orchestrator.host.posting import Post
 from orchestrator.impairment import LinkFault
+from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
-from orchestrator.runtime.warden import ANSWERED_S
+from orchestrator.runtime.node_agent import ANSWERED_S
 
-KNOWN = frozenset({*(kind.value for kind in Kind if kind is not Kind.KILL_API), CONTINUE})
+NAMES = frozenset({*(kind.value for kind in Kind if kind is not Kind.KILL_API), CONTINUE})
 """What ``Inject.fault`` may say to a job."""
 ANSWER_TIMEOUT_S = 5.0
 
 
 class Chaos:
-    """What strikes one job. ``incarnation_of`` an island is its present one; ``resolve`` answers the command."""
+    """The faults of one job. ``incarnation_of`` an island is its present one; ``resolve`` answers the command."""
 
     def __init__(
         self,
-        controller: Any,
+        controller: ActorHandle[Controller],
         interpreter: Interpreter,
         post: Post,
         resolve: Callable[[ResolveCommand], None],
@@ -59,7 +60,7 @@ class Chaos:
         dose = FaultSpec(request.duration, request.bytes_per_second, request.payloads)
         incarnation = self._incarnation_of(island) if island else Incarnation(0)
         parts = (kind, island, incarnation, dose.duration, dose.bytes_per_second, dose.payloads)
-        why = "" if kind in (Kind.KILL, Kind.KILL_SYNCHRONISER) else self._strike(kind, island, incarnation, dose)
+        why = "" if kind in (Kind.KILL, Kind.KILL_SYNCHRONISER) else self._inject(kind, island, incarnation, dose)
         if not why:
             self._post(lambda at: FaultInjected(at, command, caller, *parts))
         if kind == Kind.KILL:
@@ -68,32 +69,31 @@ class Chaos:
         self._resolve(ResolveCommand(command, not why, why or done))
         return None
 
-    def _strike(self, kind: str, island: IslandId, incarnation: Incarnation, dose: FaultSpec) -> str:
-        """Empty once the fault has struck, else why it could not."""
+    def _inject(self, kind: str, island: IslandId, incarnation: Incarnation, dose: FaultSpec) -> str:
+        """Empty once the fault is injected, else why it could not be."""
         life, impairment = (island, incarnation), self._interpreter.impairment(island, incarnation)
         match kind:
             case Kind.STOP:
-                return self._told(self._controller.stop.remote(*life, dose.duration))
+                return self._answer(self._controller.call(Controller.stop, *life, dose.duration))
             case Kind.KILL_NODE:
-                return self._told(self._controller.kill_node.remote(*life))
+                return self._answer(self._controller.call(Controller.kill_node, *life))
         if impairment is None:
             return f"{island} has no link"
         if kind == CONTINUE:
             impairment.clear()
-            return self._told(self._controller.go_on.remote(*life))
+            return self._answer(self._controller.call(Controller.go_on, *life))
         impairment.inject(LinkFault(kind), dose, time.monotonic())
         return ""
 
-    def _told(self, asked: Any) -> str:
+    def _answer(self, call: ray.ObjectRef[str]) -> str:
         try:
-            answer: str = ray.get(asked, timeout=ANSWER_TIMEOUT_S)
-            return answer
+            return ray.get(call, timeout=ANSWER_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             return f"the controller did not answer: {first_line(error)}"
 
 
-def strike_here(event: Event) -> None:
-    """If the event, which is on the tape now, says that chaos kills the synchroniser: that is this process.
+def kill_own_process(event: Event) -> None:
+    """Kill this process if the event, which is on the tape now, is chaos killing the synchroniser.
 
     In an instant, so that whoever asked is answered. Sent from inside it is no less sudden: no handler runs, nothing is
     closed, and the pump is wherever it is.

@@ -1,4 +1,4 @@
-"""The node groups of an embedded cluster: what ``atoll up --groups FILE`` reads.
+"""The node groups of an embedded cluster, as ``atoll up --groups FILE`` reads them.
 
 Responsible for validating the file, all problems at once. Refuses to know how nodes are started.
 

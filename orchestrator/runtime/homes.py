@@ -3,7 +3,7 @@
     TEMP_DIR/home             the mark of the home
     TEMP_DIR/cluster.json     what HOME/cluster.json says, for the day that this one is lost
 
-Responsible for no cluster being an orphan because a file is damaged, and for removing nothing that is not a cluster's own.
+Responsible for no cluster becoming an orphan by a damaged file, and for removing nothing that is not a cluster's own.
 Refuses to end processes.
 """
 
@@ -28,7 +28,7 @@ MARK = "home"
 
 
 @dataclass(slots=True)
-class Found:
+class HomeCluster:
     """A cluster of a home. ``id`` is empty where only a folder that does not say it is left; ``copy`` is its own file."""
 
     id: str
@@ -37,24 +37,24 @@ class Found:
     copy: ClusterFile | None = None
 
 
-def clusters_of(home: Path) -> list[Found]:
+def clusters_of(home: Path) -> list[HomeCluster]:
     """All of them, those with the most living processes first."""
-    found: dict[str, Found] = {}
+    clusters: dict[str, HomeCluster] = {}
     for process, environment in processes.marked_by_any():
         if of_home(home, environment, process.pid):
-            one = found.setdefault(environment[CLUSTER_MARKER], Found(environment[CLUSTER_MARKER]))
+            one = clusters.setdefault(environment[CLUSTER_MARKER], HomeCluster(environment[CLUSTER_MARKER]))
             one.pids.append(process.pid)
             if is_own(folder := Path(environment.get(TOKEN_VARIABLE, "")).parent):
                 one.temp_dirs.add(folder)
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         if not is_own(folder) or not _is_marked(folder, home):
             continue
-        known = next((one.id for one in found.values() if folder in one.temp_dirs), None)
-        name = known or (copy.id if (copy := _copy_in(folder)) else "")
-        found.setdefault(name, Found(name)).temp_dirs.add(folder)
-    for one in found.values():
+        by_process = next((one.id for one in clusters.values() if folder in one.temp_dirs), None)
+        name = by_process or (copy.id if (copy := _copy_in(folder)) else "")
+        clusters.setdefault(name, HomeCluster(name)).temp_dirs.add(folder)
+    for one in clusters.values():
         one.copy = next((copy for folder in sorted(one.temp_dirs) if (copy := _copy_in(folder))), None)
-    return sorted(found.values(), key=lambda one: -len(one.pids))
+    return sorted(clusters.values(), key=lambda one: -len(one.pids))
 
 
 def leave_marks(cluster: ClusterFile, home: Path) -> None:

@@ -1,6 +1,6 @@
 """The impaired link to one island: injected faults (``orchestrator.impairment``) delay, corrupt or drop what it carries.
 
-What is answered during a cut, or fails in it, is heard at its end; bytes on a slow link take their time; a payload may come
+An answer, or a failure, during a cut arrives at its end; bytes on a slow link take their time; a payload may come
 spoilt, late, or not at all. Every wait ends when the link is closed, and soon after the impairment was cleared. Refuses
 to know what is carried.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -18,6 +18,9 @@ from orchestrator.impairment import LinkFault, LinkImpairment
 
 SLICE_S = 0.1
 """How soon it is noticed that a cut, or slowness, was called off."""
+
+
+Answer = TypeVar("Answer")
 
 
 class ImpairedLink:
@@ -30,7 +33,7 @@ class ImpairedLink:
     def slow(self) -> bool:
         return self.impairment.slow(time.monotonic())
 
-    def get(self, call: Any, timeout_s: float) -> Any:
+    def get(self, call: ray.ObjectRef[Answer], timeout_s: float) -> Answer:
         """As ``ray.get``, but an answer, or a failure, of a time when nothing passes is there only after it."""
         deadline = time.monotonic() + timeout_s
         while True:

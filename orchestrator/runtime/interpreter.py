@@ -1,4 +1,4 @@
-"""Effects into calls: the one place where what the core wants becomes work. Nothing here waits.
+"""The interpreter of effects: each one that the core returns becomes a call here. Nothing here waits.
 
 Refuses to decide. Each effect is handed to somebody with a thread of its own (connections, shard, evaluation, timers,
 controller calls), and whatever comes of it returns as an event.
@@ -10,14 +10,16 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Concatenate, ParamSpec
 
 import ray
 from ray.exceptions import RayError
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.island import IslandInterface
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
-from orchestrator.core.vocabulary import Incarnation, IslandId, Life, ReleaseReason
+from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId, Life, ReleaseReason
 from orchestrator.errors import first_line
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
@@ -26,6 +28,7 @@ from orchestrator.impairment import LinkImpairment
 from orchestrator.runtime import cluster
 from orchestrator.runtime.catch_ups import CatchUps
 from orchestrator.runtime.connection import Connection
+from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.names import island_name
 from orchestrator.runtime.parameter_link import Delivery
@@ -37,6 +40,10 @@ log = logging.getLogger(__name__)
 PLACEMENT_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 10.0
 
+Facts = ParamSpec("Facts")
+Ending = Callable[[Controller, IslandId, Incarnation], None]
+"""``Controller.kill`` or ``Controller.end``."""
+
 
 class Interpreter:
     """``finish`` and ``resolve`` are called in the pump's thread; everything else is passed on."""
@@ -46,7 +53,7 @@ class Interpreter:
         context: JobContext,
         *,
         island_count: int,
-        controller: Any,
+        controller: ActorHandle[Controller],
         shard: ShardWorker,
         evaluation: Evaluation,
         timers: Timers,
@@ -61,12 +68,12 @@ class Interpreter:
         self._resolve, self._finish = resolve, finish
         self._catch_ups = CatchUps(context, self._connection, self._name, shard, checkpoints)
         self._connections: dict[Life, Connection] = {}
-        self._strays: dict[Life, Connection] = {}  # over, and silent when that was decided
+        self._orphans: dict[Life, Connection] = {}  # over, and silent when that was decided
         self._over: set[Life] = set()
         self._processes: dict[Life, Life] = {}  # lives that go on as the process of another: a standby's
         self._lives = threading.Lock()  # guards the first three: placing threads open connections, the pump closes them
         self._placing = ThreadPoolExecutor(max(4, island_count), "place")
-        self._asking = ThreadPoolExecutor(max(8, 4 * island_count), "ask")
+        self._calling = ThreadPoolExecutor(max(8, 4 * island_count), "call")
 
     def act(self, effect: f.Effect) -> None:
         f.carry_out(effect, self)
@@ -95,24 +102,24 @@ class Interpreter:
 
     def place_island(self, effect: f.PlaceIsland) -> None:
         if effect.standby is not None:
-            self._take(effect.standby, (effect.island, effect.incarnation))
+            self._promote(effect.standby, (effect.island, effect.incarnation))
         self._placing.submit(self._context.guarded, self._place, effect.island, effect.incarnation, effect.standby)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
         if (begun := self._catch_ups.begin(effect)) is not None:
-            self._asking.submit(self._context.guarded, self._catch_ups.wait, effect, *begun)
+            self._calling.submit(self._context.guarded, self._catch_ups.wait, effect, *begun)
 
     def start_training(self, effect: f.StartTraining) -> None:
-        self._tell(effect.island, effect.incarnation, "start", effect.fix)
+        self._command(effect.island, effect.incarnation, IslandInterface.start, effect.fix)
 
     def flush_island(self, effect: f.FlushIsland) -> None:
-        self._tell(effect.island, effect.incarnation, "flush")
+        self._command(effect.island, effect.incarnation, IslandInterface.flush)
 
     def drain_island(self, effect: f.DrainIsland) -> None:
-        self._tell(effect.island, effect.incarnation, "drain")
+        self._command(effect.island, effect.incarnation, IslandInterface.drain)
 
     def kill_island(self, effect: f.KillIsland) -> None:
-        self._ask("kill", effect.island, effect.incarnation)
+        self._end_soon(Controller.kill, effect.island, effect.incarnation)
 
     def stop_island(self, effect: f.StopIsland) -> None:
         self.end(effect.island, effect.incarnation)
@@ -147,7 +154,7 @@ class Interpreter:
     # ── processes, and the connections to them ────────────────────────────────────────────────────────────────────
 
     def reconnect(self, island: IslandId, incarnation: Incarnation, process: Life | None, *, lost: bool) -> None:
-        """Listen to a process that an earlier synchroniser placed, and did not hear any more if ``lost``.
+        """Listen to a process that an earlier synchroniser placed, and that was silent at the end of that one if ``lost``.
 
         ``process`` is the standby that it was.
         """
@@ -155,8 +162,8 @@ class Interpreter:
             self._processes[island, incarnation] = process
         actor = cluster.actor_named(self._name(island, incarnation))
         if actor is None:
-            gone = "its process was gone when the synchroniser came back"
-            self._post(lambda at: events.ConnectionLost(at, island, incarnation, True, gone))
+            reason = "its process was gone when the synchroniser came back"
+            self._post(lambda at: events.ConnectionLost(at, island, incarnation, True, reason))
             return
         with self._lives:
             self._connections[island, incarnation] = self._connected(island, incarnation, actor, lost=lost)
@@ -166,19 +173,19 @@ class Interpreter:
         life = (island, incarnation)
         with self._lives:
             self._over.add(life)
-            connection = self._strays.pop(life, None)
+            connection = self._orphans.pop(life, None)
             if connection is None:
                 connection = self._connections.pop(life, None)
                 if connection is not None and connection.reports.silent:
                     connection.reports.read_final_reports()
-                    self._strays[life], connection = connection, None
+                    self._orphans[life], connection = connection, None
         if connection is not None:
             connection.close()
-        self._ask("end", island, incarnation)
+        self._end_soon(Controller.end, island, incarnation)
 
     def forget(self, island: IslandId, incarnation: Incarnation) -> None:
         """The process is known to be gone, or broken: close its connection; what is left of it is ended."""
-        if (island, incarnation) in self._connections or (island, incarnation) in self._strays:
+        if (island, incarnation) in self._connections or (island, incarnation) in self._orphans:
             self.end(island, incarnation)
 
     def impairment(self, island: IslandId, incarnation: Incarnation) -> LinkImpairment | None:
@@ -188,19 +195,19 @@ class Interpreter:
 
     def close(self) -> None:
         with self._lives:
-            connections = [*self._connections.values(), *self._strays.values()]
-            self._connections, self._strays = {}, {}
+            connections = [*self._connections.values(), *self._orphans.values()]
+            self._connections, self._orphans = {}, {}
         for connection in connections:
             connection.close()
         self._placing.shutdown(wait=False, cancel_futures=True)
-        self._asking.shutdown(wait=False)
+        self._calling.shutdown(wait=False)
         self._timers.close()
         self._shard.close()
         self._evaluation.close()
         self._checkpoints.close()
 
-    def _take(self, standby: Life, life: Life) -> None:
-        """The standby's process is ``life`` from here on: hear nothing more of it as the standby."""
+    def _promote(self, standby: Life, life: Life) -> None:
+        """The standby's process is ``life`` from here on: read nothing more of it as the standby."""
         self._processes[life] = standby
         with self._lives:
             self._over.add(standby)
@@ -214,19 +221,20 @@ class Interpreter:
 
     def _place(self, island: IslandId, incarnation: Incarnation, standby: Life | None) -> None:
         """In a thread of its own: have the process made, or the standby's taken, then listen to it."""
+        placed: Placement | Unplaced
         try:
-            call = self._controller.place.remote(island, incarnation, standby)
+            call = self._controller.call(Controller.place, island, incarnation, standby)
             placed = ray.get(call, timeout=PLACEMENT_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             placed = Unplaced(f"the controller did not answer: {type(error).__name__}")
-            self._end_for_certain("end", island, incarnation)  # a process may have come of it all the same
-        actor = None
-        if isinstance(placed, Placement) and (actor := cluster.actor_named(placed.actor)) is None:
-            placed = Unplaced("its process ended at once")
-            self._end_for_certain("end", island, incarnation)
+            self._end_for_certain(Controller.end, island, incarnation)  # a process may have come of it all the same
         if isinstance(placed, Unplaced):
-            reason = placed.reason
-            self._post(lambda at: events.PlacementFailed(at, island, incarnation, reason))
+            self._post_unplaced(island, incarnation, placed.reason)
+            return
+        actor = cluster.actor_named(placed.actor)
+        if actor is None:
+            self._end_for_certain(Controller.end, island, incarnation)
+            self._post_unplaced(island, incarnation, "its process ended at once")
             return
         node, pid = placed.node, placed.pid
         with self._lives:
@@ -235,32 +243,46 @@ class Interpreter:
             self._post(lambda at: events.IslandPlaced(at, island, incarnation, node, pid))
             self._connections[island, incarnation] = self._connected(island, incarnation, actor)
 
-    def _connected(self, island: IslandId, incarnation: Incarnation, actor: Any, *, lost: bool = False) -> Connection:
+    def _post_unplaced(self, island: IslandId, incarnation: Incarnation, reason: str) -> None:
+        self._post(lambda at: events.PlacementFailed(at, island, incarnation, reason))
+
+    def _connected(
+        self, island: IslandId, incarnation: Incarnation, actor: ActorHandle[IslandInterface], *, lost: bool = False
+    ) -> Connection:
         return Connection(island, incarnation, actor, self._context, self._shard, self._durable_count, lost=lost)
 
     def _connection(self, island: IslandId, incarnation: Incarnation) -> Connection | None:
-        """Its connection, if it has one. Under the lock: one is heard (``IslandReady``) while it is still being opened."""
+        """Its connection, if any. Under the lock: a first report (``IslandReady``) may come while it is being opened."""
         with self._lives:
             return self._connections.get((island, incarnation))
 
-    def _tell(self, island: IslandId, incarnation: Incarnation, what: str, *facts: Any) -> None:
-        """Calls that may be made twice are made again when they get lost."""
+    def _command(
+        self,
+        island: IslandId,
+        incarnation: Incarnation,
+        method: Callable[Concatenate[IslandInterface, Epoch, Facts], None],
+        *facts: Facts.args,
+        **named: Facts.kwargs,
+    ) -> None:
+        """Call the island; such calls may be made twice, and are made again when they get lost."""
         if (connection := self._connection(island, incarnation)) is not None:
 
             def command() -> None:
-                life = (island, incarnation)
-                connection.reports.command(what, *facts, wanted=lambda: self._connections.get(life) is connection)
+                connection.reports.command(wanted, method, *facts, **named)
 
-            self._asking.submit(self._context.guarded, command)
+            def wanted() -> bool:
+                return self._connections.get((island, incarnation)) is connection
 
-    def _ask(self, what: str, island: IslandId, incarnation: Incarnation) -> None:
-        self._asking.submit(self._context.guarded, self._end_for_certain, what, island, incarnation)
+            self._calling.submit(self._context.guarded, command)
 
-    def _end_for_certain(self, what: str, island: IslandId, incarnation: Incarnation) -> None:
+    def _end_soon(self, method: Ending, island: IslandId, incarnation: Incarnation) -> None:
+        self._calling.submit(self._context.guarded, self._end_for_certain, method, island, incarnation)
+
+    def _end_for_certain(self, method: Ending, island: IslandId, incarnation: Incarnation) -> None:
         """``kill`` or ``end`` by the controller; from here where that one is dead or hangs."""
         try:
-            ray.get(getattr(self._controller, what).remote(island, incarnation), timeout=ANSWER_TIMEOUT_S)
+            ray.get(self._controller.call(method, island, incarnation), timeout=ANSWER_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
-            log.warning("the controller does not %s %s.%s: %s", what, island, incarnation, first_line(error))
+            log.warning("the controller does not %s %s.%s: %s", method.__name__, island, incarnation, first_line(error))
             if (island, incarnation) not in self._processes.values():
                 cluster.end_actor_named(self._name(island, incarnation))

@@ -1,4 +1,4 @@
-"""What a job's actors are called. All names begin with ``JOB:``, so that whatever is left of a job can be found."""
+"""The names of a job's actors. All begin with ``JOB:``, so that whatever is left of a job can be looked up."""
 
 from __future__ import annotations
 

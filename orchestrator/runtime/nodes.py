@@ -1,9 +1,9 @@
-"""Which nodes are gone or out of reach, though Ray believes them alive: told to bear long cuts, it takes as long to believe
-a death.
+"""The watch over a cluster's nodes, which finds those that are down or unreachable long before Ray does.
 
-Gone is a node where somebody answers for the machine and nobody for the raylet: connections to its port are refused. What
-is left of its processes ends by itself within seconds, without a raylet. Out of reach is a node where nothing answers at
-all, as behind a cut line: what runs there runs on, and nothing new is placed there until it can be reached again.
+Ray is configured to tolerate a partition of 600 s, and takes 600 s to declare a node dead. A node is down when its machine
+refuses connections to the raylet's port: what is left of its processes ends by itself within seconds, without a raylet. A
+node is unreachable when nothing answers at all, as in a partition: what runs there runs on, and nothing new is placed there
+until it answers again.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ NODE_ID_LABEL = "ray.io/node-id"
 
 
 class NodeWatch:
-    """Looks every second, as long as its process lives. ``on_gone`` hears of each node once."""
+    """Looks every second, as long as its process lives. ``on_down`` is called once for each node."""
 
-    def __init__(self, on_gone: Callable[[frozenset[str]], None]) -> None:
-        self._on_gone = on_gone
-        self._gone: frozenset[str] = frozenset()
-        self._out_of_reach: frozenset[str] = frozenset()
+    def __init__(self, on_down: Callable[[frozenset[str]], None]) -> None:
+        self._on_down = on_down
+        self._down: frozenset[str] = frozenset()
+        self._unreachable: frozenset[str] = frozenset()
         threading.Thread(target=self._watch, name="watch-nodes", daemon=True).start()
 
-    def known(self) -> list[Node]:
+    def placeable(self) -> list[Node]:
         """The nodes of the cluster on which something can be placed."""
-        return [node for node in cluster.nodes() if node.id not in self._gone | self._out_of_reach]
+        return [node for node in cluster.nodes() if node.id not in self._down | self._unreachable]
 
-    def out_of_reach(self, node_id: str) -> bool:
-        return node_id in self._out_of_reach
+    def is_unreachable(self, node_id: str) -> bool:
+        return node_id in self._unreachable
 
     def selector(self) -> dict[str, str]:
         """Labels by which Ray places nothing where nobody answers; it would, and wait."""
-        away = self._gone | self._out_of_reach
-        return {NODE_ID_LABEL: f"!in({','.join(sorted(away))})"} if away else {}
+        excluded = self._down | self._unreachable
+        return {NODE_ID_LABEL: f"!in({','.join(sorted(excluded))})"} if excluded else {}
 
     def _watch(self) -> None:
         trouble = ""
@@ -61,11 +61,11 @@ class NodeWatch:
     def _look(self) -> None:
         reaches = cluster.node_reaches()
         silent = frozenset(node for node, reach in reaches.items() if reach is cluster.Reach.NOTHING)
-        if silent != self._out_of_reach:
-            log.warning("out of reach: the nodes %s", ", ".join(sorted(silent)) or "(none)")
-            self._out_of_reach = silent
-        fresh = frozenset(node for node, reach in reaches.items() if reach is cluster.Reach.REFUSED) - self._gone
+        if silent != self._unreachable:
+            log.warning("unreachable: the nodes %s", ", ".join(sorted(silent)) or "(none)")
+            self._unreachable = silent
+        fresh = frozenset(node for node, reach in reaches.items() if reach is cluster.Reach.REFUSED) - self._down
         if fresh:
-            log.warning("gone: the nodes %s", ", ".join(sorted(fresh)))
-            self._on_gone(fresh)
-            self._gone |= fresh
+            log.warning("down: the nodes %s", ", ".join(sorted(fresh)))
+            self._on_down(fresh)
+            self._down |= fresh

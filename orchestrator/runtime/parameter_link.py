@@ -3,8 +3,8 @@
     up        ``request`` asks the island for an offer's bytes, ``fetch`` waits for them and gives them to the shard
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
-Knows nothing of letters and events: the report link, which reads letters in their order, says which offers to fetch. What is
-in the bytes only the shard knows. A checkpoint's marker comes this way because it must keep its place among publications.
+Knows nothing of reports and events: the report link, which reads reports in their order, says which offers to fetch. Only
+the shard knows what is in the bytes. A checkpoint's marker comes this way because it must keep its place among publications.
 Everything passes the ``ImpairedLink``, which is chaos' business.
 
 Source: Ray 2.60 as measured: calls to a stopped or cut-off actor hang, so every get has a timeout and
@@ -16,11 +16,12 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
+from orchestrator.actors.handle import ActorHandle, as_received
+from orchestrator.actors.island import IslandInterface
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor
 from orchestrator.host.job_context import JobContext
@@ -39,7 +40,7 @@ MARKER_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A publication on its way to one island, with what that island is told of it."""
+    """A publication on its way to one island, with the facts that go with it."""
 
     published: Published
     step: int
@@ -53,7 +54,7 @@ class ParameterLink:
     def __init__(
         self,
         name: str,
-        actor: Any,
+        actor: ActorHandle[IslandInterface],
         context: JobContext,
         link: ImpairedLink,
         closed: threading.Event,
@@ -68,11 +69,11 @@ class ParameterLink:
 
     # ── up ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def request(self, offer: Offer) -> Any:
+    def request(self, offer: Offer) -> ray.ObjectRef[bytes | None]:
         """Ask the island for the offer's bytes; the request is for ``fetch``."""
-        return self._actor.take_payload.remote(offer.fragment, offer.offer)
+        return self._actor.call(IslandInterface.take_payload, offer.fragment, offer.offer)
 
-    def fetch(self, offer: Offer, payload: PayloadId, request: Any) -> Held | Unusable | None:
+    def fetch(self, offer: Offer, payload: PayloadId, request: ray.ObjectRef[bytes | None]) -> Held | Unusable | None:
         """Wait for the bytes and have the shard hold them under this name.
 
         None where nothing came: the offer was replaced meanwhile, or died with its island.
@@ -82,16 +83,15 @@ class ParameterLink:
             return None
         return self._shard.receive(payload, offer.fragment, content)
 
-    def _pull(self, offer: Offer, request: Any) -> bytes | None:
+    def _pull(self, offer: Offer, request: ray.ObjectRef[bytes | None]) -> bytes | None:
         while not self._closed.is_set():
             try:
-                content: bytes | None = self._link.get(request, PULL_SLICE_S)
-                return content
+                return self._link.get(request, PULL_SLICE_S)
             except TimeoutError:
                 continue  # the same call: a stopped island answers it when it goes on
             except ActorDiedError:
-                return None  # the report link says so, too
-            except RayTaskError as error:  # its own code failed, and would again: the letters behind must be heard
+                return None  # the report link notices it, too
+            except RayTaskError as error:  # its own code failed, and would again: the reports behind it must be read
                 log.error("%s: offer %d is skipped: %s", self._name, offer.offer, error)
                 return None
             except RayError:
@@ -134,19 +134,28 @@ class ParameterLink:
             }
             self._await(calls)
 
-    def _call(self, fragment: FragmentId, delivery: Delivery) -> Any:
+    def _call(self, fragment: FragmentId, delivery: Delivery) -> ray.ObjectRef[None]:
         published = delivery.published
-        facts = (fragment, published.version, delivery.step, delivery.merged_offer, delivery.fix)
-        return self._actor.deliver.remote(self._epoch, *facts, published.payload)
+        return self._actor.call(
+            IslandInterface.deliver,
+            self._epoch,
+            fragment,
+            published.version,
+            delivery.step,
+            delivery.merged_offer,
+            delivery.fix,
+            as_received(published.payload),
+        )
 
     def _deliver_marker(self, checkpoint: int, folder: str) -> None:
         """Until the island has it, or the checkpoint would not wait for it any more; nothing newer overtakes it."""
         while self._link.wait_until_open():
             try:
-                self._link.get(self._actor.save.remote(self._epoch, checkpoint, folder), MARKER_TIMEOUT_S)
+                call = self._actor.call(IslandInterface.save, self._epoch, checkpoint, folder)
+                self._link.get(call, MARKER_TIMEOUT_S)
                 return
             except ActorDiedError:
-                return  # the report link says so, too
+                return  # the report link notices it, too
             except RayTaskError as error:
                 log.error("%s: a marker is not taken: %s", self._name, error)
                 return
@@ -154,7 +163,7 @@ class ParameterLink:
                 log.warning("%s: a marker did not arrive: %s", self._name, error)
                 self._closed.wait(RETRY_S)
 
-    def _await(self, calls: dict[Any, tuple[FragmentId, Delivery]]) -> None:
+    def _await(self, calls: dict[ray.ObjectRef[None], tuple[FragmentId, Delivery]]) -> None:
         """Until all have arrived. What was lost is sent again, unless something newer waits, until the link is closed."""
         waiting = list(calls)
         while waiting and not self._closed.is_set():

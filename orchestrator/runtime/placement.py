@@ -1,4 +1,4 @@
-"""Whether an island fits on its node group, and if not, why: a pure decision over plain data; and what came of placing it.
+"""The placement of an island on its node group: whether it fits, why not, and where it is. A pure decision on plain data.
 
 Source: Ray would wait without end, and without a word, for a label or a resource that no node has.
 """
@@ -71,27 +71,29 @@ def environment_of(section: IslandsSection) -> dict[str, str]:
 
 
 def refusal(group: str, wanted: Mapping[str, float], nodes: Iterable[Node]) -> Refusal | None:
-    """``None`` if some node of ``group`` has ``wanted`` free; else what was asked, what there is, and what to do."""
-    known = list(nodes)
-    candidates = [node for node in known if node.group == group]
-    asked = _told(wanted)
+    """``None`` if some node of ``group`` has ``wanted`` free; else what it books, what there is, and what to do."""
+    all_nodes = list(nodes)
+    candidates = [node for node in all_nodes if node.group == group]
+    request = _text_of(wanted)
     if not candidates:
-        others = ", ".join(sorted({n.group for n in known if n.group and n.group != CONTROL_GROUP})) or "none"
+        others = ", ".join(sorted({n.group for n in all_nodes if n.group and n.group != CONTROL_GROUP})) or "none"
         return Refusal(
             f"no node belongs to the node group {group!r} (groups with nodes: {others}): change islands.node_group, "
             f"or add a node with that label",
             final=True,
         )
     if not any(_covers(node.total, wanted) for node in candidates):
-        best = " or ".join(sorted({_told({name: node.total.get(name, 0.0) for name in wanted}) for node in candidates}))
+        best = " or ".join(
+            sorted({_text_of({name: node.total.get(name, 0.0) for name in wanted}) for node in candidates})
+        )
         return Refusal(
-            f"asked for {asked} on one node of {group!r}, whose nodes have {best} in all: ask for less "
+            f"asked for {request} on one node of {group!r}, whose nodes have {best} in all: ask for less "
             f"(islands.cpus, islands.accelerators), or add a larger node",
             final=True,
         )
     if not any(_covers(node.free, wanted) for node in candidates):
         return Refusal(
-            f"asked for {asked} on one node of {group!r}, which has {_free(candidates, wanted)} free: cancel another "
+            f"asked for {request} on one node of {group!r}, which has {_free(candidates, wanted)} free: cancel another "
             f"job, ask for less, or add a node; it is tried again",
             final=False,
         )
@@ -109,5 +111,5 @@ def _free(nodes: Sequence[Node], wanted: Mapping[str, float]) -> str:
     )
 
 
-def _told(amounts: Mapping[str, float]) -> str:
+def _text_of(amounts: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {name}" for name, amount in amounts.items())

@@ -34,12 +34,12 @@ def marked(cluster_id: str, node: str | None = None) -> list[psutil.Process]:
 
 def nodes_with(cluster_id: str, name: str) -> set[str]:
     """The nodes of this cluster, by their marks, that have a live process of this name."""
-    found = set()
+    nodes = set()
     for process, environment in marked_by_any():
         with suppress(psutil.NoSuchProcess):
             if environment[CLUSTER_MARKER] == cluster_id and NODE_MARKER in environment and process.name() == name:
-                found.add(environment[NODE_MARKER])
-    return found
+                nodes.add(environment[NODE_MARKER])
+    return nodes
 
 
 def marked_by_any() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
@@ -53,15 +53,15 @@ def marked_by_any() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
 
 
 def end_all(cluster_id: str, polite_s: float = 0.5) -> int:
-    """End every marked process: asked first, then by SIGKILL until none is left. Returns how many there were.
+    """End every marked process: by SIGTERM first, then by SIGKILL until none is left. Returns how many there were.
 
     Raises InfrastructureError when some cannot be ended.
     """
-    asked = marked(cluster_id)
-    for process in asked:
+    running = marked(cluster_id)
+    for process in running:
         _signal(process, signal.SIGTERM)
-    psutil.wait_procs(asked, timeout=polite_s)
-    return len({process.pid for process in asked} | kill_all(cluster_id))
+    psutil.wait_procs(running, timeout=polite_s)
+    return len({process.pid for process in running} | kill_all(cluster_id))
 
 
 def kill_all(cluster_id: str, node: str | None = None, timeout_s: float = 10.0) -> set[int]:

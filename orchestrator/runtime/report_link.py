@@ -1,9 +1,9 @@
-"""The report link to one incarnation of an island: letters in, commands out, and whether anybody answers.
+"""The report link to one incarnation of an island: reports in, commands out, and whether it answers.
 
     poll      one long poll after another; an answer that fails is how a death is known, within milliseconds
-              of one that is over and was silent, the final reports: what it trained meanwhile, once it can be heard again
-    relay     letters in their order → events; an offer becomes one once the parameter link says that its bytes are held. A
-              letter is acknowledged, so that the island need not keep it, once its event is durable on the tape
+              of one that is over and was silent, the final reports: what it trained meanwhile, once it answers again
+    relay     reports in their order → events; an offer becomes one once the parameter link says that its bytes are held. A
+              report is acknowledged, so that the island need not keep it, once its event is durable on the tape
 
 Each is a thread of its own, so an island that hangs holds up nobody else. Refuses to decide what silence means: it says
 "lost" with what it knows (``dead``, ``cut_off``), and "restored" when an answer comes; and to see a payload.
@@ -20,14 +20,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Concatenate, ParamSpec
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.island import IslandInterface
 from orchestrator.core import events, messages
 from orchestrator.core.report_events import EventReport, contribution_of, event_of
-from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
 from orchestrator.errors import Fenced, first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.posting import Undated
@@ -48,6 +50,10 @@ COMMAND_TIMEOUT_S = 10.0
 COMMAND_ATTEMPTS = 5
 COMMAND_RETRY_S = 0.5
 
+Facts = ParamSpec("Facts")
+Request = ray.ObjectRef[bytes | None]
+"""An offer's bytes, which were asked for already."""
+
 
 class ReportLink:
     """Until ``closed`` is set; ``close`` then wakes the thread that relays.
@@ -60,7 +66,7 @@ class ReportLink:
         self,
         island: IslandId,
         incarnation: Incarnation,
-        actor: Any,
+        actor: ActorHandle[IslandInterface],
         context: JobContext,
         link: ImpairedLink,
         closed: threading.Event,
@@ -75,26 +81,34 @@ class ReportLink:
         self._durable_count, self.silent = durable_count, lost
         self._address: tuple[str, int] | None = None
         self._over = threading.Event()
-        self._inbox: queue.SimpleQueue[tuple[int, messages.IslandReport, Any] | str | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[int, messages.IslandReport, Request | None] | str | None] = (
+            queue.SimpleQueue()
+        )
         self._recorded: deque[tuple[int, int]] = deque()
-        """The record that each letter became, and its number: the relay adds at one end, the poll takes at the other."""
+        """The record that each report became, and its number: the relay adds at one end, the poll takes at the other."""
         for work in (self._poll, self._relay):
             name = f"{island}.{incarnation}.{work.__name__}"
             threading.Thread(target=context.guarded, args=(work,), name=name, daemon=True).start()
 
-    def command(self, what: str, *facts: Any, wanted: Callable[[], bool]) -> None:
+    def command(
+        self,
+        wanted: Callable[[], bool],
+        method: Callable[Concatenate[IslandInterface, Epoch, Facts], None],
+        *facts: Facts.args,
+        **named: Facts.kwargs,
+    ) -> None:
         """Call the island until it answered. A call that gets lost is made again while the command is ``wanted``."""
         for _ in range(COMMAND_ATTEMPTS):
             if not self._link.wait_until_open() or not wanted():
                 return
             try:
-                ray.get(getattr(self._actor, what).remote(self._epoch, *facts), timeout=COMMAND_TIMEOUT_S)
+                ray.get(self._actor.call(method, self._epoch, *facts, **named), timeout=COMMAND_TIMEOUT_S)
                 return
             except ActorDiedError:
-                return  # the poll says so, too
+                return  # the poll notices it, too
             except (RayError, TimeoutError) as error:
                 island, incarnation, why = self._island, self._incarnation, first_line(error)
-                log.warning("%s.%s: %s was not answered: %s", island, incarnation, what, why)
+                log.warning("%s.%s: %s was not answered: %s", island, incarnation, method.__name__, why)
                 time.sleep(COMMAND_RETRY_S)
 
     def read_final_reports(self) -> None:
@@ -113,84 +127,84 @@ class ReportLink:
         while not self._closed.is_set():
             while self._recorded and self._recorded[0][0] <= self._durable_count():
                 _, acknowledged = self._recorded.popleft()
-            poll = self._actor.letters.remote(self._epoch, read, acknowledged, POLL_S)
+            poll = self._actor.call(IslandInterface.letters, self._epoch, read, acknowledged, POLL_S)
             try:
                 while True:
                     try:
-                        letters = self._link.get(poll, POLL_S + SILENCE_S)
+                        reports = self._link.get(poll, POLL_S + SILENCE_S)
                         break
                     except TimeoutError:
                         if self._closed.is_set():
                             return
-                        self._say_silent(f"no answer for {POLL_S + SILENCE_S:.1f} s")
+                        self._post_silence(f"no answer for {POLL_S + SILENCE_S:.1f} s")
                         # where a line was cut after the question and before its answer, this side has nothing under way
                         # by which it could notice, and would wait for minutes after the line is whole again
-                        self._actor.hello.remote()
+                        self._actor.call(IslandInterface.hello)
             except ActorDiedError as error:
-                self._inbox.put(_death_of(error))  # behind the letters that were read: they were true before
+                self._inbox.put(_death_of(error))  # behind the reports that were read: they were true before
                 return
             except RayError as error:
                 if isinstance(error, RayTaskError) and isinstance(error.cause, Fenced):
                     self._failed(error.cause)
                     return
-                self._say_silent(f"{type(error).__name__}: {first_line(error)}")
+                self._post_silence(f"{type(error).__name__}: {first_line(error)}")
                 self._closed.wait(RETRY_S)
                 continue
             if self._over.is_set():
-                final = [*final, *(item for item in letters if item[0] > read)]
-                read, answers_of_over = max([read, *(number for number, _ in letters)]), answers_of_over + 1
+                final = [*final, *(item for item in reports if item[0] > read)]
+                read, answers_of_over = max([read, *(number for number, _ in reports)]), answers_of_over + 1
                 if answers_of_over < LAST_ANSWERS:
                     continue
-                self._give_final_reports(letter for _, letter in final)
+                self._give_final_reports(report for _, report in final)
                 return
             if self.silent:
                 self.silent = False
                 self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
-            for number, letter in letters:
+            for number, report in reports:
                 if number <= read:
                     continue
                 read, request = number, None
                 # where it is slow, offers wait: bytes asked for now would pile up here, and most are replaced by then
-                if isinstance(letter, messages.Offer) and not self._link.slow():
-                    request = self._parameters.request(letter)
-                self._inbox.put((number, letter, request))
+                if isinstance(report, messages.Offer) and not self._link.slow():
+                    request = self._parameters.request(report)
+                self._inbox.put((number, report, request))
 
-    def _say_silent(self, reason: str) -> None:
-        """Once, until it is heard again."""
+    def _post_silence(self, reason: str) -> None:
+        """Once, until it answers again."""
         if not self.silent:
             self.silent = True
             cut_off = self._address is not None and cluster.reach(*self._address) is cluster.Reach.NOTHING
             why = f"{reason}; its node cannot be reached" if cut_off else reason
             self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, False, why, cut_off))
 
-    def _say_dead(self, reason: str) -> None:
+    def _post_death(self, reason: str) -> None:
         self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, True, reason))
 
-    def _give_final_reports(self, letters: Iterable[messages.IslandReport]) -> None:
-        """What it trained while nobody heard it counts, as lost; that it is back is said behind that, for it is its end."""
-        for letter in letters:
-            if isinstance(letter, messages.Progress):
-                self._post(self._event_of(letter))
+    def _give_final_reports(self, reports: Iterable[messages.IslandReport]) -> None:
+        """What it trained while it was silent counts, as lost; the event that it is back comes last, for it is its end."""
+        for report in reports:
+            if isinstance(report, messages.Progress):
+                self._post(self._event_of(report))
         self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
 
-    def _event_of(self, letter: EventReport) -> Undated:
-        return lambda at: event_of(letter, at, self._island, self._incarnation)
+    def _event_of(self, report: EventReport) -> Undated:
+        return lambda at: event_of(report, at, self._island, self._incarnation)
 
     # ── relay ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _relay(self) -> None:
         while (item := self._inbox.get()) is not None and not self._closed.is_set():
             if isinstance(item, str):
-                self._say_dead(item)
+                self._post_death(item)
                 return
-            number, letter, request = item
-            if isinstance(letter, messages.Offer):
-                record = self._relay_offer(letter, request)
+            number, report, request = item
+            if isinstance(report, messages.Offer):
+                record = self._relay_offer(report, request)
             else:
-                record = self._post(self._event_of(letter))
+                record = self._post(self._event_of(report))
             self._recorded.append((record, number))
 
-    def _relay_offer(self, offer: messages.Offer, request: Any) -> int:
+    def _relay_offer(self, offer: messages.Offer, request: Request | None) -> int:
         """Have the offer's bytes held and say so; an offer that was replaced, or died with its island, is no event."""
         contribution = contribution_of(offer, self._island, self._incarnation)
         fetched = self._parameters.fetch(

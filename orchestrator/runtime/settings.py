@@ -1,4 +1,4 @@
-"""How every Ray process of a cluster is configured: one setting of ours, turned into Ray's environment variables.
+"""The settings of every Ray process of a cluster: one setting of ours, turned into Ray's environment variables.
 
 Responsible for: that head, nodes, workers and drivers agree. Ray reads ``RAY_*`` once, when a process first imports it,
 so whoever starts or joins a cluster sets these before. Refuses to know what runs on the cluster.

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 
@@ -42,7 +41,7 @@ class Published:
     """
 
     version: Version
-    payload: Any
+    payload: bytes | ray.ObjectRef[bytes]
     value_bytes: int
 
 
@@ -97,7 +96,7 @@ class ShardWorker:
     def published(self, fragment: FragmentId) -> Published:
         return self._published[fragment]
 
-    def whole_state(self) -> tuple[tuple[Version, ...], int, list[Any]]:
+    def whole_state(self) -> tuple[tuple[Version, ...], int, list[bytes | ray.ObjectRef[bytes]]]:
         """For an island that takes its state from here: versions, logical step, one payload or reference a fragment."""
         published = [self._published[fragment] for fragment in sorted(self._published)]
         return tuple(p.version for p in published), self._shard.step(), [p.payload for p in published]

@@ -26,11 +26,13 @@ from orchestrator import logbook
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
+from orchestrator.actors.records import CommandRecord, StatusRecord
+from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.chaos.kinds import ISLANDLESS
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
-from orchestrator.core import events, invariants
+from orchestrator.core import events
 from orchestrator.core.commands import Command, Cordon, Inject, IslandCommand, Scale, island_of, kind_of
 from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
 from orchestrator.errors import Conflict, DataError, Fenced, NotFound, first_line
@@ -41,10 +43,11 @@ from orchestrator.host.job_files import SNAPSHOT
 from orchestrator.host.posting import Undated
 from orchestrator.host.retry import RUN_FOLDER_REFUSES, TAPE_REFUSES, RetryingSink, only_full
 from orchestrator.host.snapshot_writer import SnapshotWriter
+from orchestrator.host.state_view import StateView
 from orchestrator.host.timers import Timers
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import ending, faults, returning
+from orchestrator.runtime import faults, restart, shutdown
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter
@@ -74,24 +77,24 @@ class SynchroniserActor:
         roots = roots.with_run(self._run_dir)
         logbook.keep(logbook.service_logbook(self._run_dir, "synchroniser"))
         log.info("the synchroniser of %s begins", job)
-        self._policy = returning.policy_of(spec, regions, self._run_dir)
+        self._policy = restart.policy_of(spec, regions, self._run_dir)
         self._entry = threading.Lock()
         self._queue: queue.SimpleQueue[events.Event | BaseException] = queue.SimpleQueue()
-        self._state = threading.Lock()  # the pump changes what status reads
-        self._commands: dict[str, dict[str, Any]] = {}
+        self._commands: dict[str, CommandRecord] = {}
         folds = Goodput(self._policy), Statistics(self._policy)
-        resumption = returning.resumption_of(spec, self._run_dir, roots)
-        self._files = returning.files_of(job, spec, self._policy, self._run_dir, folds)
-        self._core, past = self._files.core, self._files.past
+        resumption = restart.resumption_of(spec, self._run_dir, roots)
+        self._files = restart.files_of(job, spec, self._policy, self._run_dir, folds)
+        core, past = self._files.core, self._files.past
+        self._state = StateView(core)
         goodput, statistics = self._files.folds  # these two, or a snapshot's of the same kinds
         assert isinstance(goodput, Goodput)
         assert isinstance(statistics, Statistics)
         self._goodput, self._statistics = goodput, statistics
-        self._started_at, self._zero = returning.clock(self._files, self._run_dir)
+        self._started_at, self._zero = restart.clock(self._files, self._run_dir)
         self._posted = past.count if past else 0
         self._retrier, self._tape_sync = tape_sync.of(spec, self._files.tape)
         sink = RetryingSink(self._files.tape, self._retrier, self._files.journal.settle)
-        self._driver = Driver(self._core, (self._files.pending, *self._files.folds), sink, self._posted)
+        self._driver = Driver(core, (self._files.pending, *self._files.folds), sink, self._posted)
         every = spec.synchroniser.durability.snapshot_every_records
         self._snapshots = SnapshotWriter(self._run_dir / SNAPSHOT, self._files.tape, past.before if past else 0, every)
         controller = controller_of(job, spec, run_dir, roots)
@@ -102,7 +105,7 @@ class SynchroniserActor:
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
             context,
-            island_count=len(self._core.state.islands),
+            island_count=len(self._state.island_ids),
             controller=controller,
             shard=self._shard,
             evaluation=self._evaluation,
@@ -113,7 +116,7 @@ class SynchroniserActor:
             checkpoints=CheckpointWriter(
                 context,
                 resumption,
-                self._core.state,
+                self._state,
                 self._goodput.ledger,
                 self._shard.cut,
                 lambda: retry(TAPE_REFUSES, self._files.tape.sync),
@@ -121,9 +124,9 @@ class SynchroniserActor:
         )
         self._chaos = faults.Chaos(controller, self._interpreter, self._post, self._resolve, self._incarnation_of)
         if past is not None:
-            self._commands = returning.commands(past)
-        self._told = self._status(self._now())
-        if self._core.state.phase is JobPhase.FINISHED:
+            self._commands = restart.commands(past)
+        self._last_status = self._status(self._now())
+        if self._state.phase is JobPhase.FINISHED:
             threading.Thread(target=self._finish, name="pump", daemon=True).start()
             return
         for make in self._files.first_events:
@@ -138,7 +141,7 @@ class SynchroniserActor:
             self._shard.seed(self._evaluation.initial_parameters())
         self._evaluation.measure_unigram()
         if past is not None:
-            returning.reconnect(past, self._interpreter, timers, controller)
+            restart.reconnect(past, self._state, self._interpreter, timers, controller)
         threading.Thread(target=self._pump, name="pump", daemon=True).start()
 
     def _begin(self, cordoned: dict[str, str], resumption: Resumption | None) -> None:
@@ -152,20 +155,21 @@ class SynchroniserActor:
             self._submit(command, "the specification", Scale(NodeGroupId(node_group), count))
         self._post(events.JobStarted)
 
-    # ── asked by the control port ─────────────────────────────────────────────────────────────────────────────────
+    # ── called by the control port ────────────────────────────────────────────────────────────────────────────────
 
     def ready(self) -> bool:
         return True
 
-    def status(self) -> dict[str, Any]:
-        """The job as it stands, or stood when the tape could last be written: ``api.jobs.control.StatusRecord``."""
-        if self._state.acquire(timeout=STATUS_TIMEOUT_S):
-            try:
-                self._told = self._status(self._now())
-            finally:
-                self._state.release()
-        view, trouble = self._told["view"], self._retrier.trouble
-        return self._told | {"disk_trouble": trouble, "view": view | {"pause_reason": trouble or view["pause_reason"]}}
+    def status(self) -> StatusRecord:
+        """The job as it stands, or stood when the tape could last be written."""
+        with self._state.unchanged(STATUS_TIMEOUT_S) as held:
+            if held:
+                self._last_status = self._status(self._now())
+        view, trouble = self._last_status["view"], self._retrier.trouble
+        return self._last_status | {
+            "disk_trouble": trouble,
+            "view": view | {"pause_reason": trouble or view["pause_reason"]},
+        }
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
         """Queue the command that ``document`` is the plain form of; its outcome appears among the status's commands.
@@ -193,14 +197,14 @@ class SynchroniserActor:
         return name
 
     def _submit(self, command: CommandId, caller: str, request: Command) -> None:
-        names, island = self._core.state.islands, island_of(request)
+        names, island = self._state.island_ids, island_of(request)
         islandless = isinstance(request, Inject) and request.fault in ISLANDLESS
         if isinstance(request, IslandCommand | Inject) and not islandless and island not in names:
-            known = ", ".join(names)
-            raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=f"Its islands are {known}.")
-        if isinstance(request, Inject) and request.fault not in faults.KNOWN:
+            remedy = f"Its islands are {', '.join(names)}."
+            raise NotFound(detail=f"Job {self._job} has no island {island!r}.", remedy=remedy)
+        if isinstance(request, Inject) and request.fault not in faults.NAMES:
             detail = f"The synchroniser of job {self._job} knows no fault {request.fault!r}."
-            raise Conflict(detail=detail, remedy=f"It knows {', '.join(sorted(faults.KNOWN))}.")
+            raise Conflict(detail=detail, remedy=f"It knows {', '.join(sorted(faults.NAMES))}.")
         if not self._noted(command, caller, request):
             return
         for_the_core = self._chaos.inject(command, caller, request) if isinstance(request, Inject) else request
@@ -209,10 +213,10 @@ class SynchroniserActor:
 
     def _noted(self, command: str, caller: str, request: Command) -> bool:
         """Whether the command is new. Raises Conflict when the job has ended."""
-        if self._core.state.phase is JobPhase.FINISHED:
+        if self._state.phase is JobPhase.FINISHED:
             raise Conflict(detail=f"Job {self._job} has ended.", remedy="Submit it again to run it once more.")
-        record = returning.command_record(kind_of(request), island_of(request), caller, self._now())
-        with self._state:
+        record = restart.command_record(kind_of(request), island_of(request), caller, self._now())
+        with self._state.unchanged():
             return self._commands.setdefault(command, record) is record
 
     # ── the pump ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -229,16 +233,16 @@ class SynchroniserActor:
 
     def _pump(self) -> None:
         try:
-            while self._core.state.phase is not JobPhase.FINISHED:
+            while self._state.phase is not JobPhase.FINISHED:
                 event = self._queue.get()
                 if isinstance(event, BaseException):
                     raise event
-                with self._state:
+                with self._state.changing():
                     decided = self._driver.step(event)
-                    invariants.check(self._core.state)
+                    self._state.check()
                     self._goodput.check()
                     self._snapshots.consider(self._driver, event.at)
-                faults.strike_here(event)
+                faults.kill_own_process(event)
                 if isinstance(event, events.ConnectionLost) and event.dead:
                     self._interpreter.forget(event.island, event.incarnation)
                 for effect in decided:
@@ -249,7 +253,7 @@ class SynchroniserActor:
             self._files.tape.let_go()
         except Exception as error:
             close = (self._close, self._files.tape.close)
-            ending.crash(self._job, self._run_dir, error, close, lambda: self._status(self._now()))
+            shutdown.crash(self._job, self._run_dir, error, close, lambda: self._status(self._now()))
 
     def _close(self) -> None:
         self._retrier.close()
@@ -257,33 +261,33 @@ class SynchroniserActor:
         self._interpreter.close()
 
     def _resolve(self, effect: f.ResolveCommand) -> None:
-        with self._state:
+        with self._state.unchanged():
             if (noted := self._commands.get(effect.command)) is not None:
                 noted["accepted"], noted["detail"] = effect.accepted, effect.detail
 
     def _finish(self, effect: f.FinishJob | None = None) -> None:
-        """Write the job's files, then let everything go, this actor included. A job that has ended is ended again."""
+        """Write the job's files, then end every actor of the job, this one included. A job that has ended is ended again."""
         if effect is not None:
             log.info("the job ends as %s: %s", effect.outcome, effect.reason)
         self._retrier.until_done(TAPE_REFUSES, self._files.tape.close)
         if records.ended_as(self._run_dir, self._job):
             self._close()
-            ending.let_go(self._job)
+            shutdown.end_job(self._job)
             return
-        trouble = [self._left("its parameters", self._leave_parameters), self._left("its report", self._leave_report)]
-        with self._state:
+        problems = [self._left("its parameters", self._leave_parameters), self._left("its report", self._leave_report)]
+        with self._state.unchanged():
             status = self._status(self._now())
-        view, told = status["view"], [reason for reason in trouble if reason]
-        status["view"] = view | {"reason": "; ".join([view["reason"], *told] if view["reason"] else told)}
+        view = status["view"]
+        status["view"] = view | {"reason": "; ".join(reason for reason in (view["reason"], *problems) if reason)}
         self._left("its final state", lambda: records.write_status(self._run_dir, status))
         self._close()
-        if not trouble[0]:  # else the journal is all that there is of Θ
+        if not problems[0]:  # else the journal is all that there is of Θ
             for what, work in (("journal", self._files.journal.clear), ("snapshot", self._snapshots.close)):
                 try:
                     work()
                 except Exception:  # it takes room, and nothing rests on it
                     log.exception("the %s cannot be removed", what)
-        ending.let_go(self._job)
+        shutdown.end_job(self._job)
 
     def _left(self, what: str, work: Callable[[], None]) -> str:
         """``work`` is done, once a full disk has room again; else why it could not be: no reason to call the job failed."""
@@ -295,7 +299,7 @@ class SynchroniserActor:
         return ""
 
     def _leave_parameters(self) -> None:
-        outcome = self._core.state.outcome
+        outcome = self._state.outcome
         assert outcome is not None
         facts = {"job": self._job, "outcome": outcome.value, "spec": self._spec.model_dump_json()}
         if self._files.outer is not None:  # it ended in an earlier life
@@ -305,7 +309,7 @@ class SynchroniserActor:
             records.write_parameters(self._run_dir, parameters, facts)
 
     def _leave_report(self) -> None:
-        with self._state:
+        with self._state.unchanged():
             document = self._report()
         records.write_report(self._run_dir, document)
 
@@ -315,11 +319,10 @@ class SynchroniserActor:
         return report.build(self._policy, self._goodput, self._statistics, facts)
 
     def _incarnation_of(self, island: IslandId) -> Incarnation:
-        with self._state:
-            return self._core.state.islands[island].incarnation
+        return self._state.islands()[island].incarnation
 
-    def _status(self, at: Instant) -> dict[str, Any]:
-        view = self._core.view(at)
+    def _status(self, at: Instant) -> StatusRecord:
+        view = self._state.picture(at)
         statistics = self._statistics.summary(at)
         return {
             "job_id": self._job,
@@ -330,7 +333,10 @@ class SynchroniserActor:
             "goodput": self._goodput.summary(at),
             "statistics": statistics,
             "loss_curve": statistics["loss_curve"],
-            "commands": {name: dict(noted) for name, noted in self._commands.items()},
+            "commands": {name: noted.copy() for name, noted in self._commands.items()},
             "unigram_loss": self._evaluation.unigram_loss,
             "fragment_parameters": self._shard.fragment_parameters(),
         }
+
+
+_: type[SynchroniserInterface] = SynchroniserActor  # type checkers compare what it answers with what others call

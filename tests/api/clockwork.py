@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from api.clocks import uptime
-from api.jobs.control import NodeGroupRecord, StatusRecord
 from api.jobs.service import NOTHING_MORE
 from orchestrator.accounting import report
+from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command, Cordon
 from orchestrator.errors import InfrastructureError, NotFound

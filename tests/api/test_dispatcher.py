@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 from api.client import Client
-from api.jobs.control import NodeGroupRecord
 from api.jobs.looks import FRESH_S
 from api.jobs.service import Service
 from api.metrics.exposition import Metrics
 from api.schemas import Job
 from api.storage.store import Store
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.core import commands
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError
 from tests.api.clockwork import Clockwork, connect

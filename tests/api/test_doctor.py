@@ -17,7 +17,7 @@ from api.installation.finding import Finding, State
 from api.installation.home import Home
 from api.installation.shipped import CONFIGS
 from orchestrator.runtime.clusterfile import ClusterFile
-from orchestrator.runtime.leftovers import census
+from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.settings import CLUSTER_MARKER, TOKEN_VARIABLE
 from tests.api.clocks import a_service
 from tests.api.installation import ROOT, environment

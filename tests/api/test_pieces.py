@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from api.auth.code import code_problems
-from api.jobs.control import NodeGroupRecord
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.translate import job_of
 from api.storage.store import JobRow
 from api.terminal.summary import lines_that_matter
 from api.terminal.watch import line, render
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.config import parse_job
 from orchestrator.core.commands import Kill
 from orchestrator.core.vocabulary import CommandId, IslandId

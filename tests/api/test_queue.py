@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.jobs.control import NodeGroupRecord
 from api.jobs.queue import QueuedJob, Room, Wants, decide, wants_of
+from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.sections import IslandsSection
 
 NAMES = ("asia", "europe", "mars")

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from api.client import Client
-from api.jobs.control import StatusRecord
 from api.jobs.looks import FRESH_S, STALE_MAX_S, Looks
 from api.storage.store import JobRow
+from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import InfrastructureError
 from tests.api.installation import Installation
 from tests.waiting import wait_until

@@ -10,9 +10,9 @@ import heapq
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from api.jobs.control import CommandRecord, NodeGroupRecord, StatusRecord
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
+from orchestrator.actors.records import CommandRecord, NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e

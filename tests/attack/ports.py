@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from api.jobs.control import NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.errors import InfrastructureError
 from tests.api.clockwork import Clockwork
 

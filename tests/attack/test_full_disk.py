@@ -18,7 +18,7 @@ from api.installation.finding import Finding, State
 from api.installation.home import Home
 from api.installation.shipped import CONFIGS
 from orchestrator.host.records import write_parameters
-from orchestrator.runtime import room
+from orchestrator.runtime import disk_space
 from tests.api.installation import CONTROL, Installation
 from tests.programs import missing, required
 from tests.waiting import wait_until
@@ -190,15 +190,15 @@ def test_a_service_on_a_home_that_became_read_only_answers_and_can_be_ended(
 def test_what_is_wrong_with_the_disk_under_rays_folder_is_said(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with failing_disk(disk) as fail:
-        assert room.lacking(disk) == ""
+        assert disk_space.shortage(disk) == ""
         with full(disk):
             assert (
-                room.lacking(disk)
+                disk_space.shortage(disk)
                 == f"the disk under {disk}, Ray's folder, is full, so no process begins: make room on it"
             )
         fail()
-        assert "is read-only, so no process begins: mount it writable" in room.lacking(disk)
-    assert room.lacking(tmp_path / "nowhere") == ""
+        assert "is read-only, so no process begins: mount it writable" in disk_space.shortage(disk)
+    assert disk_space.shortage(tmp_path / "nowhere") == ""
 
 
 def test_a_full_disk_of_runs_refuses_what_needs_room_and_says_which_disk(installation: Installation) -> None:

@@ -27,7 +27,7 @@ from orchestrator.marks import HOME_MARKER, is_foreign, is_of, mark_of, marked_p
 from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.homes import PREFIX, is_own, leave_marks
-from orchestrator.runtime.leftovers import census
+from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.settings import CLUSTER_MARKER, NODE_MARKER, TOKEN_VARIABLE
 from tests.api.installation import Installation
 from tests.waiting import PATIENCE_S, wait_until

@@ -15,7 +15,6 @@ import pytest
 from api.chaos.conductor import FAILURES_MAX, _UnderWay
 from api.chaos.schemas import RunState
 from api.chaos.store import ChaosRunRow, ChaosStore
-from api.jobs.control import StatusRecord
 from api.jobs.overseer import TRIES_MAX, Overseer
 from api.jobs.service import Service
 from api.jobs.shelf import Shelf
@@ -23,6 +22,7 @@ from api.jobs.tending import Tending
 from api.metrics.exposition import JobsCollector, families_of
 from api.schemas import JobState
 from api.storage.store import CommandRow, JobRow, Store
+from orchestrator.actors.records import StatusRecord
 from orchestrator.config import parse_job
 from orchestrator.core import commands
 from orchestrator.errors import InfrastructureError, StoreUnavailable

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from time import perf_counter
 
+from orchestrator.actors.island import IslandInterface
 from orchestrator.runtime import cluster
 
 TRANSFER_TIMEOUT_S = 60.0
@@ -37,7 +38,7 @@ def _take(actor: str) -> float:
     began = perf_counter()
     donor = cluster.actor_named(actor)
     assert donor is not None, f"there is no {actor}"
-    state = ray.get(donor.export_state.remote(None), timeout=TRANSFER_TIMEOUT_S)
+    state = ray.get(donor.call(IslandInterface.export_state, None), timeout=TRANSFER_TIMEOUT_S)
     assert state["trainer"], "an empty state"
     return perf_counter() - began
 

@@ -17,6 +17,7 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
+from orchestrator.host.state_view import StateView
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import Allowed, AllowedRoots
 
@@ -91,7 +92,7 @@ class Saver:
         roots = AllowedRoots.only(folder)
         context = JobContext("job", shell.job, folder, roots, shell.files.epoch, lambda: shell.now, self._post, _raise)
         self._real = CheckpointWriter(
-            context, None, shell.core.state, shell.goodput.ledger, self._cut, shell.files.tape.sync, AtOnce()
+            context, None, StateView(shell.core), shell.goodput.ledger, self._cut, shell.files.tape.sync, AtOnce()
         )
         self._real.root = Watched(roots.checkpoint_folder(self._real.root.url), shell.reached)
 

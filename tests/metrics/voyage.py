@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from api.jobs.control import CommandRecord, NodeGroupRecord, StatusRecord
 from orchestrator.accounting.histogram import Histogram
 from orchestrator.accounting.merges import JOURNAL_BOUNDS_S
+from orchestrator.actors.records import CommandRecord, NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e

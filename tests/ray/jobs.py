@@ -125,7 +125,7 @@ class Job:
         import ray
 
         actor = cluster.actor_named(synchroniser_name(self.id))
-        pid: int = ray.get(actor.__ray_call__.remote(lambda _actor: os.getpid()), timeout=PATIENCE_S)
+        pid: int = ray.get(actor.ray_handle.__ray_call__.remote(lambda _actor: os.getpid()), timeout=PATIENCE_S)
         return pid
 
     def command(self, request: Command) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from orchestrator.accounting.goodput import Goodput
+from orchestrator.actors.island import IslandInterface
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.reading import listed, verified
 from orchestrator.config import parse_job
 from orchestrator.core import commands, saving
 from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, MergeCompleted
-from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.core.vocabulary import Epoch, Incarnation, IslandId
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime.names import island_name
@@ -153,7 +154,7 @@ def test_a_job_that_would_go_on_from_outside_its_roots_is_not_started_and_leaves
             port.status("outside")
     island = cluster.actor_named(island_name(job.id, IslandId(GROUPS[0]), Incarnation(1)))
     assert island is not None
-    ray.get(island.save.remote(1, 77, str(outside)), timeout=PATIENCE_S)
+    ray.get(island.call(IslandInterface.save, Epoch(1), 77, str(outside)), timeout=PATIENCE_S)
     log = job.run_dir / "logs"
     job.wait_until(
         lambda: "is no place for checkpoints" in "".join(p.read_text() for p in log.rglob("*.log")), "a refusal"

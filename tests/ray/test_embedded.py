@@ -20,7 +20,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import DEFAULT_GROUPS, NodeGroup, read_groups
-from orchestrator.runtime.leftovers import census
+from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.ray_start import log_of
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, NODE_MARKER
 from tests.attack.test_environment import SECRETS

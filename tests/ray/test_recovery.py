@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.actors.island import IslandInterface
 from orchestrator.core import commands, events
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
-from orchestrator.core.vocabulary import FragmentId
+from orchestrator.core.vocabulary import Epoch, FragmentId
 from orchestrator.logbook import service_logbook
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.runtime import cluster
@@ -202,7 +203,7 @@ def test_a_synchroniser_that_was_replaced_steps_aside_and_its_successor_goes_on(
     job = start(synthetic(steps=ENDLESS, groups=groups))
     job.wait_for_merge("asia", 1)
     island = cluster.actor_named(island_name(job.id, "asia", 1))
-    ray.get(island.letters.remote(2, 0, 0, 0.0), timeout=10)
+    ray.get(island.call(IslandInterface.letters, Epoch(2), 0, 0, 0.0), timeout=10)
     tape = job.run_dir / "tape.jsonl"
     job.wait_until(lambda: unlocked(tape), "the tape let go")
     written = tape.read_bytes()

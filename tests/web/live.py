@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from api.jobs.control import NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId, JobPhase

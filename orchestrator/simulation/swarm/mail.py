@@ -79,10 +79,10 @@ class Mail:
         self._records[number] = record
         self._overtaken.discard(number)
 
-    def acknowledge(self, kept_count: int, *, carrying: bool) -> None:
+    def acknowledge(self, durable_count: int, *, carrying: bool) -> None:
         """The island forgets what is kept; a letter that became no record needs no keeping."""
         for number in range(self._acknowledged + 1, self._read + (0 if carrying else 1)):
-            if number in self._overtaken or self._records.get(number, 0) > kept_count:
+            if number in self._overtaken or self._records.get(number, 0) > durable_count:
                 break
             self._acknowledged = number
             self._records.pop(number, None)

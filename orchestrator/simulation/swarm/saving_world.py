@@ -32,6 +32,7 @@ from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
 from orchestrator.errors import AtollError, InternalError
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
+from orchestrator.host.state_view import StateView
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.replica.replica import Position
 from orchestrator.roots import AllowedRoots
@@ -103,7 +104,7 @@ class SavingWorld(MortalWorld):
             )
             sync_tape = partial(insist, "the tape cannot be written", self._files.tape.sync)
             ledger = self.goodput.ledger
-            saver = CheckpointWriter(context, None, self.core.state, ledger, worker.outer, sync_tape, worker)
+            saver = CheckpointWriter(context, None, StateView(self.core), ledger, worker.outer, sync_tape, worker)
             self._saver = self.generation, saver
         return self._saver[1]
 

@@ -1,6 +1,6 @@
-"""Embedded clusters that this machine runs, and whether somebody still knows them: what `atoll doctor` asks.
+"""The scan for orphaned processes of embedded clusters on this machine, for `atoll doctor`.
 
-    python -m orchestrator.runtime.leftovers --home .atoll      one JSON object on stdout
+    python -m orchestrator.runtime.orphan_scan --home .atoll      one JSON object on stdout
 
 Responsible for telling a home's own processes, those of another home's cluster, and those that nobody can end with
 `atoll down` any more, because their home and the files of their cluster are gone. Refuses to end any.
@@ -37,8 +37,8 @@ def census(home: Path) -> dict[str, object]:
         if of_home(home, environment, process.pid) or (by_file and not (mark and is_foreign(home, mark))):
             pids["own"].append(process.pid)
         else:
-            known = Path(environment.get(TOKEN_VARIABLE, "")).is_file() or (mark and path_in(mark).is_dir())
-            pids["elsewhere" if known else "orphaned"].append(process.pid)
+            has_owner = Path(environment.get(TOKEN_VARIABLE, "")).is_file() or (mark and path_in(mark).is_dir())
+            pids["elsewhere" if has_owner else "orphaned"].append(process.pid)
     return {**pids, "answers": cluster.answers() if cluster is not None else None, "damage": damage}
 
 

@@ -1,6 +1,6 @@
-"""A synchroniser's first moments: which files are its own, what time it is, and, after a death, whom to listen to again.
+"""The start of a synchroniser, and its restart after a death: its files, its time, and the processes to listen to again.
 
-    files ─ remembered core, Θ ─▶ first events ─▶ timers ─▶ links to all that live ─▶ what nobody wants any more is ended
+    files ─ replayed core, Θ ─▶ first events ─▶ timers ─▶ links to all that live ─▶ orphans are ended
 
 Responsible for everything of recovery that touches Ray or a clock. Refuses to decide: what is asked again comes as effects
 of ``SynchroniserRestarted``.
@@ -14,11 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.records import CommandRecord, StatusRecord
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.config import JobSpec
 from orchestrator.core import events as e
@@ -30,9 +31,11 @@ from orchestrator.errors import ConfigurationError, DataError, InfrastructureErr
 from orchestrator.host import job_clock
 from orchestrator.host.job_files import TAPE, JobFiles, beginning, open_files
 from orchestrator.host.last_known import last_known
+from orchestrator.host.state_view import StateView
 from orchestrator.host.timers import Timers
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import ending
+from orchestrator.runtime import shutdown
+from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.recovery import Recovered
@@ -78,11 +81,11 @@ def files_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, folds: S
         except ConfigurationError:
             raise  # the folder is another job's, and not to be written to
         except Exception as error:
-            ending.crash(job, run_dir, error, (), partial(_left, job, spec, policy, run_dir))
+            shutdown.crash(job, run_dir, error, (), partial(_left, job, spec, policy, run_dir))
             raise
 
 
-def _left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> dict[str, Any]:
+def _left(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path) -> StatusRecord:
     """The status of a job whose files cannot be gone on from: what they still say of how far it was."""
     return last_known(run_dir, policy, time.time()).status(job, spec.name)
 
@@ -94,53 +97,57 @@ def clock(files: JobFiles, run_dir: Path) -> tuple[float, float]:
     return started_at, time.monotonic() - elapsed
 
 
-def commands(past: Recovered) -> dict[str, dict[str, Any]]:
-    """The commands that reached the tape, as ``status`` tells them."""
-    records: dict[str, dict[str, Any]] = {}
+def commands(past: Recovered) -> dict[str, CommandRecord]:
+    """The commands that reached the tape, as ``status`` has them."""
+    records: dict[str, CommandRecord] = {}
     for name, (event, answer) in past.pending.commands.items():
         if isinstance(event, e.FaultInjected):
             record = command_record(event.kind, event.island, event.caller, event.at)
         else:
             record = command_record(kind_of(event.request), island_of(event.request), event.caller, event.at)
         if answer is not None:
-            record |= {"accepted": answer.accepted, "detail": answer.detail}
+            record["accepted"], record["detail"] = answer.accepted, answer.detail
         elif isinstance(event, e.FaultInjected):
             record["accepted"] = True
         records[name] = record
     return records
 
 
-def command_record(kind: str, island: str | None, caller: str, at: Instant) -> dict[str, Any]:
-    """A command that was not answered yet, as ``api.jobs.control.CommandRecord`` has it."""
-    return {"kind": kind, "island": island, "caller": caller, "at": at, "accepted": None, "detail": ""}
+def command_record(kind: str, island: str | None, caller: str, at: Instant) -> CommandRecord:
+    """A command that was not answered yet."""
+    return CommandRecord(kind=kind, island=island, caller=caller, at=at, accepted=None, detail="")
 
 
-def reconnect(past: Recovered, interpreter: Interpreter, timers: Timers, controller: Any) -> None:
+def reconnect(
+    past: Recovered, state: StateView, interpreter: Interpreter, timers: Timers, controller: ActorHandle[Controller]
+) -> None:
     """Keep the deadlines that were set, listen to every process that lives, and have those ended that are over.
 
     Called before anything is decided, and does not wait for the controller.
     """
     for timer in past.pending.timers:
         timers.set(timer.timer, timer.serial, timer.due_at)
-    islands = dict(past.core.state.islands)
+    islands = state.islands()
     for island in islands.values():
         if island.state in WITH_PROCESS and island.state is not IslandState.PLACING:
             suspect = island.state is IslandState.SUSPECT
             interpreter.reconnect(island.id, island.incarnation, island.process, lost=suspect)
-    threading.Thread(target=_end_strays, args=(islands, interpreter, controller), name="strays", daemon=True).start()
+    threading.Thread(target=_end_orphans, args=(islands, interpreter, controller), name="orphans", daemon=True).start()
 
 
-def _end_strays(islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: Any) -> None:
+def _end_orphans(
+    islands: Mapping[IslandId, Island], interpreter: Interpreter, controller: ActorHandle[Controller]
+) -> None:
     """What was decided to end, as ``islands`` knows them, and may live all the same; later incarnations are left alone."""
     there = [(one.id, one.incarnation) for one in islands.values() if one.state in WITH_PROCESS - {IslandState.PLACING}]
     try:
-        lives = ray.get(controller.lives.remote(there), timeout=LIVES_TIMEOUT_S)
+        lives = ray.get(controller.call(Controller.lives, there), timeout=LIVES_TIMEOUT_S)
     except (RayError, TimeoutError) as error:
         log.warning("the controller does not say who lives: %s", first_line(error))
         return
-    taken = {island.process for island in islands.values() if island.state in WITH_PROCESS}
+    promoted = {island.process for island in islands.values() if island.state in WITH_PROCESS}
     for island_id, incarnation in lives:
-        if (island_id, incarnation) in taken:
+        if (island_id, incarnation) in promoted:
             continue  # a standby whose process is about to be an island's
         now = islands[island_id]
         if incarnation < now.incarnation or (incarnation == now.incarnation and now.state not in WITH_PROCESS):

@@ -1,4 +1,4 @@
-"""Room on the disk under Ray's folder, where every process of a cluster has its logs and sockets.
+"""The free space on the disk under Ray's folder, where every process of a cluster has its logs and sockets.
 
 Without it no process begins, and all that Ray says of this is that an actor died, or "Socket closed". Those that run are
 not touched. Responsible for one sentence that says which disk, and what to do. Refuses to know who is waiting for it.
@@ -15,7 +15,7 @@ from tempfile import TemporaryFile
 from orchestrator.runtime.homes import is_own
 from orchestrator.runtime.settings import TOKEN_VARIABLE
 
-ROOM_MIN_BYTES = 1 << 20
+FREE_MIN_BYTES = 1 << 20
 """The logs that a process of Ray's begins with are some hundred kilobytes."""
 
 
@@ -26,18 +26,18 @@ def cluster_folder(environment: Mapping[str, str]) -> Path | None:
 
 
 def remedy(folder: Path | None) -> str:
-    """What ``lacking`` says, as a sentence of its own; empty as that."""
-    said = lacking(folder)
-    return f"{said[:1].upper()}{said[1:]}." if said else ""
+    """``shortage`` as a sentence of its own; empty where there is none."""
+    clause = shortage(folder)
+    return f"{clause[:1].upper()}{clause[1:]}." if clause else ""
 
 
-def lacking(folder: Path | None) -> str:
+def shortage(folder: Path | None) -> str:
     """What is wrong with the folder's disk and what to do about it; empty if nothing is, or nobody can tell."""
     if folder is None:
         return ""
     try:
         disk = os.statvfs(folder)
-        full = disk.f_bavail * disk.f_frsize < ROOM_MIN_BYTES or (disk.f_files > 0 and not disk.f_favail)
+        full = disk.f_bavail * disk.f_frsize < FREE_MIN_BYTES or (disk.f_files > 0 and not disk.f_favail)
         with TemporaryFile(dir=folder):  # a disk that failed is read-only, and its flags need not say so
             pass
     except OSError as error:

@@ -1,7 +1,6 @@
-"""How a job's actors end, and what is told of a job that broke.
+"""The shutdown of a job: all of its actors end, and a job that broke leaves its story on disk first.
 
-Responsible for: nothing of a job outliving it, whichever of its actors are dead or hang; the story of a failure on disk
-before that. Refuses to know why.
+Responsible for nothing of a job outliving it, whichever of its actors are dead or hang. Refuses to know why it ends.
 """
 
 from __future__ import annotations
@@ -10,14 +9,16 @@ import logging
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import ray
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.actors.records import StatusRecord
 from orchestrator.core.vocabulary import JobOutcome, JobPhase
 from orchestrator.errors import first_line
 from orchestrator.host import records
 from orchestrator.runtime import cluster
+from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.names import controller_name, synchroniser_name
 
 log = logging.getLogger(__name__)
@@ -25,13 +26,13 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 30.0
 
 
-def let_go(job: str) -> None:
+def end_job(job: str) -> None:
     """End all of this job, the calling synchroniser last. Where the controller is dead or hangs, that is done from here."""
     own = synchroniser_name(job)
     try:
-        controller = cluster.actor_named(controller_name(job))
+        controller: ActorHandle[Controller] | None = cluster.actor_named(controller_name(job))
         if controller is not None:
-            ray.get(controller.close.remote(), timeout=CLOSE_TIMEOUT_S)  # usually ends this very process
+            ray.get(controller.call(Controller.close), timeout=CLOSE_TIMEOUT_S)  # usually ends this very process
     except Exception as error:
         log.warning("the controller does not let go: %s", error)
     try:
@@ -41,9 +42,9 @@ def let_go(job: str) -> None:
 
 
 def crash(
-    job: str, run_dir: Path, error: Exception, close: Iterable[Callable[[], None]], status: Callable[[], dict[str, Any]]
+    job: str, run_dir: Path, error: Exception, close: Iterable[Callable[[], None]], status: Callable[[], StatusRecord]
 ) -> None:
-    """The job ends here, as failed. Islands would train on for nothing, so they are let go as well."""
+    """The job ends here, as failed. Islands would train on for nothing, so they are ended as well."""
     log.critical("the job cannot go on", exc_info=error)
     story = "".join(traceback.format_exception(error))
 
@@ -51,16 +52,16 @@ def crash(
         (run_dir / "crash.txt").write_text(story)
 
     def write_status() -> None:
-        told = status()
+        last = status()
         reason = f"{type(error).__name__}: {first_line(error)} (see crash.txt)"
         over = {"phase": JobPhase.FINISHED, "outcome": JobOutcome.FAILED, "reason": reason}
-        records.write_status(run_dir, {**told, "view": {**told["view"], **over}})
+        records.write_status(run_dir, {**last, "view": {**last["view"], **over}})
 
     try:
         for work in (write_story, *close, write_status):
             try:
                 work()
-            except Exception:  # what broke the job may break its telling; the rest is still to be done
-                log.exception("the end could not be told in full")
+            except Exception:  # what broke the job may break one of these; the rest is still to be done
+                log.exception("the end could not be recorded in full")
     finally:
-        let_go(job)
+        end_job(job)

@@ -1,4 +1,4 @@
-"""One small actor on every node that can end a process by SIGKILL, as the kernel would: no warning, no clean-up.
+"""The node agent: one small actor on every node, which can end a process there by SIGKILL: no warning, no clean-up.
 
 For chaos it can stop one as well (SIGSTOP), and sees to it that it goes on when its time is over, whoever is gone by then;
 and it can end its own node, by the raylet that all processes of it hang on.
@@ -13,20 +13,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Any
 
 import psutil
-import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.runtime import cluster
 from orchestrator.runtime.processes import signal_seen
-from orchestrator.runtime.settings import NAMESPACE
 
 RAYLET = "raylet"
 ANSWERED_S = 0.5
 
 
-class Warden:
+class NodeAgent:
     def ready(self) -> bool:
         return True
 
@@ -51,23 +50,18 @@ class Warden:
         """SIGKILL this node's raylet, just after this is answered: nothing answers after it. Empty if there is one."""
         raylet = psutil.Process(os.getppid())
         if raylet.name() != RAYLET:
-            return f"this warden's parent is {raylet.name()}, not {RAYLET}"
+            return f"this node agent's parent is {raylet.name()}, not {RAYLET}"
         threading.Timer(ANSWERED_S, raylet.kill).start()
         return ""
 
 
-def warden_of(node_id: str) -> Any:
-    """The node's warden; starts it if there is none. Returns at once."""
-    return (
-        ray.remote(Warden)
-        .options(
-            name=f"warden:{node_id}",
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        )
-        .remote()
-    )
+def node_agent_of(node_id: str) -> ActorHandle[NodeAgent]:
+    """The node's agent; starts it if there is none. Returns at once."""
+    options = {
+        "name": f"warden:{node_id}",  # jobs of older builds share it by this name
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_concurrency": 4,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+    }
+    return cluster.start_actor(NodeAgent, options)

@@ -1,0 +1,67 @@
+"""The calls that an island's process answers: to the synchroniser, to the controller, and to islands that catch up.
+
+``learners.island.Island`` is the one implementation, and says what each of them does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from orchestrator.core.messages import IslandReport
+from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAnchor, Version
+from orchestrator.logbook import Logbook
+
+
+class IslandInterface(Protocol):
+    # ── to the controller ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def hello(self) -> dict[str, Any]: ...
+
+    def prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, hurry: bool, /) -> None: ...
+
+    def promote(self, island: IslandId, shard_index: int, book: Logbook, /) -> dict[str, Any]: ...
+
+    # ── to the synchroniser, which says its epoch ─────────────────────────────────────────────────────────────────
+
+    def letters(
+        self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float, /
+    ) -> list[tuple[int, IslandReport]]: ...
+
+    def take_payload(self, fragment: FragmentId, offer: int, /) -> bytes | None: ...
+
+    def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, /, *payloads: bytes) -> None: ...
+
+    def load_from(self, epoch: Epoch, count: int, donors: Mapping[str, IslandId], cursor: int, /) -> None: ...
+
+    def load_saved(self, epoch: Epoch, folder: str, cursor: int, /) -> None: ...
+
+    def resume(self, epoch: Epoch, cursor: int, /) -> None: ...
+
+    def start(self, epoch: Epoch, fix: ScheduleAnchor, /) -> None: ...
+
+    def flush(self, epoch: Epoch, /) -> None: ...
+
+    def drain(self, epoch: Epoch, /) -> None: ...
+
+    def deliver(
+        self,
+        epoch: Epoch,
+        fragment: FragmentId,
+        version: Version,
+        step: int,
+        merged_offer: int,
+        fix: ScheduleAnchor,
+        payload: bytes,
+        /,
+    ) -> None: ...
+
+    def save(self, epoch: Epoch, checkpoint: int, folder: str, /) -> None: ...
+
+    # ── to another island ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def export_state(self, fragments: tuple[int, ...] | None, /) -> dict[str, Any]: ...
+
+
+IslandFactory = Callable[[IslandId, Mapping[str, str], Logbook, float], IslandInterface]
+"""How an island's actor is made: its name, its environment, its logbook, and when it counts as abandoned (seconds)."""

@@ -1,0 +1,77 @@
+"""The agents of all nodes, as one job's controller calls them: looked up or started at first need, dropped when they fail.
+
+Every call answers within seconds. Refuses to know islands: its callers say where a process is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec
+
+import ray
+from ray.exceptions import RayError
+
+from orchestrator.actors.handle import ActorHandle
+from orchestrator.errors import first_line
+from orchestrator.runtime.node_agent import NodeAgent, node_agent_of
+from orchestrator.runtime.placement import Placement
+
+ANSWER_TIMEOUT_S = 3.0
+
+Arguments = ParamSpec("Arguments")
+
+
+class NodeAgents:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._node_agents: dict[str, ActorHandle[NodeAgent]] = {}
+
+    def ensure(self, node_id: str) -> None:
+        """There will be one on this node, so that a kill finds it there."""
+        self._on(node_id)
+
+    def kill(self, placed: Placement) -> bool:
+        """SIGKILL the process. False where no node agent answers."""
+        try:
+            call = self._on(placed.node_id).call(NodeAgent.kill, placed.pid, placed.seen_at)
+            ray.get(call, timeout=ANSWER_TIMEOUT_S)
+        except (RayError, TimeoutError):
+            self._forget(placed.node_id)
+            return False
+        return True
+
+    def signal(
+        self,
+        placed: Placement,
+        method: Callable[Concatenate[NodeAgent, int, float, Arguments], bool],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> str:
+        """``stop`` or ``go_on`` of the process. Empty when that is done, else why it could not be."""
+        call = self._on(placed.node_id).call(method, placed.pid, placed.seen_at, *arguments, **named)
+        try:
+            return "" if ray.get(call, timeout=ANSWER_TIMEOUT_S) else f"its process {placed.pid} is gone"
+        except (RayError, TimeoutError) as error:
+            return f"the node agent of {placed.node} did not answer: {first_line(error)}"
+
+    def kill_node(self, placed: Placement) -> str:
+        """SIGKILL the raylet of the process's node. Answers as ``signal``."""
+        agent = self._on(placed.node_id)
+        self._forget(placed.node_id)  # it dies, too
+        try:
+            return ray.get(agent.call(NodeAgent.kill_node), timeout=ANSWER_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            return f"the node agent of {placed.node} did not answer: {first_line(error)}"
+
+    def _on(self, node_id: str) -> ActorHandle[NodeAgent]:
+        with self._lock:
+            if node_id not in self._node_agents:
+                self._node_agents[node_id] = node_agent_of(node_id)
+            return self._node_agents[node_id]
+
+    def _forget(self, node_id: str) -> None:
+        with self._lock:
+            self._node_agents.pop(node_id, None)
