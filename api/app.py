@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from api.auth.code import OWN_PACKAGES
-from api.auth.gate import Gate
+from api.auth.middleware import AuthMiddleware
 from api.auth.store import AccessStore
 from api.auth.tokens import Tokens
 from api.chaos.runs import ChaosRuns
@@ -122,7 +122,7 @@ def create_app(
     for routes in (*everybody, checkpoints, chaos, chaos_runs):
         app.include_router(routes.router)
     document.install(app)
-    app.add_middleware(Gate, tokens=app.state.tokens, store=access)
+    app.add_middleware(AuthMiddleware, tokens=app.state.tokens, store=access)
     app.add_middleware(Guard, loopback=loopback)
     app.add_middleware(problems.Failures)  # what these two raise is answered, too
     app.add_middleware(Bodies)  # around all that refuses, since it knows what of a body is still to come

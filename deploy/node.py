@@ -64,15 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="deploy/node.py", description="A container of deploy/compose.yaml.")
-    what = made.add_subparsers(dest="what", required=True)
+    arguments = argparse.ArgumentParser(prog="deploy/node.py", description="A container of deploy/compose.yaml.")
+    what = arguments.add_subparsers(dest="what", required=True)
     for name in ("head", "service", "alive"):
         what.add_parser(name)
     island = what.add_parser("island")
     island.add_argument("--group", required=True)
     island.add_argument("--region", required=True)
     island.add_argument("--cpus", type=int, default=4, help="what jobs may reserve here")
-    return made
+    return arguments
 
 
 def environment_of(what: str) -> dict[str, str]:

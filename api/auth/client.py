@@ -17,8 +17,8 @@ class AccessRequests:
 
     def tokens(self) -> list[Token]:
         """Those that were given, and not forgotten; what they are cannot be had again."""
-        found: TokenList = self._get("/v1/tokens", TokenList)
-        return found.tokens
+        listed: TokenList = self._get("/v1/tokens", TokenList)
+        return listed.tokens
 
     def create_token(self, name: str, role: Role, *, expires_in_s: float | None = None) -> NewToken:
         """A new token; its ``token`` cannot be had again. Raises Conflict if the name was given before."""

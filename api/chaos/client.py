@@ -69,8 +69,8 @@ class ChaosRequests:
         return runs.runs
 
     def chaos_run(self, job: str, run: str = "latest") -> ChaosRun:
-        found: ChaosRun = self._get(_run(job, run), ChaosRun)
-        return found
+        chaos_run: ChaosRun = self._get(_run(job, run), ChaosRun)
+        return chaos_run
 
     def stop_chaos(self, job: str, run: str = "latest") -> ChaosRun:
         """Nothing of the run strikes any more, and what stands still goes on."""

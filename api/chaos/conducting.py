@@ -181,15 +181,15 @@ class Conducting:
 
     def _continue_all(self, now: float) -> list[str]:
         """What stands still goes on now. Returns the islands that were told to."""
-        told = []
+        continued = []
         for island in self._conduct.still_stopped(now):
             key = key_of(self._run, f"continue/{island}")
             try:
                 self._service.submit_command(self._job, Inject(CONTINUE, island), self._caller, key)
             except RequestError:
                 continue  # the job has just ended
-            told.append(str(island))
-        return told
+            continued.append(str(island))
+        return continued
 
     # ── ending ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -197,8 +197,8 @@ class Conducting:
         """After a stop: what stands still was told to go on, once. Returns that nothing is left to do."""
         alive = not job.state.final and job.after_s is not None
         islands = self._continue_all(job.after_s or 0.0) if alive else []
-        said = f"{self._reason}; {', '.join(islands)} may go on" if islands else self._reason
-        self._tell(RunState.STOPPED, reason=said, ended_at=time.time())
+        reason = f"{self._reason}; {', '.join(islands)} may go on" if islands else self._reason
+        self._tell(RunState.STOPPED, reason=reason, ended_at=time.time())
         return True
 
     def _settle(self, job: Job) -> bool:

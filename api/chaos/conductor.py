@@ -50,16 +50,16 @@ class Conductor:
         """From now on the run is under way. Nothing happens if it was."""
         with self._changing:
             if row.run not in self._under_way and not self._closed:
-                found = _UnderWay(row, self._service, self._book, self._begun, self._forget)
-                self._under_way[row.run] = found
-                found.start()
+                thread = _UnderWay(row, self._service, self._book, self._begun, self._forget)
+                self._under_way[row.run] = thread
+                thread.start()
 
     def stop(self, run: str, reason: str) -> None:
         """Nothing of this run strikes any more. Nothing happens if it is over."""
         with self._changing:
-            found = self._under_way.get(run)
-        if found:
-            found.stop(reason)
+            thread = self._under_way.get(run)
+        if thread:
+            thread.stop(reason)
 
     def close(self) -> None:
         """Let go of every run; the next service goes on with it."""

@@ -63,7 +63,7 @@ def shown() -> list[ShownPlan]:
         ShownPlan(
             name=plan.name,
             about=_about(text := path.read_text(encoding="utf-8")),
-            faults=[told(fault) for fault in plan.faults],
+            faults=[described(fault) for fault in plan.faults],
             keeps=plan.blast_radius.keep,
             objectives=[objective.text for objective in plan.objectives],
             text=text,
@@ -72,7 +72,7 @@ def shown() -> list[ShownPlan]:
     ]
 
 
-def told(fault: FaultSection) -> str:
+def described(fault: FaultSection) -> str:
     """What one entry of a plan does: "stop asia for 6 s, every 30 s from 15 s on"."""
     if fault.at:
         when = f"at {', '.join(f'{at:g}' for at in fault.at)} s"
@@ -86,6 +86,6 @@ def told(fault: FaultSection) -> str:
 def _about(text: str) -> str:
     """The first sentence of the comment that a file begins with, without the command that it names."""
     lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
-    said = " ".join(line.lstrip("# ") for line in lines)
-    first, stop, _ = (said.partition(": ")[2] or said).partition(". ")
+    comment = " ".join(line.lstrip("# ") for line in lines)
+    first, stop, _ = (comment.partition(": ")[2] or comment).partition(". ")
     return first + stop.rstrip()

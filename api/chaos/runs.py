@@ -82,29 +82,29 @@ class ChaosRuns:
             return self._shown(earlier)
         plan = parse(document)
         undisturbed = self._undisturbed(plan, reference)
-        found = self._service.job(run_of.job)
-        if found.state.final or found.after_s is None:
-            raise Conflict(detail=f"Job {found.job} is {found.state}; there is nothing to strike.")
-        islands = [island for island in found.islands if not _spare(island)]
+        target = self._service.job(run_of.job)
+        if target.state.final or target.after_s is None:
+            raise Conflict(detail=f"Job {target.job} is {target.state}; there is nothing to strike.")
+        islands = [island for island in target.islands if not _spare(island)]
         check_fleet(plan, list(map(_plan_of, islands)))
         row = ChaosRunRow(
             run=f"chaos-{secrets.token_hex(6)}",
-            job=found.job,
+            job=target.job,
             plan=plan.name,
             text=text,
             fleet=[[i.island, i.node_group, i.region, i.accelerator_count] for i in islands],
             reference=undisturbed,
             caller=caller,
             requested_at=time.time(),
-            holds=found.job,
+            holds=target.job,
             idempotency_key=key,
             request_digest=digest,
         )
         try:
             self._book.add(row)
-        except AlreadyKnown as known:
-            refuse_other_request(known.row, digest, key)
-            return self._shown(known.row)
+        except AlreadyKnown as duplicate:
+            refuse_other_request(duplicate.row, digest, key)
+            return self._shown(duplicate.row)
         self.conductor.conduct(row)
         return self._shown(self._row(row.job, row.run))
 
@@ -169,28 +169,30 @@ class ChaosRuns:
         if isinstance(reference, str):
             reference = self._service.report(reference)
         try:
-            known = _KnownReport.model_validate(reference)
+            report = _KnownReport.model_validate(reference)
         except ValidationError as error:
-            said = "; ".join(f"{problem.path}: {problem.message}" for problem in problems_of(error, unknown="")[:5])
-            detail = f"The reference is no report of a job with a final held-out loss ({said})."
+            problem_list = "; ".join(
+                f"{problem.path}: {problem.message}" for problem in problems_of(error, unknown="")[:5]
+            )
+            detail = f"The reference is no report of a job with a final held-out loss ({problem_list})."
             raise ConfigurationError(detail=f"{detail} Give the report.json of one that completed.") from error
-        return known.model_dump()
+        return report.model_dump()
 
     def _row(self, job: str, run: str) -> ChaosRunRow:
-        known = self._service.run(job).job
-        row = self._book.run(known, run)
+        job_id = self._service.run(job).job
+        row = self._book.run(job_id, run)
         if row is None:
             detail = (
-                f"No plan ran against {known}." if run == "latest" else f"Job {known} has no run {run!r} of a plan."
+                f"No plan ran against {job_id}." if run == "latest" else f"Job {job_id} has no run {run!r} of a plan."
             )
-            raise NotFound(detail=detail, remedy=f"`atoll chaos runs {known}` lists them.")
+            raise NotFound(detail=detail, remedy=f"`atoll chaos runs {job_id}` lists them.")
         return row
 
     def _shown(self, row: ChaosRunRow) -> ChaosRun:
-        made = self._book.decisions(row.run)
+        decided_rows = self._book.decisions(row.run)
         commands = {command.idempotency_key: command_of(command) for command in self._store.commands(row.job)}
         decisions = []
-        for decided in made:
+        for decided in decided_rows:
             fault, command = decided.decision, commands.get(key_of(row.run, decided.fault))
             decisions.append(
                 Decision(
@@ -206,9 +208,13 @@ class ChaosRuns:
                 )
             )
         faults = planned(row)[1]
-        following = faults[len(made)] if RunState.stored(row.state).strikes and len(made) < len(faults) else None
+        following = (
+            faults[len(decided_rows)]
+            if RunState.stored(row.state).strikes and len(decided_rows) < len(faults)
+            else None
+        )
         return ChaosRun(
-            **_summary(row, made),
+            **_summary(row, decided_rows),
             fault_count=len(faults),
             next=_fault(following, row.begun_at) if following else None,
             decisions=decisions,
@@ -225,8 +231,8 @@ def _plan_of(island: Island) -> IslandPlan:
     return IslandPlan(IslandId(island.island), NodeGroupId(island.node_group), island.region, island.accelerator_count)
 
 
-def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, Any]:
-    spared = sum(bool(decided.decision["spared"]) for decided in made)
+def _summary(row: ChaosRunRow, decided_rows: Sequence[ChaosDecisionRow]) -> dict[str, Any]:
+    spared = sum(bool(decided.decision["spared"]) for decided in decided_rows)
     return {
         "run": row.run,
         "job": row.job,
@@ -237,7 +243,7 @@ def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, An
         "reason": row.reason,
         "begun_after_s": row.begun_at,
         "ended_at": row.ended_at,
-        "struck_count": len(made) - spared,
+        "struck_count": len(decided_rows) - spared,
         "spared_count": spared,
     }
 

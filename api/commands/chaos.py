@@ -54,10 +54,10 @@ def simulate(
     parsed = load(path)
     policy, world = world_of(file)
     with Progress(parsed.name) as progress:
-        found = run_simulated(parsed, policy, world, seed, progress.show)
-    verdict = found.verdict.plain()
+        result = run_simulated(parsed, policy, world, seed, progress.show)
+    verdict = result.verdict.plain()
     if report is not None:
-        report.write_text(page.render(verdict, found.verdict.report, path.read_text()), encoding="utf-8")
+        report.write_text(page.render(verdict, result.verdict.report, path.read_text()), encoding="utf-8")
     conclude_verdict(verdict, report, as_json)
 
 
@@ -128,7 +128,7 @@ def go_on(
 @app.command("list")
 def list_plans(as_json: JsonOption = False) -> None:
     """List the plans that come with atoll."""
-    from api.chaos.plans import shipped, told
+    from api.chaos.plans import described, shipped
 
     plans = shipped()
     if as_json:
@@ -138,7 +138,7 @@ def list_plans(as_json: JsonOption = False) -> None:
 
     table = Table("plan", "faults", "keeps", "objectives", box=None, header_style="dim")
     for _, plan in plans:
-        faults = "\n".join(told(fault) for fault in plan.faults) or "none"
+        faults = "\n".join(described(fault) for fault in plan.faults) or "none"
         objectives = ", ".join(objective.text for objective in plan.objectives)
         table.add_row(plan.name, faults, str(plan.blast_radius.keep), objectives)
     console().print(table)

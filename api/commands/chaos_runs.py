@@ -121,15 +121,15 @@ def status(
 ) -> None:
     """Show a run of a plan: its state, what became of each fault so far, and what comes next."""
     with connect(home, url) as client:
-        found = client.chaos_run(job, run)
+        chaos_run = client.chaos_run(job, run)
         if watch:
-            found = _followed(client, found, as_json)
+            chaos_run = _followed(client, chaos_run, as_json)
         elif as_json:
-            print_json(found)
+            print_json(chaos_run)
         else:
-            for line in (headline(found), *lines(found)):
+            for line in (headline(chaos_run), *lines(chaos_run)):
                 echo(line)
-    if watch and found.state in ("failed", "aborted"):
+    if watch and chaos_run.state in ("failed", "aborted"):
         raise typer.Exit(1)
 
 
@@ -159,10 +159,10 @@ def verdict(
 ) -> None:
     """Judge a run of a plan by the job's report. Exit code 0 passed, 1 failed, or no verdict yet."""
     with connect(home, url) as client:
-        found = client.chaos_verdict(job, run)
+        document = client.chaos_verdict(job, run)
         if report is not None:
             report.write_text(client.chaos_report(job, run), encoding="utf-8")
-    conclude_verdict(_plain(found), report, as_json)
+    conclude_verdict(_plain(document), report, as_json)
 
 
 def runs(
@@ -170,11 +170,11 @@ def runs(
 ) -> None:
     """List the runs of plans against a job, newest first."""
     with connect(home, url) as client:
-        found = client.chaos_runs(job)
+        summaries = client.chaos_runs(job)
     if as_json:
-        print_json(found)
+        print_json(summaries)
         return
-    if not found:
+    if not summaries:
         say("no plan ran against this job")
         return
     from rich.table import Table
@@ -183,10 +183,17 @@ def runs(
     for heading in ("run", "plan", "state", "struck", "spared", "by", "asked"):
         table.add_column(heading, no_wrap=True)
     table.add_column("why")
-    for one in found:
-        asked = time.strftime("%m-%d %H:%M", time.localtime(one.requested_at))
+    for one in summaries:
+        requested_at = time.strftime("%m-%d %H:%M", time.localtime(one.requested_at))
         table.add_row(
-            one.run, one.plan, one.state, str(one.struck_count), str(one.spared_count), one.caller, asked, one.reason
+            one.run,
+            one.plan,
+            one.state,
+            str(one.struck_count),
+            str(one.spared_count),
+            one.caller,
+            requested_at,
+            one.reason,
         )
     console().print(table)
 
@@ -226,18 +233,18 @@ def _awaited_verdict(client: Client, run: ChaosRun) -> VerdictDocument:
 
 def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
     """Tell what is new until nothing is left to do; with ``as_json`` a picture a line. Ctrl-C leaves all as it is."""
-    told = [headline(run), *lines(run)]
+    news = [headline(run), *lines(run)]
     while True:
         if as_json:
             echo_json(run.model_dump_json())
         else:
-            for line in told:
+            for line in news:
                 echo(line)
         if run.ended_at is not None:
             break
         time.sleep(LOOK_EVERY_S)
         before, run = run, client.chaos_run(run.job, run.run)
-        told = Teller.news(before, run)
+        news = Teller.news(before, run)
     if not as_json:
         echo(headline(run))
     return run

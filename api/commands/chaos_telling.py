@@ -38,10 +38,10 @@ class Teller:
     @staticmethod
     def news(before: ChaosRun, now: ChaosRun) -> list[str]:
         """What is in ``now`` and was not before."""
-        told = lines(now)[len(before.decisions) : len(now.decisions)]
+        news = lines(now)[len(before.decisions) : len(now.decisions)]
         if now.state != before.state and now.state in ("aborted", "stopped"):
-            told.append(f"{now.state}: {now.reason}")
-        return told
+            news.append(f"{now.state}: {now.reason}")
+        return news
 
 
 def conclude_verdict(verdict: Mapping[str, Any], page: Path | None, as_json: bool) -> None:

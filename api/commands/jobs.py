@@ -115,12 +115,12 @@ def jobs(
         if watch:
             _watch_list(ask, output, as_json)
             return
-        found = ask()
+        jobs = ask()
     if as_json or output == "json":
-        print_json(found)
-    elif found:
-        console_for(output).print(_table(found, output == "wide"))
-        for line in _waiting(found):
+        print_json(jobs)
+    elif jobs:
+        console_for(output).print(_table(jobs, output == "wide"))
+        for line in _waiting(jobs):
             say(line)
     elif state or name:
         say("no job matches")
@@ -134,23 +134,23 @@ def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json
     from api.terminal.lists import emit, show
     from api.terminal.looker import Looker
 
-    def draw(found: list[JobSummary]) -> Group:
-        return Group(_table(found, output == "wide"), *_waiting(found))
+    def draw(jobs: list[JobSummary]) -> Group:
+        return Group(_table(jobs, output == "wide"), *_waiting(jobs))
 
     with until_interrupted():
         if as_json or output == "json":
-            emit(Looker(ask), lambda found: found, echo_json)
+            emit(Looker(ask), lambda jobs: jobs, echo_json)
         else:
             show(Looker(ask), draw, console_for(output))
 
 
-def _table(found: list[JobSummary], wide: bool) -> Table:
+def _table(jobs: list[JobSummary], wide: bool) -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
     for heading in ("job", "state", "islands", "tokens", "loss", "goodput", "submitted", *(WIDE if wide else ())):
         table.add_column(heading, no_wrap=True)
-    for job in found:
+    for job in jobs:
         share = f"{job.tokens_trained:,} ({100 * job.tokens_trained / job.token_budget:.0f} %)"
         loss = "–" if job.loss is None else f"{job.loss:.3f}"
         goodput = "–" if job.goodput_ratio is None else f"{100 * job.goodput_ratio:.1f} %"
@@ -161,9 +161,9 @@ def _table(found: list[JobSummary], wide: bool) -> Table:
     return table
 
 
-def _waiting(found: list[JobSummary]) -> list[str]:
+def _waiting(jobs: list[JobSummary]) -> list[str]:
     """Why each queued job waits, in the order in which they will start."""
-    queued = sorted((job for job in found if job.queue_position), key=lambda job: job.queue_position or 0)
+    queued = sorted((job for job in jobs if job.queue_position), key=lambda job: job.queue_position or 0)
     return [f"{job.job} waits: {job.reason}" for job in queued]
 
 
@@ -185,13 +185,13 @@ def prioritise(
 ) -> None:
     """Give a queued job another priority: higher ones start first."""
     with connect(home, url) as client:
-        found = client.prioritise(job, priority)
+        moved = client.prioritise(job, priority)
     if as_json:
-        print_json(found)
+        print_json(moved)
     else:
         from api.terminal.watch import queue_place
 
-        say(f"{found.job} is {queue_place(found) if found.queue_position else found.state}")
+        say(f"{moved.job} is {queue_place(moved) if moved.queue_position else moved.state}")
 
 
 def status(
@@ -199,13 +199,13 @@ def status(
 ) -> None:
     """Show one job as it stands."""
     with connect(home, url) as client:
-        found = client.job(job)
+        details = client.job(job)
     if as_json:
-        print_json(found)
+        print_json(details)
         return
     from api.terminal.watch import render
 
-    console().print(render(found))
+    console().print(render(details))
 
 
 def watch(
@@ -253,8 +253,8 @@ def report(
         if as_json:
             print_json(figures)
             return
-        found = client.job(job)
-    for text in (*lines_that_matter(figures), f"report    {found.run_dir}/report.html"):
+        details = client.job(job)
+    for text in (*lines_that_matter(figures), f"report    {details.run_dir}/report.html"):
         echo(text)
 
 

@@ -166,8 +166,8 @@ class Refusals:
         """Log what there is to tell, if the last time is long enough ago."""
         now = time.monotonic()
         if self._counts and now - self._logged_at > LOG_EVERY_S:
-            told = "; ".join(f"{count} {what}" for what, count in self._counts.items())
-            logger.warning("connections were closed: %s (the last of %s)", told, self._last_address)
+            counts = "; ".join(f"{count} {what}" for what, count in self._counts.items())
+            logger.warning("connections were closed: %s (the last of %s)", counts, self._last_address)
             self._counts.clear()
             self._logged_at = now
 
@@ -263,7 +263,7 @@ class Door:
     async def _greet(self, accepted: socket.socket, visit: Visit) -> None:
         """The connection is uvicorn's, after a handshake where there is TLS."""
 
-        def made() -> Connection:
+        def new_connection() -> Connection:
             connection = Connection(self._server.config, self._server, self._refusals)
             connection.on_lost = lambda: self._forget(visit)
             return connection
@@ -271,7 +271,7 @@ class Door:
         tls = self._server.config.ssl
         try:
             _, connection = await asyncio.get_running_loop().connect_accepted_socket(
-                made, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None
+                new_connection, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None
             )
             visit.connection = connection
         except BaseException as error:
@@ -314,10 +314,10 @@ class Server(uvicorn.Server):
 
 def network_of(address: str) -> str:
     """What counts as one address: with IPv6 everybody has 2**64 of them."""
-    found = ip_address(address.partition("%")[0])
-    if not isinstance(found, IPv6Address):
-        return str(found)
-    return str(found.ipv4_mapped or int(found) >> 64)
+    ip = ip_address(address.partition("%")[0])
+    if not isinstance(ip, IPv6Address):
+        return str(ip)
+    return str(ip.ipv4_mapped or int(ip) >> 64)
 
 
 def problem_of(status: int, detail: str) -> bytes:

@@ -42,7 +42,7 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 for name, value in ALWAYS.items():
                     headers.setdefault(name, value)
-                if "holder" in scope.get("state", {}):
+                if "principal" in scope.get("state", {}):
                     headers.setdefault("Cache-Control", "no-store")
                 if scope["scheme"] == "https":
                     headers.setdefault("Strict-Transport-Security", STRICT_TRANSPORT)

@@ -19,9 +19,9 @@ from fastapi import Query, Request
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.auth.roles import Holder, bearer
+from api.auth.roles import Principal, bearer
 from api.auth.tokens import Tokens
-from api.http.pools import GATE
+from api.http.pools import AUTHENTICATION
 from orchestrator.errors import InfrastructureError
 
 SEATS_MAX = 64
@@ -95,8 +95,8 @@ async def while_its_token_is_valid(
         sending.result()
         return False
     if is_over := not token_ended.cancelled():
-        holder: Holder = request.state.holder
-        logger.info("%s %r ends: the token %r is no longer valid", request.method, request.url.path, holder.name)
+        principal: Principal = request.state.principal
+        logger.info("%s %r ends: the token %r is no longer valid", request.method, request.url.path, principal.name)
     return is_over
 
 
@@ -107,7 +107,7 @@ async def _token_ended(request: Request) -> None:
     while True:
         await asyncio.sleep(RECHECK_S)
         with suppress(InfrastructureError):  # nobody can say just now; it is asked again
-            if await GATE.run(tokens.holder_of, token) is None:
+            if await AUTHENTICATION.run(tokens.principal_of, token) is None:
                 return
 
 
@@ -142,11 +142,11 @@ def following(default: bool, description: str) -> Callable[..., AsyncIterator[bo
             yield False
             return
         seats: Seats = request.app.state.seats
-        holder: Holder = request.state.holder
-        seats.take(holder.name)
+        principal: Principal = request.state.principal
+        seats.take(principal.name)
         try:
             yield True
         finally:
-            seats.leave(holder.name)
+            seats.leave(principal.name)
 
     return seat

@@ -54,17 +54,17 @@ def synchronised() -> bool | None:
     return not timex.status & STA_UNSYNC
 
 
-def own_clock(kept: bool | None, older: Path, now: float) -> Finding:
+def own_clock(is_synchronised: bool | None, older: Path, now: float) -> Finding:
     """Nothing of ours comes from the future, and somebody keeps the clock. ``older`` is a file that was there before."""
-    told = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    utc = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     ahead = older.stat().st_mtime - now if older.is_file() else 0.0
     if ahead > AHEAD_MAX_S:
         return Finding(
-            "clock", State.WRONG, f"{told}: {older.name} is {ahead:.0f} s younger than that", f"Set it. {KEEP}"
+            "clock", State.WRONG, f"{utc}: {older.name} is {ahead:.0f} s younger than that", f"Set it. {KEEP}"
         )
-    if kept is False:
-        return Finding("clock", State.WARNING, f"{told}: the kernel says that nothing synchronises it", KEEP)
-    return Finding("clock", State.OK, told + (", synchronised" if kept else ""))
+    if is_synchronised is False:
+        return Finding("clock", State.WARNING, f"{utc}: the kernel says that nothing synchronises it", KEEP)
+    return Finding("clock", State.OK, utc + (", synchronised" if is_synchronised else ""))
 
 
 def service_clock(url: str, certificate: Path | None) -> Finding:
@@ -83,9 +83,9 @@ def service_clock(url: str, certificate: Path | None) -> Finding:
     except (KeyError, ValueError):
         return Finding(check, State.WARNING, f"{url} does not say its time", "Is that address a service of atoll?")
     if abs(offset_s) > OFFSET_MAX_S:
-        found = f"{url} is at least {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} this machine"
+        detail = f"{url} is at least {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} this machine"
         return Finding(
-            check, State.WARNING, found, f"One of the two is wrong; on that one: {KEEP[0].lower()}{KEEP[1:]}"
+            check, State.WARNING, detail, f"One of the two is wrong; on that one: {KEEP[0].lower()}{KEEP[1:]}"
         )
     return Finding(check, State.OK, f"that of {url} is not seen to differ")
 

@@ -78,7 +78,7 @@ def _versions() -> Finding:
     """What is installed against the lock file, where this is a checkout that has one."""
     if not LOCK.is_file():
         return Finding("versions", State.OK, "no lock file to compare with")
-    different = [told for told in map(_difference, locked(LOCK.read_text()).items()) if told]
+    different = [difference for difference in map(_difference, locked(LOCK.read_text()).items()) if difference]
     if different:
         shown = ", ".join(different[:5]) + (f" and {len(different) - 5} more" if len(different) > 5 else "")
         return Finding("versions", State.WARNING, shown, "Install what the lock says: make install.")
@@ -94,10 +94,10 @@ def _difference(pinned: tuple[str, str]) -> str | None:
     """Development tools need not be there; what is there has its version."""
     name, version = pinned
     try:
-        found = importlib.metadata.version(name)
+        installed = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    return None if found == version else f"{name} {found} instead of {version}"
+    return None if installed == version else f"{name} {installed} instead of {version}"
 
 
 def _python(*arguments: str) -> subprocess.Popen[str]:
@@ -124,12 +124,12 @@ def _answer(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _imported(name: str, process: subprocess.Popen[str]) -> Finding:
-    said, failed = _answer(process)
+    output, failed = _answer(process)
     if failed:
         return Finding(
             name, State.WRONG, failed, f"Install it anew (make install), and try `python -c 'import {name}'`."
         )
-    return Finding(name, State.OK, said)
+    return Finding(name, State.OK, output)
 
 
 # ── the machine ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,8 +164,8 @@ def _disk(*wanted: Path) -> Finding:
             with tempfile.TemporaryFile(dir=place):  # a disk that failed is read-only, whatever room it has
                 pass
         except OSError as error:
-            found = f"{place} cannot be written: {error.strerror}"
-            return Finding("disk", State.WRONG, found, f"Mend that, or give `atoll up` other folders: {FOLDERS}.")
+            detail = f"{place} cannot be written: {error.strerror}"
+            return Finding("disk", State.WRONG, detail, f"Mend that, or give `atoll up` other folders: {FOLDERS}.")
     free, place = min((shutil.disk_usage(place).free, place) for place in places)
     state = State.WRONG if free < DISK_WRONG_BYTES else State.WARNING if free < DISK_WARNING_BYTES else State.OK
     remedy = "" if state is State.OK else f"Make room, or give `atoll up` other folders: {FOLDERS}."
@@ -193,8 +193,8 @@ def _service_clock(home: Home, url: str | None) -> Finding:
 def _home(home: Home) -> Finding:
     problems = list(_home_problems(home.path))
     if problems:
-        found, remedies = ("; ".join(parts) for parts in zip(*problems, strict=True))
-        return Finding("home", State.WRONG, found, remedies)
+        details, remedies = ("; ".join(parts) for parts in zip(*problems, strict=True))
+        return Finding("home", State.WRONG, details, remedies)
     return Finding("home", State.OK, f"{home.path}{'' if home.path.is_dir() else ' (made by `atoll up`)'}")
 
 
@@ -230,24 +230,24 @@ def _cores(groups: Path, cores: int) -> Finding:
     except (AtollError, KeyError, TypeError, ValueError, AttributeError) as error:
         remedy = "Give a groups file as deploy/configs/groups.yaml is."
         return Finding("cores", State.WRONG, f"{groups} is no file of node groups: {error}", remedy)
-    found = f"{cores} for {nodes} nodes of {groups.name}"
+    detail = f"{cores} for {nodes} nodes of {groups.name}"
     if cores < nodes:
         remedy = "Fine for a demo: islands share them, and steps take longer. For speed use fewer groups or more cores."
-        return Finding("cores", State.WARNING, found, remedy)
-    return Finding("cores", State.OK, found)
+        return Finding("cores", State.WARNING, detail, remedy)
+    return Finding("cores", State.OK, detail)
 
 
 def _processes(process: subprocess.Popen[str]) -> Finding:
-    said, failed = _answer(process)
+    output, failed = _answer(process)
     if failed:
         return Finding("processes", State.WARNING, f"could not be looked at: {failed}", "Look at them with ps.")
-    census = json.loads(said)
+    census = json.loads(output)
     if pids := census["orphaned"]:
-        found = f"{len(pids)} belong to a cluster whose files are gone"
-        return Finding("processes", State.WRONG, found, f"Nobody ends them any more: kill {' '.join(map(str, pids))}")
+        detail = f"{len(pids)} belong to a cluster whose files are gone"
+        return Finding("processes", State.WRONG, detail, f"Nobody ends them any more: kill {' '.join(map(str, pids))}")
     if census["damage"]:
-        found = f"{len(census['own'])} of this home, whose cluster.json is damaged"
-        return Finding("processes", State.WRONG, found, "`atoll up` writes it again; `atoll down` ends them.")
+        detail = f"{len(census['own'])} of this home, whose cluster.json is damaged"
+        return Finding("processes", State.WRONG, detail, "`atoll up` writes it again; `atoll down` ends them.")
     if census["answers"] is False:
         return Finding("processes", State.WRONG, "this home's cluster does not answer", "Start it again: atoll up.")
     return Finding(

@@ -16,5 +16,5 @@ class State(StrEnum):
 class Finding:
     check: str
     state: State
-    found: str
+    detail: str
     remedy: str = ""

@@ -97,10 +97,10 @@ class Home:
         address = self.address()
         if address is not None and (not self.running() or _serves(address.pid, self.path)):
             return address
-        if not self.running() or (found := _address_of_service(self.path)) is None:
+        if not self.running() or (address_by_process := _address_of_service(self.path)) is None:
             return address
-        self._write_address(found, time.time())
-        return found
+        self._write_address(address_by_process, time.time())
+        return address_by_process
 
     def port_before(self) -> int | None:
         """Where the last service of this home listened; None if nobody knows."""
@@ -176,8 +176,8 @@ class Home:
                 except BlockingIOError as error:
                     if time.monotonic() >= deadline:
                         held.seek(0)
-                        told = detail.format(home=self.path, holder=_holder_in(held) or "Another command")
-                        raise Conflict(detail=told, remedy=remedy) from error
+                        text = detail.format(home=self.path, holder=_holder_in(held) or "Another command")
+                        raise Conflict(detail=text, remedy=remedy) from error
                     time.sleep(0.02)
             with suppress(OSError):  # on a disk that takes nothing it is held all the same, only not by whom
                 held.truncate(0)
@@ -251,9 +251,9 @@ def _address_of_service(home: Path) -> Address | None:
             if SERVICE_MODULE not in command or _home_in(command, process.cwd()) != home:
                 continue
             options = dict(pairwise(command))
-            inherited, asked = options.get("--listener"), options.get("--port")
+            inherited, port = options.get("--listener"), options.get("--port")
             for socket in process.net_connections("tcp"):
-                ours = inherited in (None, str(socket.fd)) and asked in (None, "0", str(socket.laddr.port))
+                ours = inherited in (None, str(socket.fd)) and port in (None, "0", str(socket.laddr.port))
                 if socket.status == psutil.CONN_LISTEN and ours:
                     certificate = options.get("--certificate")
                     host = socket.laddr.ip if socket.laddr.ip not in ("0.0.0.0", "::") else "127.0.0.1"

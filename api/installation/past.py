@@ -100,15 +100,15 @@ def _problem_of(path: Path, had: bool) -> str:
     """What SQLite says is wrong with the file; empty if it is whole."""
     try:
         with closing(sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=BUSY_S)) as connection:
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
     except sqlite3.OperationalError as error:
         # locked, full or not to be written: whoever opens it says so
         return "" if "malformed" not in str(error) and "not a database" not in str(error) else str(error)
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         return str(error)
-    if found != "ok":
-        return str(found).splitlines()[-1]
+    if verdict != "ok":
+        return str(verdict).splitlines()[-1]
     return "it has no tables" if had and not tables else ""
 
 

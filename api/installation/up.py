@@ -49,7 +49,7 @@ PATIENCE_S = 10.0
 HEAD_TIMEOUT_S = 1.0
 
 Say = Callable[[str], None]
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,16 +274,16 @@ def passed_of(wanted: Installation) -> list[str]:
     return [text for name in wanted.passed for text in ("--pass-environment", name)]
 
 
-def bound_listener(binding: Binding, asked: int | None, before: int | None) -> socket.socket:
+def bound_listener(binding: Binding, port: int | None, before: int | None) -> socket.socket:
     """A socket on the port asked for; else on the one it had before, so that addresses stay; else on the first free one.
 
     The service inherits it: a port that was only looked at may be gone when the service wants it.
     """
     had = [before] if before else []
-    listener = binding.listen([asked] if asked is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)))
+    listener = binding.listen([port] if port is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)))
     if listener:
         return listener
-    ports = f"Port {asked} is" if asked is not None else f"The ports {PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are"
+    ports = f"Port {port} is" if port is not None else f"The ports {PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are"
     raise InfrastructureError(detail=f"{ports} taken by other programs.", remedy="Give another with --port.")
 
 
@@ -329,9 +329,9 @@ def tail(path: Path, count: int = 15) -> str:
         return "    (no log)"
 
 
-def _await(probe: Callable[[], Found], timeout_s: float) -> Found:
+def _await(probe: Callable[[], Answer], timeout_s: float) -> Answer:
     """What ``probe`` answers once it is true, or at the end of the time."""
     deadline = time.monotonic() + timeout_s
-    while not (found := probe()) and time.monotonic() < deadline:
+    while not (answer := probe()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return found
+    return answer

@@ -63,9 +63,9 @@ class Cordons:
 
         With ``if_match`` it is refused if anything was cordoned or uncordoned since the caller's look.
         """
-        known = {group.name for group in self.node_groups()}
-        if name not in known:
-            there = ", ".join(sorted(known)) or "none at all"
+        names = {group.name for group in self.node_groups()}
+        if name not in names:
+            there = ", ".join(sorted(names)) or "none at all"
             raise NotFound(detail=f"There is no node group {name!r}.", remedy=f"The fleet has {there}.")
         with self._lock:
             refuse_outdated(if_match, self.generation(), "the node groups")
@@ -73,16 +73,16 @@ class Cordons:
                 self._store.cordon(CordonRow(node_group=name, caller=caller, cordoned_at=time.time()))
             else:
                 self._store.uncordon(name)
-        told = self.tell_all(caller)
-        return next(group for group in self.node_groups() if group.name == name), told
+        commands = self.tell_all(caller)
+        return next(group for group in self.node_groups() if group.name == name), commands
 
     def tell_all(self, caller: str) -> list[CommandRow]:
         """Every living job knows what is cordoned, or is on its way to. One that does not answer is told when it does."""
-        told: list[CommandRow] = []
+        commands: list[CommandRow] = []
         for row in self._store.jobs():
             if row.state in NOT_OVER:
-                told += self.tell(row.job, caller)
-        return told
+                commands += self.tell(row.job, caller)
+        return commands
 
     def tell_missed(self) -> None:
         """Those that did not answer are told, if they do now."""
@@ -101,11 +101,11 @@ class Cordons:
                 return []
             self._missed.pop(job, None)
             self._complaints.settle(f"job {job}")
-            told = [
+            stored = [
                 self._stored(job, by or caller, Cordon(name) if by else Uncordon(name)) for name, by in lacks.items()
             ]
         self._outbox.push(job)
-        return [self._store.command(row.command) or row for row in told]
+        return [self._store.command(row.command) or row for row in stored]
 
     def _lacks(self, job: str) -> dict[NodeGroupId, str | None]:
         """The node groups of which the job knows the contrary; by whom each is cordoned, None where it no longer is."""

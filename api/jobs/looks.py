@@ -95,15 +95,15 @@ class Looks:
 
     def recent(self, row: JobRow, patience_s: float = PATIENCE_S) -> Look:
         """A look at most ``FRESH_S`` old; ``STALE_MAX_S`` while the job is being asked. Raises what its silence raises."""
-        now, kept = time.monotonic(), self._kept.get(row.job)
-        if kept and now - kept.asked_at <= (FRESH_S if kept.silence is None else SILENT_S):
-            return said(kept)
+        now, cached = time.monotonic(), self._kept.get(row.job)
+        if cached and now - cached.asked_at <= (FRESH_S if cached.silence is None else SILENT_S):
+            return answer_of(cached)
         if row.state not in ALIVE:
             return self.fresh(row)  # what is known of it is on the disk
         question, is_first = self._question(row)
-        if kept and kept.silence is None and not is_first and now - kept.asked_at < STALE_MAX_S:
-            return kept
-        if kept and kept.silence is not None:
+        if cached and cached.silence is None and not is_first and now - cached.asked_at < STALE_MAX_S:
+            return cached
+        if cached and cached.silence is not None:
             patience_s = min(patience_s, FRESH_S)
         elif not is_first:
             patience_s = min(patience_s, question.begun_at + ASKED_S - now)
@@ -117,8 +117,8 @@ class Looks:
     def ask_all(self, rows: Iterable[JobRow]) -> None:
         """All of these that live are asked at once, so that whoever wants them all waits for the slowest only."""
         for row in rows:
-            kept = self._kept.get(row.job)
-            if row.state in ALIVE and (kept is None or time.monotonic() - kept.asked_at > FRESH_S):
+            cached = self._kept.get(row.job)
+            if row.state in ALIVE and (cached is None or time.monotonic() - cached.asked_at > FRESH_S):
                 with suppress(InfrastructureError):  # whoever wants this one hears of it
                     self._question(row)
 
@@ -148,15 +148,15 @@ class Looks:
 
     def _keep(self, job: str, look: Look) -> None:
         with self._keeping:
-            kept = self._kept.get(job)
-            if kept is None or kept.asked_at < look.asked_at:
+            cached = self._kept.get(job)
+            if cached is None or cached.asked_at < look.asked_at:
                 self._kept[job] = look
             self._kept.move_to_end(job)
             while len(self._kept) > JOBS_MAX:
                 self._kept.popitem(last=False)
 
 
-def said(look: Look) -> Look:
+def answer_of(look: Look) -> Look:
     """The look itself. Raises its silence, if that is what it is."""
     if look.silence is not None:
         raise look.silence.with_traceback(None)  # the same one is raised again and again

@@ -108,12 +108,14 @@ class Outbox:
             self._settle(command, record)
 
     def _settle(self, command: CommandRow, record: StatusRecord | None) -> None:
-        known = record["commands"].get(command.command) if record else None
-        if known is not None and known["accepted"] is not None:
-            self._store.update_command(command.command, accepted=bool(known["accepted"]), detail=str(known["detail"]))
+        outcome = record["commands"].get(command.command) if record else None
+        if outcome is not None and outcome["accepted"] is not None:
+            self._store.update_command(
+                command.command, accepted=bool(outcome["accepted"]), detail=str(outcome["detail"])
+            )
         elif over(record):
             self._store.update_command(command.command, accepted=False, detail=UNDECIDED)
-        elif known is None:
+        elif outcome is None:
             # It had it, and has lost it with its process before it was on the tape.
             self._store.update_command(command.command, delivered=False)
 

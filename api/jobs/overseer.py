@@ -93,7 +93,7 @@ class Overseer:
         self._complaints = Complaints(logger)
         self._ran_before: set[str] | None = None
         """While ``taken_down`` is there: the jobs that it is about, as far as nobody has seen to them."""
-        self._known: dict[str, dict[str, Any]] = {}
+        self._progress: dict[str, dict[str, Any]] = {}
         """How far each job was when it was last seen."""
         self._written: dict[str, tuple[float, dict[str, Any]]] = {}
         """What of that is in the store, and since when."""
@@ -110,7 +110,7 @@ class Overseer:
         self._looking.stop(CLOSE_TIMEOUT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
         with suppress(Exception):  # the store may be what is gone
-            for job in list(self._known):
+            for job in list(self._progress):
                 self._write_down(job)
 
     def look(self) -> None:
@@ -120,8 +120,8 @@ class Overseer:
             self._unsettled.discard(job)
         rows = self._store.jobs(states={JobState.RUNNING})
         concerned = self._taken_down_with(rows)
-        found = list(self._pool.map(self._there, rows))
-        for row, there in zip(rows, found, strict=True):
+        presences = list(self._pool.map(self._there, rows))
+        for row, there in zip(rows, presences, strict=True):
             try:
                 self._see_to(row, there, row.job in concerned)
             except Exception as error:
@@ -168,7 +168,7 @@ class Overseer:
             self._complain(row, f"{UNSEEN} {reason_of(error)}", error)
             return Seen.THERE
         try:
-            self._known[row.job] = last_known_of(record)
+            self._progress[row.job] = last_known_of(record)
             self._tries.pop(row.job, None)
             if record["view"]["phase"] != "finished":
                 self._lives.pop(row.job, None)
@@ -219,11 +219,9 @@ class Overseer:
         run, damage = Run(row.job, run_dir, False), damage_of_status(run_dir)
         if not is_there(run_dir, run.tape.name):
             return f"{NOTHING_LEFT} {damage}".strip()
-        known = self._known.get(row.job) or row.last_known or {}
-        if run.tape.stat().st_size == 0 and known.get("global_version"):
-            return (
-                f"its tape {run.tape} is empty, though it had merged {known['global_version']} times: that is damage."
-            )
+        progress = self._progress.get(row.job) or row.last_known or {}
+        if run.tape.stat().st_size == 0 and progress.get("global_version"):
+            return f"its tape {run.tape} is empty, though it had merged {progress['global_version']} times: that is damage."
         if damage and self._lives[row.job] >= TRIES_MAX:  # it was to leave its final state again
             return f"nothing of it runs any more. {damage}"
         if self._lives[row.job] >= LIVES_MAX:
@@ -253,27 +251,27 @@ class Overseer:
             logger.warning("job %s: whether it has checkpoints is not known: %s", row.job, reason_of(error))
             resume = ""
         values: dict[str, Any] = {"reason": f"{reason} Submit it again{resume}."}
-        if known := self._known.get(row.job):
-            values["last_known"] = known
+        if progress := self._progress.get(row.job):
+            values["last_known"] = progress
         self._store.move_job(row.job, before, JobState.FAILED, **values)
 
     # ── what is remembered of jobs ────────────────────────────────────────────────────────────────────────────────
 
     def _write_down(self, job: str, at_most_every_s: float = 0.0) -> None:
         """The store knows how far the job is, or was a moment ago."""
-        known, (at, before) = self._known.get(job), self._written.get(job, (-math.inf, {}))
-        if known is None or known == before:
+        progress, (at, before) = self._progress.get(job), self._written.get(job, (-math.inf, {}))
+        if progress is None or progress == before:
             return
         now = time.monotonic()
-        if known["epoch"] == before.get("epoch") and now - at < at_most_every_s:
+        if progress["epoch"] == before.get("epoch") and now - at < at_most_every_s:
             return
-        self._store.update_job(job, last_known=known)
-        self._written[job] = (now, known)
+        self._store.update_job(job, last_known=progress)
+        self._written[job] = (now, progress)
 
     def _forget_all_but(self, running: set[str]) -> None:
-        for kept in (self._known, self._written, self._tries, self._lives):
-            for job in kept.keys() - running:
-                del kept[job]
+        for per_job in (self._progress, self._written, self._tries, self._lives):
+            for job in per_job.keys() - running:
+                del per_job[job]
         self._complaints.keep({str(self._taken_down), *(f"job {job}" for job in running)})
 
     def _complain(self, row: JobRow, reason: str, error: Exception) -> None:

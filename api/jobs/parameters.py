@@ -72,7 +72,7 @@ class Parameters:
             if picture.parameters is None or time.monotonic() - picture.made_at > KEEP_S:
                 picture.parameters = None  # the disk need not bear two
                 try:
-                    picture.parameters = OpenParameters(run.job, self._made(run.job, run.folder))
+                    picture.parameters = OpenParameters(run.job, self._written(run.job, run.folder))
                 except NotFound:  # it ended meanwhile
                     return OpenParameters(run.job, self._service.result(run.job, MERGED))
                 picture.made_at = time.monotonic()
@@ -88,7 +88,7 @@ class Parameters:
             if picture and picture.parameters is parameters:
                 del self._pictures[job]
 
-    def _made(self, job: str, folder: Path) -> BinaryIO:
+    def _written(self, job: str, folder: Path) -> BinaryIO:
         """A new picture, open, and without a name. Raises InfrastructureError where the disk refuses it."""
         try:
             name = self._control.save_parameters(job)

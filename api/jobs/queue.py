@@ -120,8 +120,8 @@ def _missing(fleet: Mapping[str, Room], wants: Wants) -> str | None:
         if name not in fleet:
             return f"node group {name} has no nodes"
         if kind := fleet[name].lacks(wanted):
-            asked, has = getattr(wanted, kind), getattr(fleet[name], kind)
-            return f"it asks for {asked:g} {kind} on {name}, which has {has:g} in all now"
+            needed, has = getattr(wanted, kind), getattr(fleet[name], kind)
+            return f"it asks for {needed:g} {kind} on {name}, which has {has:g} in all now"
     return None
 
 
@@ -129,6 +129,6 @@ def _too_little(free: Mapping[str, Room], fleet: Mapping[str, Room], wants: Want
     """What is taken by running jobs at present."""
     for name, wanted in sorted(wants.items()):
         if kind := free[name].lacks(wanted):
-            asked, left, has = (getattr(room, kind) for room in (wanted, free[name], fleet[name]))
-            return f"it asks for {asked:g} {kind} on {name}, where running jobs leave {max(0, left):g} of {has:g}"
+            needed, left, has = (getattr(room, kind) for room in (wanted, free[name], fleet[name]))
+            return f"it asks for {needed:g} {kind} on {name}, where running jobs leave {max(0, left):g} of {has:g}"
     return None

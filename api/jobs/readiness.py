@@ -30,7 +30,7 @@ class Readiness:
         self._asking = Lock()
         self._question: Future[int] | None = None
 
-    def asked(self) -> Future[int]:
+    def question(self) -> Future[int]:
         """The question that is under way, or one that begins now."""
         with self._asking:
             if self._question is None or self._question.done():

@@ -139,9 +139,9 @@ class Service:
         )
         try:
             self._store.add_job(row)
-        except AlreadyKnown as known:
-            refuse_other_request(known.row, digest, key)
-            return self._answer(known.row)
+        except AlreadyKnown as duplicate:
+            refuse_other_request(duplicate.row, digest, key)
+            return self._answer(duplicate.row)
         self.queue.count_anew()
         if not self.queue.is_behind(row):
             self.queue.dispatch(QUEUE_PATIENCE_S)
@@ -237,8 +237,8 @@ class Service:
                 with self._adding:
                     refuse_outdated(if_match, str(self._store.generation(row.job)), f"job {row.job}")
                     self._store.add_command(stored)
-            except AlreadyKnown as known:
-                earlier = known.row
+            except AlreadyKnown as duplicate:
+                earlier = duplicate.row
         if earlier is not None:
             refuse_other_request(earlier, digest, key)
             stored = earlier
@@ -316,10 +316,10 @@ class Service:
 
     def _look(self, row: JobRow, patience_s: float = PATIENCE_S) -> Look:
         look = self.looks.recent(row, patience_s)
-        if look.answer is None and look.record is None and row.summary and (kept := summary_in(row, Job)):
-            look.answer = kept
+        if look.answer is None and look.record is None and row.summary and (summary := summary_in(row, Job)):
+            look.answer = summary
         elif look.answer is None:
-            look.answer = self._made(row, look.record)
+            look.answer = self._job_of(row, look.record)
             if look.answer.state is JobState.QUEUED:
                 waits = {"queue_position": self._store.queue_position(row), "reason": self.queue.why(row.job)}
                 look.answer = look.answer.model_copy(update=waits)
@@ -330,13 +330,13 @@ class Service:
                     self.queue.wake()
         return look
 
-    def _made(self, row: JobRow, record: StatusRecord | None) -> Job:
+    def _job_of(self, row: JobRow, record: StatusRecord | None) -> Job:
         """The answer, whatever row and record are. Raises InfrastructureError where the job answers, and makes no sense."""
         row = readable(row)
         run_dir = Path(row.run_dir)
         try:
-            made = job_of(row, record, *plans_of(row), report=has_report(run_dir))
-            made.model_dump_json()  # what cannot be sent is found here, not by whoever lists all jobs
+            job = job_of(row, record, *plans_of(row), report=has_report(run_dir))
+            job.model_dump_json()  # what cannot be sent is found here, not by whoever lists all jobs
         except Exception as error:
             if record is not None and read_status(run_dir) is None:
                 detail = (
@@ -344,17 +344,17 @@ class Service:
                 )
                 raise InfrastructureError(detail=detail, remedy="Look at its log (`atoll logs`).") from error
             return unreadable(row, error)
-        if record is None and made.state.final and (damage := damage_of_status(run_dir)):
-            made.reason = f"{made.reason} {damage}".strip() if damage not in made.reason else made.reason
-        return made
+        if record is None and job.state.final and (damage := damage_of_status(run_dir)):
+            job.reason = f"{job.reason} {damage}".strip() if damage not in job.reason else job.reason
+        return job
 
     def summary(self, row: JobRow) -> JobSummary:
         """Of any row that the store may hold: one that is damaged is told as that, and spoils no list.
 
         A job that does not say at once how it stands is shown as last known, with the reason.
         """
-        if row.summary and (kept := summary_in(row, JobSummary)):
-            return kept
+        if row.summary and (summary := summary_in(row, JobSummary)):
+            return summary
         if row.state == JobState.QUEUED:
             return self._outlined(row, {"queue_position": self.queue.place(row.job), "reason": self.queue.why(row.job)})
         try:

@@ -46,9 +46,9 @@ def job_of(
     state = state_of(view) if record else JobState(row.state)
     started_at = record["started_at"] if record else None
     resume = (row.spec.get("resume") if isinstance(row.spec, dict) else None) or {}
-    told = {name: view.get(name, least) for name, least in LAST_KNOWN.items()}
+    reported = {name: view.get(name, least) for name, least in LAST_KNOWN.items()}
     before = last_known(row) if record is None or state is JobState.FAILED else {}
-    known = {name: max(value, before.get(name, 0)) for name, value in told.items()}
+    progress = {name: max(value, before.get(name, 0)) for name, value in reported.items()}
     loss = curve[-1].loss if curve else before.get("loss")
     return Job(
         job=row.job,
@@ -62,16 +62,16 @@ def job_of(
         island_count=sum(not island.standby for island in islands),
         islands_training=sum(island.state == "training" for island in islands),
         token_budget=view.get("token_budget", token_budget),
-        tokens_trained=known["tokens_trained"],
-        global_version=known["global_version"],
+        tokens_trained=progress["tokens_trained"],
+        global_version=progress["global_version"],
         loss=loss,
         goodput_ratio=goodput.get("goodput_ratio") or before.get("goodput_ratio"),
         run_dir=row.run_dir,
         priority=row.priority,
         after_s=record["at"] if record else None,
         pause_reason=view.get("pause_reason"),
-        epoch=known["epoch"],
-        last_known=known != told or bool(record and record.get("last_known")),
+        epoch=progress["epoch"],
+        last_known=progress != reported or bool(record and record.get("last_known")),
         loss_train=math.fsum(losses) / len(losses) if losses else None,
         islands=islands,
         fragments=[fragment_of(fragment) for fragment in view.get("fragments", ())],
@@ -109,20 +109,20 @@ def _text(value: object) -> str:
 
 def last_known(row: JobRow) -> dict[str, Any]:
     """What the row says of how far the job was, as far as that can be read."""
-    kept = row.last_known if isinstance(row.last_known, dict) else {}
-    numbers = {name: value for name in LAST_KNOWN if type(value := kept.get(name)) is int and value >= 0}
-    figures = {name: value for name in ("loss", "goodput_ratio") if type(value := kept.get(name)) is float}
+    stored = row.last_known if isinstance(row.last_known, dict) else {}
+    numbers = {name: value for name in LAST_KNOWN if type(value := stored.get(name)) is int and value >= 0}
+    figures = {name: value for name in ("loss", "goodput_ratio") if type(value := stored.get(name)) is float}
     return numbers | {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def last_known_of(record: StatusRecord) -> dict[str, Any]:
     """What is to be remembered of how far the job is. Raises as a malformed record has it."""
     view, curve = record["view"], record["loss_curve"]
-    known = {name: int(view[name]) for name in LAST_KNOWN}
+    progress = {name: int(view[name]) for name in LAST_KNOWN}
     figures: dict[str, Any] = finite(
         {"loss": curve[-1][1] if curve else None, "goodput_ratio": record["goodput"]["goodput_ratio"]}
     )
-    return known | figures
+    return progress | figures
 
 
 def gone_for(row: JobRow) -> str:
@@ -201,10 +201,10 @@ def island_of(view: Mapping[str, Any]) -> Island:
 
 def island_in(job: Job, island: str) -> Island:
     """The island of this name. Raises NotFound with those that there are."""
-    for found in job.islands:
-        if found.island == island:
-            return found
-    names = ", ".join(found.island for found in job.islands)
+    for candidate in job.islands:
+        if candidate.island == island:
+            return candidate
+    names = ", ".join(candidate.island for candidate in job.islands)
     raise NotFound(detail=f"Job {job.job} has no island {island!r}.", remedy=f"Its islands are {names}.")
 
 

@@ -42,13 +42,13 @@ class History:
         """Raises NotFound with what there is instead."""
         with self._reading:
             fold = self._caught_up()
-            found = fold.merges.get((FragmentId(fragment), Version(version))) if fold else None
+            explanation = fold.merges.get((FragmentId(fragment), Version(version))) if fold else None
             stands = fold.version(FragmentId(fragment)) if fold else None
-        if found is None:
+        if explanation is None:
             raise NotFound(
                 detail=f"Job {job} has no merge {fragment}:{version}.", remedy=_instead(job, version, stands)
             )
-        return found
+        return explanation
 
     def _caught_up(self) -> Explanations | None:
         """The fold up to the tape's present end; None while there is no tape."""

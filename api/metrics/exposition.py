@@ -65,7 +65,7 @@ class JobsCollector(Collector):
     def __init__(self, service: Service, store: Store) -> None:
         self._service, self._store = service, store
         self._pool = ThreadPoolExecutor(8, "metrics")
-        self._asked: dict[str, Future[StatusRecord | None]] = {}
+        self._questions: dict[str, Future[StatusRecord | None]] = {}
         self._one_at_a_time = threading.Lock()
         self._complaints = Complaints(logger)
         self._found: list[Metric] = []
@@ -91,7 +91,7 @@ class JobsCollector(Collector):
         queued = [self._ages.of(row.job, row.submitted_at) for row in waiting]
         live = {row.job: row for row in rows if row.state in ALIVE}
         records = self._ask(live)
-        made = {row.job: self._made(row, record) for row in rows if (record := records.get(row.job))}
+        samples_by_job = {row.job: self._samples_of(row, record) for row in rows if (record := records.get(row.job))}
         states = Counter(state_of(row, records.get(row.job)) for row in rows)
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
         yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
@@ -99,30 +99,30 @@ class JobsCollector(Collector):
         yield Sample("atoll_clock_set_seconds", (), self._service.clock.look())
         for row in rows:
             if row.job in live:
-                yield Sample("atoll_job_answers", (row.job,), made.get(row.job) is not None)
+                yield Sample("atoll_job_answers", (row.job,), samples_by_job.get(row.job) is not None)
             elif self._ended_lately(row) and (record := self._record(row)):
-                made[row.job] = self._made(row, record)
-            yield from made.get(row.job) or ()
+                samples_by_job[row.job] = self._samples_of(row, record)
+            yield from samples_by_job.get(row.job) or ()
         self._complaints.keep(f"job {row.job}" for row in rows)
 
-    def _made(self, row: JobRow, record: StatusRecord) -> list[Sample] | None:
+    def _samples_of(self, row: JobRow, record: StatusRecord) -> list[Sample] | None:
         """All that the record says, or nothing of it: what is damaged in one job costs its own figures only."""
         try:
-            made = [checked(sample) for sample in islice(samples(record, row.spec), SAMPLES_MAX + 1)]
-            if len(made) > SAMPLES_MAX:
+            checked_samples = [checked(sample) for sample in islice(samples(record, row.spec), SAMPLES_MAX + 1)]
+            if len(checked_samples) > SAMPLES_MAX:
                 raise ValueError(f"it makes more than the {SAMPLES_MAX} samples that are taken of one job")
         except Exception as error:
             self._complaints.note(f"job {row.job}", f"no figures can be made of what it says: {reason_of(error)}")
             return None
         self._complaints.settle(f"job {row.job}")
-        return made
+        return checked_samples
 
     def _ask(self, rows: dict[str, JobRow]) -> dict[str, StatusRecord]:
         """How each of these jobs stands. One that does not answer in time is left out, and not asked again meanwhile."""
-        asked = {job: self._asked.get(job) or self._pool.submit(self._record, row) for job, row in rows.items()}
-        done, _ = wait(asked.values(), timeout=PATIENCE_S)
-        self._asked = {job: future for job, future in asked.items() if future not in done}
-        return {job: record for job, future in asked.items() if future in done and (record := future.result())}
+        questions = {job: self._questions.get(job) or self._pool.submit(self._record, row) for job, row in rows.items()}
+        done, _ = wait(questions.values(), timeout=PATIENCE_S)
+        self._questions = {job: future for job, future in questions.items() if future not in done}
+        return {job: record for job, future in questions.items() if future in done and (record := future.result())}
 
     def _ended_lately(self, row: JobRow) -> bool:
         try:
@@ -141,9 +141,9 @@ class JobsCollector(Collector):
 def state_of(row: JobRow, record: StatusRecord | None) -> JobState:
     """As last known, or newer where the job itself has said so."""
     try:
-        known = JobState(row.state)
-        if record is None or known.final:
-            return known
+        stored = JobState(row.state)
+        if record is None or stored.final:
+            return stored
         view = record["view"]
         return JobState(view["outcome"] if view["phase"] == "finished" else view["phase"])
     except (ValueError, KeyError, TypeError):  # what is damaged is no job that does anything
@@ -169,15 +169,15 @@ def is_time(value: object) -> bool:
     return isinstance(value, float | int)
 
 
-def families_of(found: Iterable[Sample]) -> list[Metric]:
+def families_of(samples: Iterable[Sample]) -> list[Metric]:
     """The samples by family, in the order of the catalogue. Raises KeyError for a sample that is not in it."""
-    made: dict[str, Any] = {}
+    families: dict[str, Any] = {}
     for family in FAMILIES.values():
-        made[family.name] = _KINDS[family.kind](family.name, family.help, labels=family.labels)
-    for sample in found:
+        families[family.name] = _KINDS[family.kind](family.name, family.help, labels=family.labels)
+    for sample in samples:
         if isinstance(sample.value, Buckets):
             bounds = [(floatToGoString(bound), count) for bound, count in sample.value.cumulative]
-            made[sample.family].add_metric(sample.labels, bounds, sample.value.sum)
+            families[sample.family].add_metric(sample.labels, bounds, sample.value.sum)
         else:
-            made[sample.family].add_metric(sample.labels, float(sample.value))
-    return [family for family in made.values() if family.samples]
+            families[sample.family].add_metric(sample.labels, float(sample.value))
+    return [family for family in families.values() if family.samples]

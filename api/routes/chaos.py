@@ -127,6 +127,6 @@ def inject_fault(
 def command_of(fault: Fault) -> Inject:
     """What the kind has no field for is zero."""
     island = None if isinstance(fault, KillSynchroniser) else IslandId(fault.island)
-    said = fault.model_dump()
-    dose = (said.get("duration_s", 0.0), said.get("bytes_per_second", 0.0), said.get("payloads", 0))
+    fields = fault.model_dump()
+    dose = (fields.get("duration_s", 0.0), fields.get("bytes_per_second", 0.0), fields.get("payloads", 0))
     return Inject(fault.kind, island, *dose)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
 
-from api.auth.roles import Holder
+from api.auth.roles import Principal
 from api.jobs.looks import unchanged
 from api.jobs.service import Service
 from api.schemas import Command
@@ -18,9 +18,9 @@ async def service_of(request: Request) -> Service:
 
 
 async def caller_of(request: Request) -> str:
-    """The name of the token that the gate let in."""
-    holder: Holder = request.state.holder
-    return holder.name
+    """The name of the token that the authentication let in."""
+    principal: Principal = request.state.principal
+    return principal.name
 
 
 ServiceHere = Annotated[Service, Depends(service_of)]

@@ -48,5 +48,5 @@ def uncordon_node_group(
 def _changed(
     service: Service, node_group: str, caller: str, if_match: str | None, *, cordoned: bool
 ) -> NodeGroupChange:
-    after, told = service.cordons.change(node_group, caller, cordoned, if_match)
-    return NodeGroupChange(node_group=after, commands=[command_of(row) for row in told])
+    after, commands = service.cordons.change(node_group, caller, cordoned, if_match)
+    return NodeGroupChange(node_group=after, commands=[command_of(row) for row in commands])

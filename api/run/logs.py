@@ -58,9 +58,9 @@ def newest(run: Run, source: str, incarnation: int | None = None) -> Logbook:
     of_source = [book for book in books if book.source == source]
     # an island may bear a service's name; the service goes before it
     of_source = [book for book in of_source if not book.of_island] or of_source
-    found = [book for book in of_source if incarnation in (None, book.number)]
-    if found:
-        return found[-1]
+    matches = [book for book in of_source if incarnation in (None, book.number)]
+    if matches:
+        return matches[-1]
     there = ", ".join(f"{book.source} {book.number}" for book in books)
     which = source if incarnation is None else f"{source}, incarnation {incarnation},"
     raise NotFound(
@@ -90,9 +90,9 @@ class LogReader:
         if self._tail is not None:
             self._file.seek(max(0, os.fstat(self._file.fileno()).st_size - TAIL_BYTES_MAX))
             lines = (self._older() + self._file.read(2 * TAIL_BYTES_MAX)).split(b"\n")
-            kept = max(0, len(lines) - self._tail - (lines[-1] == b""))
+            first_kept = max(0, len(lines) - self._tail - (lines[-1] == b""))
             self._tail = None
-            return b"\n".join(lines[kept:])
+            return b"\n".join(lines[first_kept:])
         if more := self._file.read(CHUNK_BYTES):
             return more
         if self._is_the_one_at(self.book.path):

@@ -66,14 +66,14 @@ class TapeReader:
 
 def number_of(line: bytes) -> int | None:
     """The number of the record that this line holds; None for a header or a footer."""
-    found = _NUMBER.match(line)
-    return int(found[1]) if found else None
+    match = _NUMBER.match(line)
+    return int(match[1]) if match else None
 
 
 def is_sound(line: bytes) -> bool:
     """Whether the line can be what was written: of a line without a checksum, that it is text in one piece."""
-    if found := _CHECKSUM.search(line):
-        return zlib.crc32(line[: found.start()] + b"}") == int(found[1], 16)
+    if match := _CHECKSUM.search(line):
+        return zlib.crc32(line[: match.start()] + b"}") == int(match[1], 16)
     with suppress(UnicodeDecodeError):
         return line.endswith(b"}") and not _CONTROL.search(line) and bool(line.decode())
     return False

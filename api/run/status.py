@@ -146,8 +146,8 @@ def examine(run_dir: Path) -> Examined:
     except (OSError, ValueError):
         return Examined()
     mark = (str(path), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns)
-    if (known := _KEPT.damage(mark)) is not None:
-        return Examined(damage=known)
+    if (damage := _KEPT.damage(mark)) is not None:
+        return Examined(damage=damage)
     try:
         record = parsed(read_below(run_dir, NAME, BYTES_MAX), path)
         shape = _SHAPE.validate_python(record)

@@ -161,11 +161,11 @@ def _published() -> list[dict[str, Any]]:
 
 def _as_far_as_it_goes(rows: Any, total: int, progress: Progress) -> tuple[list[dict[str, Any]], bool]:
     """The rows of a generator, and whether Ctrl-C came before its end."""
-    found: list[dict[str, Any]] = []
+    done: list[dict[str, Any]] = []
     try:
         for row in rows:
-            found.append(row)
-            progress(min(1.0, len(found) / total))
+            done.append(row)
+            progress(min(1.0, len(done) / total))
     except KeyboardInterrupt:
-        return found, True
-    return found, False
+        return done, True
+    return done, False

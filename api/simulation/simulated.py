@@ -127,8 +127,8 @@ def _table(first: str, *headings: str) -> Table:
 
 def with_error(goodput: float, stderr: float | None) -> str:
     """The figure with its 95 % interval."""
-    known = stderr is not None and stderr == stderr
-    return f"{100 * goodput:.1f} ± {196 * (stderr or 0.0):.1f} %" if known else percent(goodput)
+    has_error = stderr is not None and stderr == stderr
+    return f"{100 * goodput:.1f} ± {196 * (stderr or 0.0):.1f} %" if has_error else percent(goodput)
 
 
 def figure(value: float | None, unit: str) -> str:

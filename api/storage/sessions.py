@@ -128,5 +128,5 @@ def said_by(error: Exception) -> str:
     """In one line, without the statement and its values."""
     if isinstance(error, PoolTimeout):
         return "all connections to it are busy."
-    told = first_line(error.orig) if isinstance(error, DBAPIError) and error.orig else first_line(error)
-    return told if told.endswith(".") else f"{told}."
+    message = first_line(error.orig) if isinstance(error, DBAPIError) and error.orig else first_line(error)
+    return message if message.endswith(".") else f"{message}."

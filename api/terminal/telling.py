@@ -107,8 +107,8 @@ def sentence(forms: Mapping[str, str], message: Mapping[str, Any]) -> str:
 
 def _request_form(message: Mapping[str, Any]) -> str:
     """Words for a command that has none of its own: who asks for what, and with which fields."""
-    said = [f"{name} {{{name}}}" for name in message if name not in ("type", "at", "command", "caller")]
-    return " ".join(["{caller} asks to", message["type"].removesuffix(REQUESTED).lower(), *said])
+    fields = [f"{name} {{{name}}}" for name in message if name not in ("type", "at", "command", "caller")]
+    return " ".join(["{caller} asks to", message["type"].removesuffix(REQUESTED).lower(), *fields])
 
 
 @cache

@@ -38,18 +38,18 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finding]:
 def test_what_is_in_order_is_said_to_be(findings: dict[str, Finding]) -> None:
     for check in ("python", "versions", "ports", "service's clock", "ray", "jax"):
         assert findings[check].state is State.OK, findings[check]
-    assert findings["ray"].found.startswith("2.")
-    assert findings["jax"].found.endswith(":0")
-    assert findings["versions"].found == "as requirements.lock says"
+    assert findings["ray"].detail.startswith("2.")
+    assert findings["jax"].detail.endswith(":0")
+    assert findings["versions"].detail == "as requirements.lock says"
 
 
 def test_a_home_open_to_others_is_wrong_and_the_secret_is_not_told(findings: dict[str, Finding]) -> None:
     home = findings["home"]
     assert home.state is State.WRONG
-    assert "written by everybody" in home.found
-    assert "read by others" in home.found
+    assert "written by everybody" in home.detail
+    assert "read by others" in home.detail
     assert "chmod" in home.remedy
-    assert "secret" not in home.found + home.remedy
+    assert "secret" not in home.detail + home.remedy
 
 
 def test_a_missing_groups_file_is_wrong(findings: dict[str, Finding]) -> None:

@@ -179,7 +179,7 @@ def test_a_service_on_a_home_that_became_read_only_answers_and_can_be_ended(
         assert [http.get(path).status_code for path in ("/healthz", "/v1/whoami", "/metrics")] == [200] * 3
     finding = found_of_disks(there.home, there.runs, monkeypatch)
     assert finding.state is State.WRONG
-    assert finding.found == f"{there.home.path} cannot be written: Read-only file system"
+    assert finding.detail == f"{there.home.path} cannot be written: Read-only file system"
     assert "down" in there.atoll("down")
     assert not there.home.running()
     said = there.atoll("up", "--control", CONTROL, code=1)
