@@ -23,14 +23,14 @@ from api.http.guard import Guard
 from api.http.headers import SecurityHeaders
 from api.http.streams import Seats
 from api.installation.second_life import SecondLife, no_second_life
+from api.jobs.background_loop import BackgroundLoop
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
+from api.jobs.job_list import JobList
 from api.jobs.overseer import Overseer
 from api.jobs.parameters import Parameters
 from api.jobs.readiness import Readiness
 from api.jobs.service import NOTHING_MORE, Service
-from api.jobs.shelf import Shelf
-from api.jobs.tending import Tending
 from api.merges.history import Histories
 from api.metrics.exposition import Metrics
 from api.metrics.requests import Measured
@@ -88,16 +88,16 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(service.resume)
-        await run_in_threadpool(plans.conductor.resume)
-        tending = Tending(service.tend)
-        tending.start()
+        await run_in_threadpool(plans.runner.resume)
+        loop = BackgroundLoop(service.tend)
+        loop.start()
         overseer.begin()
         service.queue.begin()
         yield
         await run_in_threadpool(overseer.close)
         await run_in_threadpool(service.queue.close)
-        await run_in_threadpool(tending.stop)
-        await run_in_threadpool(plans.conductor.close)
+        await run_in_threadpool(loop.stop)
+        await run_in_threadpool(plans.runner.close)
 
     app = FastAPI(
         title="atoll",
@@ -112,7 +112,7 @@ def create_app(
     app.state.access = access
     app.state.tokens = Tokens(access)
     app.state.metrics = Metrics(service, store)
-    app.state.shelf = Shelf(service, store)
+    app.state.job_list = JobList(service, store)
     app.state.parameters = Parameters(service, control)
     app.state.seats = Seats()
     app.state.readiness = Readiness(service.ready)

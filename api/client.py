@@ -73,7 +73,7 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         """
         place = Home(home)
         address, token = (
-            place.address() or (place.found_address() if url is None else None),
+            place.address() or (place.discovered_address() if url is None else None),
             os.environ.get(TOKEN_VARIABLE),
         )
         if url is None and address is None:

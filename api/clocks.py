@@ -70,7 +70,7 @@ class ClockWatch:
         self._lock = threading.Lock()
         self._began = self._last = wall() - passed()
 
-    def look(self) -> float:
+    def check(self) -> float:
         """The sum of all settings in seconds; positive if it was set forward."""
         with self._lock:
             before, self._last = self._last, self._wall() - self._passed()

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from api.chaos.conducting import key_of, planned
-from api.chaos.conductor import Conductor
+from api.chaos.active_run import key_of, planned
+from api.chaos.runner import ChaosRunner
 from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState, VerdictDocument
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
 from api.installation.second_life import SecondLife
@@ -58,7 +58,7 @@ class ChaosRuns:
     def __init__(self, service: Service, store: Store, second_life: SecondLife) -> None:
         self._service, self._store = service, store
         self._book = ChaosStore(store.engine)
-        self.conductor = Conductor(service, store, self._book, second_life)
+        self.runner = ChaosRunner(service, store, self._book, second_life)
 
     def start(
         self,
@@ -85,7 +85,7 @@ class ChaosRuns:
         target = self._service.job(run_of.job)
         if target.state.final or target.after_s is None:
             raise Conflict(detail=f"Job {target.job} is {target.state}; there is nothing to strike.")
-        islands = [island for island in target.islands if not _spare(island)]
+        islands = [island for island in target.islands if not _is_inactive(island)]
         check_fleet(plan, list(map(_plan_of, islands)))
         row = ChaosRunRow(
             run=f"chaos-{secrets.token_hex(6)}",
@@ -105,7 +105,7 @@ class ChaosRuns:
         except AlreadyKnown as duplicate:
             refuse_other_request(duplicate.row, digest, key)
             return self._shown(duplicate.row)
-        self.conductor.conduct(row)
+        self.runner.start_run(row)
         return self._shown(self._row(row.job, row.run))
 
     def list(self, job: str) -> list[ChaosRunSummary]:
@@ -126,7 +126,7 @@ class ChaosRuns:
         if row.verdict is not None or row.state == RunState.FAILED:
             raise Conflict(detail=f"The run {row.run} has ended already: it {row.state}.")
         if row.state != RunState.STOPPED:
-            self.conductor.stop(row.run, f"ended by {caller}")
+            self.runner.stop(row.run, f"ended by {caller}")
         return self._shown(self._row(row.job, row.run))
 
     def verdict(self, job: str, run: str) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class ChaosRuns:
                     island=fault["island"],
                     planned_s=fault["planned_at"],
                     duration_s=fault["duration"],
-                    told=_told(fault),
+                    told=_description_of(fault),
                     after_s=decided.at,
                     spared=fault["spared"],
                     command=command.command if command else None,
@@ -221,7 +221,7 @@ class ChaosRuns:
         )
 
 
-def _spare(island: Island) -> bool:
+def _is_inactive(island: Island) -> bool:
     """It waits to be an island: a fault that is drawn for it could strike nobody, or nobody who trains."""
     return island.standby or (island.state == "stopped" and island.incarnation == 0)
 
@@ -260,6 +260,6 @@ def _fault(fault: PlannedFault, begun_at: float | None) -> Fault:
     )
 
 
-def _told(plain: Mapping[str, Any]) -> str:
+def _description_of(plain: Mapping[str, Any]) -> str:
     dose = Dose(plain["duration"], plain["bytes_per_second"], plain["payloads"])
     return told(Kind(plain["kind"]), plain["island"], dose)

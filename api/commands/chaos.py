@@ -12,7 +12,7 @@ import typer
 
 from api.commands import chaos_runs
 from api.commands.chaos_runs import PageOption, PlanArgument
-from api.commands.chaos_telling import conclude_verdict
+from api.commands.chaos_text import conclude_verdict
 from api.commands.common import (
     SEED_MAX,
     HomeOption,

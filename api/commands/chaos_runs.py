@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.commands import completion
-from api.commands.chaos_telling import Teller, conclude_verdict, headline, lines
+from api.commands.chaos_text import ChaosObserver, conclude_verdict, headline, lines
 from api.commands.common import (
     INTERRUPTED,
     HomeOption,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from api.client import Client
     from api.schemas import Job
 
-LOOK_EVERY_S = 0.5
+POLL_EVERY_S = 0.5
 VERDICT_TIMEOUT_S = 90.0
 """After the job's end. The service gives up on a report before that."""
 
@@ -81,7 +81,7 @@ def run(
         key = secrets.token_hex(16)
         try:
             started = _started(client, job, plan, reference, key)
-            ended = watch(client, job, console(stderr=True), Teller(client, started))
+            ended = watch(client, job, console(stderr=True), ChaosObserver(client, started))
         except KeyboardInterrupt:
             started = _started(
                 client, job, plan, reference, key
@@ -228,7 +228,7 @@ def _awaited_verdict(client: Client, run: ChaosRun) -> VerdictDocument:
         except Conflict:
             if client.chaos_run(run.job, run.run).ended_at is not None or time.monotonic() > deadline:
                 return client.chaos_verdict(run.job, run.run)
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
 
 
 def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
@@ -242,9 +242,9 @@ def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
                 echo(line)
         if run.ended_at is not None:
             break
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
         before, run = run, client.chaos_run(run.job, run.run)
-        news = Teller.news(before, run)
+        news = ChaosObserver.news(before, run)
     if not as_json:
         echo(headline(run))
     return run

@@ -29,8 +29,8 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: Python, Ray, JAX, ports, disk, clocks, home, memory, cores, leftovers. Each with its remedy."""
+    from api.installation.check_result import State
     from api.installation.doctor import examine
-    from api.installation.finding import State
 
     findings = examine(Home(home), runs, groups, url)
     if as_json:

@@ -54,15 +54,15 @@ def islands(
 
 def _watch(client: Client, job: str, output: str | None, as_json: bool) -> None:
     from api.terminal.lists import emit, show
-    from api.terminal.looker import Looker
+    from api.terminal.poller import Poller
     from api.terminal.watch import asking
 
-    look = Looker(asking(client, job))
+    poller = Poller(asking(client, job))
     with until_interrupted():
         if as_json or output == "json":
-            emit(look, lambda job: job.islands, echo_json, lambda job: job.state.final)
+            emit(poller, lambda job: job.islands, echo_json, lambda job: job.state.final)
         else:
-            show(look, lambda job: _table(job, output), console_for(output), lambda job: job.state.final)
+            show(poller, lambda job: _table(job, output), console_for(output), lambda job: job.state.final)
 
 
 def _table(job: Job, output: str | None) -> Table:

@@ -77,7 +77,7 @@ def submit(
             say(
                 f"submitted {job.job}: {job.island_count} islands, {job.token_budget:,} tokens, results in {job.run_dir}"
             )
-            for line in told_of_resumption(job):
+            for line in resumption_lines(job):
                 say(line)
             if job.queue_position:
                 from api.terminal.watch import queue_place
@@ -89,7 +89,7 @@ def submit(
             say(f"watch it with `atoll watch {job.job}`")
 
 
-def told_of_resumption(job: Job) -> list[str]:
+def resumption_lines(job: Job) -> list[str]:
     """Where the job goes on, and which checkpoints it passes over."""
     if job.resumed_from is None:
         return []
@@ -132,16 +132,16 @@ def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json
     from rich.console import Group
 
     from api.terminal.lists import emit, show
-    from api.terminal.looker import Looker
+    from api.terminal.poller import Poller
 
     def draw(jobs: list[JobSummary]) -> Group:
         return Group(_table(jobs, output == "wide"), *_waiting(jobs))
 
     with until_interrupted():
         if as_json or output == "json":
-            emit(Looker(ask), lambda jobs: jobs, echo_json)
+            emit(Poller(ask), lambda jobs: jobs, echo_json)
         else:
-            show(Looker(ask), draw, console_for(output))
+            show(Poller(ask), draw, console_for(output))
 
 
 def _table(jobs: list[JobSummary], wide: bool) -> Table:

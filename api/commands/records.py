@@ -44,7 +44,7 @@ def events(
     as_json: JsonOption = False,
 ) -> None:
     """Tell what happened in a job, a line for each record of its tape. Ctrl-C says how to go on from there."""
-    from api.terminal.telling import tell
+    from api.terminal.record_text import tell
 
     with connect(home, url) as client:
         job = client.job(job).job  # `latest` may mean another one by the time it is said again

@@ -39,7 +39,7 @@ HEAD_S = 10.0
 WRITE_S = 30.0
 """So long a client may read nothing of what waits for it, at most one piece of a download."""
 CLOSING_S = 5.0
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 LOG_EVERY_S = 60.0
 HEAD_BYTES_MAX = 32 << 10
 WIRE_BYTES_MAX = 3 << 20
@@ -282,7 +282,7 @@ class Door:
 
     async def _look_round(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_EVERY_S)
             now = time.monotonic()
             for visit in [visit for here in self._visits.values() for visit in here]:
                 if visit.connection is not None and (why := visit.connection.late(now)):

@@ -118,20 +118,22 @@ class Seats:
         self._seats_max, self._each_max = seats_max, each_max
         self._taken: Counter[str] = Counter()
 
-    def take(self, holder: str) -> None:
+    def take(self, token_name: str) -> None:
         """One more for this token. Raises InfrastructureError if it has its share, or if all are taken."""
-        if self._taken[holder] >= self._each_max:
-            detail = f"The token {holder!r} follows {self._each_max} event streams and logs, as many as one token may."
+        if self._taken[token_name] >= self._each_max:
+            detail = (
+                f"The token {token_name!r} follows {self._each_max} event streams and logs, as many as one token may."
+            )
             raise InfrastructureError(detail=detail, remedy="Close one, and try again; or ask with follow=false.")
         if self._taken.total() >= self._seats_max:
             detail = f"{self._seats_max} event streams and logs are followed, as many as this service keeps."
             raise InfrastructureError(detail=detail, remedy="Try again later, or ask with follow=false.")
-        self._taken[holder] += 1
+        self._taken[token_name] += 1
 
-    def leave(self, holder: str) -> None:
-        self._taken[holder] -= 1
-        if not self._taken[holder]:
-            del self._taken[holder]
+    def leave(self, token_name: str) -> None:
+        self._taken[token_name] -= 1
+        if not self._taken[token_name]:
+            del self._taken[token_name]
 
 
 def following(default: bool, description: str) -> Callable[..., AsyncIterator[bool]]:

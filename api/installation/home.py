@@ -89,7 +89,7 @@ class Home:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 
-    def found_address(self) -> Address | None:
+    def discovered_address(self) -> Address | None:
         """As ``address``, also while ``service.json`` is damaged: the service that runs here is asked of the system then.
 
         The file is written again with what is found. Slow where there is none, and only to be asked by whoever needs it.

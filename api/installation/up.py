@@ -28,11 +28,11 @@ from typing import TypeVar
 import psutil
 
 from api.auth.code import refuse_unfit
-from api.installation import past
+from api.installation import store_history
 from api.installation.binding import Binding
 from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
-from api.installation.places import roots_of
+from api.installation.job_roots import roots_of
 from api.installation.shipped import CONFIGS
 from orchestrator import home_files
 from orchestrator.environment import built, refuse_unset
@@ -107,8 +107,8 @@ def down(home: Home, say: Say) -> None:
 def start(wanted: Installation, say: Say) -> Address:
     """``up``, for whoever has locked the home."""
     home = wanted.home
-    if home.found_address() is None and home.running():
-        _await(home.found_address, PATIENCE_S)  # by hand it may be starting just now
+    if home.discovered_address() is None and home.running():
+        _await(home.discovered_address, PATIENCE_S)  # by hand it may be starting just now
     port = home.port_before()
     if home.running():
         # It may be starting, by hand: give it time before taking it for a stuck one.
@@ -163,9 +163,9 @@ def end(home: Home, say: Say) -> None:
 def _look_for_store(wanted: Installation, say: Say) -> None:
     """Raises InfrastructureError where the home's store is lost, before anything is started; or has it begun anew."""
     if wanted.new_store:
-        aside = past.begin_anew(wanted.home, wanted.database)
+        aside = store_history.begin_anew(wanted.home, wanted.database)
         say(f"an empty store is begun; what was there is {aside}" if aside else "no damaged store lies there")
-    past.refuse_lost_store(wanted.home, wanted.database)
+    store_history.refuse_lost_store(wanted.home, wanted.database)
 
 
 def _start_service(wanted: Installation, say: Say, before: int | None) -> Address:
@@ -221,7 +221,7 @@ def _end_service(home: Home, say: Say) -> bool:
 
 def _of_living(home: Home) -> Address | None:
     """Not what one that was killed has left behind."""
-    address = home.found_address()
+    address = home.discovered_address()
     return address if address is not None and psutil.pid_exists(address.pid) else None
 
 

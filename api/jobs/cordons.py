@@ -12,11 +12,11 @@ import logging
 import time
 from threading import Lock
 
+from api.jobs.background_loop import Complaints, reason_of
 from api.jobs.control import ControlPort
 from api.jobs.idempotency import digest_of
-from api.jobs.looks import refuse_outdated
 from api.jobs.outbox import Outbox, row_of
-from api.jobs.tending import Complaints, reason_of
+from api.jobs.status_cache import refuse_outdated
 from api.jobs.translate import request_in
 from api.schemas import JobState, NodeGroup
 from api.storage.store import CommandRow, CordonRow, Store

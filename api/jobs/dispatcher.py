@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from api.jobs.background_loop import BackgroundLoop, Complaints, reason_of
 from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
-from api.jobs.looks import Looks
 from api.jobs.outlines import Outline, Outlines
-from api.jobs.places import refuse_outside
+from api.jobs.path_check import refuse_outside
 from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, behind, decide, wants_of
-from api.jobs.tending import Complaints, Tending, reason_of
+from api.jobs.status_cache import StatusCache
 from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.storage.store import JobRow, Store
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 JOBS_MAX = 16
 """Each costs the head three processes, which no node group accounts for."""
-LOOK_EVERY_S = 2.0
+POLL_EVERY_S = 2.0
 PATIENCE_S = 4.0
 """A running job that has not said by then how it stands is reckoned by its specification."""
 CLOSE_TIMEOUT_S = 5.0
@@ -59,18 +59,18 @@ class Dispatcher:
         control: ControlPort,
         store: Store,
         cordons: Cordons,
-        looks: Looks,
-        look: Callable[[JobRow, float], Job],
+        statuses: StatusCache,
+        job_of: Callable[[JobRow, float], Job],
         record: Callable[[JobRow], StatusRecord | None],
         jobs_max: int,
         roots: AllowedRoots,
     ) -> None:
         self._control, self._store, self._cordons, self._roots = control, store, cordons, roots
-        self._looks, self._look, self._record = looks, look, record
+        self._statuses, self._job_of, self._record = statuses, job_of, record
         self._jobs_max = jobs_max
         self.outlines = Outlines()
         self._one_at_a_time = threading.Lock()
-        self._looking = Tending(self.dispatch, "queue", LOOK_EVERY_S)
+        self._loop = BackgroundLoop(self.dispatch, "queue", POLL_EVERY_S)
         self._closing = False
         self._decided = NOTHING_QUEUED
         self._first: tuple[str, int] | None = None
@@ -87,17 +87,17 @@ class Dispatcher:
 
     def begin(self) -> None:
         """From here on it looks by itself."""
-        self._looking.start()
+        self._loop.start()
 
     def close(self) -> None:
         """Start nothing more. A start under way that does not end soon is left to the next process."""
         self._closing = True
-        self._looking.stop(CLOSE_TIMEOUT_S)
+        self._loop.stop(CLOSE_TIMEOUT_S)
 
     def wake(self) -> None:
         """Something changed: look soon."""
         self.count_anew()
-        self._looking.wake()
+        self._loop.wake()
 
     def count_anew(self) -> None:
         """The queue has changed: places that were counted before hold no more."""
@@ -202,7 +202,7 @@ class Dispatcher:
 
     def _wants(self, alive: Sequence[JobRow]) -> list[Wants]:
         """What those of them that still run want at present."""
-        self._looks.ask_all(alive)
+        self._statuses.ask_all(alive)
         due_at = time.monotonic() + PATIENCE_S
         wants: list[Wants] = []
         for row in alive:
@@ -210,7 +210,7 @@ class Dispatcher:
                 wants.append({})
                 continue
             try:
-                job = self._look(row, max(0.0, due_at - time.monotonic()))
+                job = self._job_of(row, max(0.0, due_at - time.monotonic()))
                 if job.state.final:
                     continue
                 sections = sections_of(row, spares=True)

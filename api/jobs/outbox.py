@@ -22,8 +22,8 @@ from collections.abc import Callable
 from threading import Lock
 
 from api.clocks import Ages
+from api.jobs.background_loop import Complaints, reason_of
 from api.jobs.control import ControlPort, StatusRecord
-from api.jobs.tending import Complaints, reason_of
 from api.schemas import FINAL
 from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.chaos.kinds import CONTINUE
@@ -33,7 +33,7 @@ from orchestrator.tape import command_codec
 
 logger = logging.getLogger(__name__)
 
-Look = Callable[[JobRow], StatusRecord | None]
+RecordOf = Callable[[JobRow], StatusRecord | None]
 """What is known of a job: its final state if it left one, else the live one; None if there is neither."""
 
 STRIKE_WITHIN_S = 10.0
@@ -57,10 +57,10 @@ def row_of(job: str, caller: str, command: Command) -> CommandRow:
 
 
 class Outbox:
-    def __init__(self, control: ControlPort, store: Store, look: Look) -> None:
+    def __init__(self, control: ControlPort, store: Store, record_of: RecordOf) -> None:
         self._control = control
         self._store = store
-        self._look = look
+        self._record_of = record_of
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         """One a job: two threads could otherwise hand over its commands in turns."""
         self._ages = Ages()
@@ -98,7 +98,7 @@ class Outbox:
         if row is None or not waiting:
             return
         try:
-            record = self._look(row)
+            record = self._record_of(row)
         except AtollError as error:
             self._note(job, f"outcomes cannot be had: {error}")
             return
@@ -135,7 +135,7 @@ class Outbox:
         except InfrastructureError:
             raise
         except (NotFound, Conflict) as error:
-            record = self._look(row)  # it may be over, and have taken the command before
+            record = self._record_of(row)  # it may be over, and have taken the command before
             if record and command.command in record["commands"]:
                 self._store.update_command(command.command, delivered=True)
             elif record is None and row.state not in FINAL:
@@ -158,7 +158,7 @@ class Outbox:
         """Whether it is too late for a fault to strike, which then is settled; raises while the job does not answer."""
         if self._ages.of(command.command, command.requested_at) < STRIKE_WITHIN_S:
             return False
-        record = self._look(row)
+        record = self._record_of(row)
         if record and command.command in record["commands"]:
             self._store.update_command(command.command, delivered=True)  # it had struck, and that was not yet noted
         else:

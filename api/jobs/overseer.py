@@ -31,11 +31,11 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from api.checkpoints.finding import checkpoints_of
+from api.checkpoints.lookup import checkpoints_of
+from api.jobs.background_loop import BackgroundLoop, Complaints, reason_of
 from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
-from api.jobs.places import refuse_outside
-from api.jobs.tending import Complaints, Tending, reason_of
+from api.jobs.path_check import refuse_outside
 from api.jobs.translate import last_known_of
 from api.run.files import is_there
 from api.run.folder import Run, damage_of_status, read_status
@@ -47,7 +47,7 @@ from orchestrator.roots import AllowedRoots
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 5.0
+POLL_EVERY_S = 5.0
 TRIES_MAX = 3
 LIVES_MAX = 20
 """So many lives in a row that nobody saw alive are a job that ends at once, and leaves no final state."""
@@ -84,7 +84,7 @@ class Overseer:
         self._control, self._store, self._cordons, self._record = control, store, cordons, record
         self._taken_down = taken_down
         self._pool = ThreadPoolExecutor(8, "overseer")
-        self._looking = Tending(self.look, "overseer", LOOK_EVERY_S)
+        self._loop = BackgroundLoop(self.check, "overseer", POLL_EVERY_S)
         self._closing = False
         self._tries: Counter[str] = Counter()
         """How often in a row each job could not be started again."""
@@ -102,18 +102,18 @@ class Overseer:
 
     def begin(self) -> None:
         """From here on it looks by itself, at once for the first time."""
-        self._looking.start()
+        self._loop.start()
 
     def close(self) -> None:
         """Start nothing more. A start under way that does not end soon is left to the next process."""
         self._closing = True
-        self._looking.stop(CLOSE_TIMEOUT_S)
+        self._loop.stop(CLOSE_TIMEOUT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
         with suppress(Exception):  # the store may be what is gone
             for job in list(self._progress):
                 self._write_down(job)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Every job that should run and does not is started again, or has failed with the reason."""
         for job in list(self._unsettled):
             self._store.move_job(job, JobState.STARTING, JobState.RUNNING)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from api.auth.code import OWN_PACKAGES, code_problems
 from api.checkpoints.archive import Archive, archive_of
-from api.checkpoints.finding import checkpoints_of, resolved
+from api.checkpoints.lookup import checkpoints_of, resolved
 from api.checkpoints.schemas import Checkpoint
 from api.clocks import ClockWatch
 from api.jobs.control import ControlPort, NodeGroupRecord, StatusRecord
@@ -27,9 +27,9 @@ from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
-from api.jobs.looks import PATIENCE_S, Look, Looks, refuse_outdated
 from api.jobs.outbox import Outbox, row_of
-from api.jobs.places import places_outside
+from api.jobs.path_check import problems_outside_roots
+from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
 from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
@@ -80,11 +80,11 @@ class Service:
         self._store = store
         self._runs_dir = runs_dir
         self._packages = packages
-        self.looks = Looks(self.record, store.generation)
-        self.outbox = Outbox(control, store, lambda row: self.looks.fresh(row).record)
+        self.statuses = StatusCache(self.record, store.generation)
+        self.outbox = Outbox(control, store, lambda row: self.statuses.fresh(row).record)
         self.cordons = Cordons(control, store, self.outbox)
         self.queue = Dispatcher(
-            control, store, self.cordons, self.looks, self._answer, self.record, jobs_max, self.roots
+            control, store, self.cordons, self.statuses, self._answer, self.record, jobs_max, self.roots
         )
         self.clock = ClockWatch()
         self._adding = Lock()
@@ -97,7 +97,7 @@ class Service:
 
     def tend(self) -> None:
         """One round of what nobody asks for: what a job that did not answer has missed is handed to it now."""
-        self.clock.look()
+        self.clock.check()
         self.cordons.tell_missed()
         self.outbox.turn()
 
@@ -166,9 +166,9 @@ class Service:
     def job(self, job: str) -> Job:
         return self._answer(self._row(job))
 
-    def look(self, job: str) -> Look:
+    def snapshot(self, job: str) -> StatusSnapshot:
         """The job as it stands, with its version."""
-        return self._look(self._row(job))
+        return self._snapshot(self._row(job))
 
     def run(self, job: str) -> Run:
         """Where the job writes. Asks the store and the disk only, so that it is cheap and works without the cluster."""
@@ -271,7 +271,7 @@ class Service:
         outside: tuple[Problem, ...] = ()
         try:
             spec = parse_job(document)
-            outside = places_outside(spec, self.roots, begun=True)
+            outside = problems_outside_roots(spec, self.roots, begun=True)
             spec = resolved(spec, self._store.job, self.roots)
         except InvalidJobSpec as error:
             more = (*outside, *fleet_problems(sections_of(document), groups))
@@ -310,25 +310,25 @@ class Service:
             return read_status(Path(row.run_dir))  # it may have ended between the two looks
 
     def _answer(self, row: JobRow, patience_s: float = PATIENCE_S) -> Job:
-        answer = self._look(row, patience_s).answer
+        answer = self._snapshot(row, patience_s).answer
         assert answer is not None, "a look that was had has an answer"
         return answer
 
-    def _look(self, row: JobRow, patience_s: float = PATIENCE_S) -> Look:
-        look = self.looks.recent(row, patience_s)
-        if look.answer is None and look.record is None and row.summary and (summary := summary_in(row, Job)):
-            look.answer = summary
-        elif look.answer is None:
-            look.answer = self._job_of(row, look.record)
-            if look.answer.state is JobState.QUEUED:
+    def _snapshot(self, row: JobRow, patience_s: float = PATIENCE_S) -> StatusSnapshot:
+        snapshot = self.statuses.recent(row, patience_s)
+        if snapshot.answer is None and snapshot.record is None and row.summary and (summary := summary_in(row, Job)):
+            snapshot.answer = summary
+        elif snapshot.answer is None:
+            snapshot.answer = self._job_of(row, snapshot.record)
+            if snapshot.answer.state is JobState.QUEUED:
                 waits = {"queue_position": self._store.queue_position(row), "reason": self.queue.why(row.job)}
-                look.answer = look.answer.model_copy(update=waits)
-            elif look.answer.state.final and not row.summary:
-                values = {"reason": look.answer.reason, "summary": look.answer.model_dump(mode="json")}
-                self._store.update_job(row.job, state=look.answer.state.value, **values)
+                snapshot.answer = snapshot.answer.model_copy(update=waits)
+            elif snapshot.answer.state.final and not row.summary:
+                values = {"reason": snapshot.answer.reason, "summary": snapshot.answer.model_dump(mode="json")}
+                self._store.update_job(row.job, state=snapshot.answer.state.value, **values)
                 if row.state != JobState.CANCELLED:  # who was cancelled in the queue leaves no room
                     self.queue.wake()
-        return look
+        return snapshot
 
     def _job_of(self, row: JobRow, record: StatusRecord | None) -> Job:
         """The answer, whatever row and record are. Raises InfrastructureError where the job answers, and makes no sense."""

@@ -27,9 +27,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from api.clocks import Ages
+from api.jobs.background_loop import Complaints, reason_of
 from api.jobs.control import StatusRecord
 from api.jobs.service import Service
-from api.jobs.tending import Complaints, reason_of
 from api.metrics.catalogue import FAMILIES
 from api.metrics.job import Buckets, Sample, samples
 from api.metrics.requests import request_seconds
@@ -96,7 +96,7 @@ class JobsCollector(Collector):
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
         yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
         yield Sample("atoll_queue_hopeless", (), self._service.queue.hopeless)
-        yield Sample("atoll_clock_set_seconds", (), self._service.clock.look())
+        yield Sample("atoll_clock_set_seconds", (), self._service.clock.check())
         for row in rows:
             if row.job in live:
                 yield Sample("atoll_job_answers", (row.job,), samples_by_job.get(row.job) is not None)

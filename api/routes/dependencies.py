@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Request, Response
 
 from api.auth.roles import Principal
-from api.jobs.looks import unchanged
 from api.jobs.service import Service
+from api.jobs.status_cache import unchanged
 from api.schemas import Command
 
 

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Response
 
 from api.http.pools import FLEET
 from api.http.routing import runs_in
-from api.jobs.looks import tag_of
 from api.jobs.service import Service
+from api.jobs.status_cache import tag_of
 from api.jobs.translate import command_of
 from api.routes.dependencies import ANONYMOUS, VERSIONED, Caller, IfMatch, IfNoneMatch, ServiceHere, versioned
 from api.schemas import NodeGroupChange, NodeGroups

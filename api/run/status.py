@@ -117,7 +117,7 @@ class Examined(NamedTuple):
     damage: str = ""
 
 
-class _Kept:
+class _KnownDamages:
     """What was found in the files examined last, by what the file system says of each."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class _Kept:
                 self._damages.popitem(last=False)
 
 
-_KEPT = _Kept()
+_KNOWN_DAMAGES = _KnownDamages()
 
 
 def examine(run_dir: Path) -> Examined:
@@ -146,7 +146,7 @@ def examine(run_dir: Path) -> Examined:
     except (OSError, ValueError):
         return Examined()
     mark = (str(path), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns)
-    if (damage := _KEPT.damage(mark)) is not None:
+    if (damage := _KNOWN_DAMAGES.damage(mark)) is not None:
         return Examined(damage=damage)
     try:
         record = parsed(read_below(run_dir, NAME, BYTES_MAX), path)
@@ -156,17 +156,17 @@ def examine(run_dir: Path) -> Examined:
     except FileNotFoundError:
         return Examined()
     except ValidationError as error:
-        damage = _told(path, error)
+        damage = _problem_with(path, error)
     except (DataError, RecursionError, MemoryError) as error:
         damage = str(error) or f"{path} cannot be read: {type(error).__name__}."
     else:
         over = shape.view.phase == "finished"
         return Examined(record=record) if over else Examined()  # type: ignore[arg-type]  # that is what was checked
-    _KEPT.keep(mark, damage)
+    _KNOWN_DAMAGES.keep(mark, damage)
     return Examined(damage=damage)
 
 
-def _told(path: Path, error: ValidationError) -> str:
+def _problem_with(path: Path, error: ValidationError) -> str:
     first, count = error.errors(include_url=False)[0], error.error_count()
     more = f", and {count - 1} more such things" if count > 1 else ""
     place = ".".join(str(part) for part in first["loc"])[:120]

@@ -112,7 +112,7 @@ def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
         failure = ""
         raise
     except (DBAPIError, PoolTimeout, PendingRollbackError) as error:
-        detail = f"The database {name} does not do its part: {said_by(error)}"
+        detail = f"The database {name} does not do its part: {message_of(error)}"
         failed, failure = True, detail if time.monotonic() - began > SLOW_S else ""
         raise StoreUnavailable(detail=detail, remedy=remedy) from error
     finally:
@@ -124,7 +124,7 @@ def name_of(url: URL) -> str:
     return f"{url.host}:{url.port or ''}/{url.database}" if url.host else str(url.database)
 
 
-def said_by(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """In one line, without the statement and its values."""
     if isinstance(error, PoolTimeout):
         return "all connections to it are busy."

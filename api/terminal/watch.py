@@ -18,7 +18,7 @@ from rich.text import Text
 
 from api.client import Client
 from api.schemas import Island, Job, JobSummary
-from api.terminal.looker import POLL_S, Looker
+from api.terminal.poller import POLL_S, Poller
 
 STATE_STYLES = {
     "placing": "yellow",
@@ -44,23 +44,23 @@ def watch(client: Client, job: str, console: Console, observer: Observer | None 
 
     ``observer`` sees every picture before it is drawn; what it returns is shown from then on. KeyboardInterrupt passes.
     """
-    look = Looker(asking(client, job), observer)
+    poller = Poller(asking(client, job), observer)
     if not console.is_terminal:
-        return _watch_lines(look, console)
-    picture = look()
-    with Live(render(picture, look.note), console=console, refresh_per_second=4, transient=False) as live:
+        return _watch_lines(poller, console)
+    picture = poller()
+    with Live(render(picture, poller.note), console=console, refresh_per_second=4, transient=False) as live:
         while not picture.state.final:
             time.sleep(POLL_S)
-            picture = look()
-            live.update(render(picture, look.note))
+            picture = poller()
+            live.update(render(picture, poller.note))
     return picture
 
 
 def follow(client: Client, job: str, emit: Callable[[Job], None]) -> Job:
     """For programs: ``emit`` every picture until the job has ended, and return the last one."""
-    look = Looker(asking(client, job))
+    poller = Poller(asking(client, job))
     while True:
-        picture = look()
+        picture = poller()
         emit(picture)
         if picture.state.final:
             return picture
@@ -80,18 +80,18 @@ def asking(client: Client, job: str) -> Callable[[], Job]:
     return ask
 
 
-def _watch_lines(look: Looker[Job], console: Console) -> Job:
+def _watch_lines(poller: Poller[Job], console: Console) -> Job:
     shown_at, shown_states, shown_note = -LINE_EVERY_S, None, None
     while True:
-        picture = look()
+        picture = poller()
         states = (picture.state, picture.reason, [island.state for island in picture.islands])
         due = time.monotonic() - shown_at >= LINE_EVERY_S
         if due or states != shown_states:
             console.print(line(picture), soft_wrap=True, highlight=False, markup=False)
             shown_at, shown_states = time.monotonic(), states
-        if look.note and look.note != shown_note and not look.note.startswith("no answer"):
-            console.print(look.note, soft_wrap=True, highlight=False, markup=False)
-            shown_note = look.note
+        if poller.note and poller.note != shown_note and not poller.note.startswith("no answer"):
+            console.print(poller.note, soft_wrap=True, highlight=False, markup=False)
+            shown_note = poller.note
         if picture.state.final:
             return picture
         time.sleep(POLL_S)

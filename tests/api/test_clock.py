@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.installation.check_result import State
 from api.installation.clock import DATE_AGE_MAX_S, offset, own_clock, service_clock, synchronised
-from api.installation.finding import State
 from tests.api.clocks import a_service
 
 TIME_ERROR = 5

@@ -115,7 +115,7 @@ def test_what_the_clock_was_set_by_adds_up(jumps: list[tuple[float, float]]) -> 
     for passes_s, set_by_s in jumps:
         clocks.up += passes_s
         clocks.ahead += set_by_s
-        assert watch.look() == pytest.approx(clocks.ahead - 1_800_000_000.0, abs=1e-4)
+        assert watch.check() == pytest.approx(clocks.ahead - 1_800_000_000.0, abs=1e-4)
 
 
 @settings(max_examples=50)

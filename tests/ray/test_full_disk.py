@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.installation.finding import State
+from api.installation.check_result import State
 from orchestrator.core import events as e
 from orchestrator.tape.storage import read_tape
 from tests.api.installation import ROOT, Installation

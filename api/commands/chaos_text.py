@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from api.schemas import Job
 
 
-class Teller:
+class ChaosObserver:
     """Asks how the run stands whenever the job is looked at (``watch.Observer``), and tells what is new."""
 
     def __init__(self, client: Client, begun: ChaosRun) -> None:

@@ -51,7 +51,7 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
-class Tending:
+class BackgroundLoop:
     def __init__(self, round_of_work: Callable[[], None], name: str = "tending", every_s: float | None = None) -> None:
         self._round, self._name = round_of_work, name
         self._every_s = EVERY_S if every_s is None else every_s

@@ -6,7 +6,7 @@ Responsible for a run that survives its process: it is rebuilt from its rows by 
 something was decided on, so what was decided stays decided. A strike's idempotency key names run and fault, so that none
 strikes twice, whenever the process is killed. What was decided and not handed over by then strikes only if it is not late.
 The service's own death is no command: it has struck whoever finds it decided. Refuses to know threads
-(``api.chaos.conductor``).
+(``api.chaos.runner``).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def key_of(run: str, fault: int | str) -> str:
     return f"{run}/{fault}"
 
 
-class Conducting:
+class ActiveRun:
     """The run of ``row``, as it stands in the store. Raises DataError if this build would have decided otherwise."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Conducting:
         self._report_due: float | None = None
         self._restore(row)
 
-    def look(self, job: Job) -> bool:
+    def advance(self, job: Job) -> bool:
         """Do what is due as the job stands now. Returns whether anything is left to do later."""
         if self._state is RunState.STOPPED:
             return not self._let_go(job)
@@ -97,7 +97,7 @@ class Conducting:
         if job.state is JobState.RUNNING and job.after_s is not None:
             if not self._conduct.over:
                 self._decide(job, job.after_s)
-            self._unstruck = [n for n in self._unstruck if not self._strike(n, job.after_s)]
+            self._unstruck = [n for n in self._unstruck if not self._inject(n, job.after_s)]
         return True
 
     def stop(self, reason: str) -> None:
@@ -148,14 +148,14 @@ class Conducting:
 
     # ── striking ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _strike(self, n: int, now: float) -> bool:
+    def _inject(self, n: int, now: float) -> bool:
         """Hand a decided fault to the job. False if that is to be tried again."""
         decision, key = self._conduct.decisions[n], key_of(self._run, n)
         fault = decision.fault
         if fault.kind is Kind.KILL_API:
             return self._die(n, decision)
         if now - decision.at > LATE_MAX_S and self._store.command_by_key(key) is None:
-            self._spare(n, decision, MISSED)
+            self._skip(n, decision, MISSED)
             return True
         try:
             inject = Inject(fault.kind.value, fault.island or None, **asdict(fault.dose))
@@ -164,7 +164,7 @@ class Conducting:
             logger.warning("%s: %s could not be handed over: %s", self._run, fault.told(), error)
             return False
         except AtollError as error:
-            self._spare(n, decision, str(error))
+            self._skip(n, decision, str(error))
         return True
 
     def _die(self, n: int, decision: Decision) -> bool:
@@ -172,10 +172,10 @@ class Conducting:
         try:
             self._second_life()
         except AtollError as error:
-            self._spare(n, decision, str(error))
+            self._skip(n, decision, str(error))
         return True
 
-    def _spare(self, n: int, decision: Decision, reason: str) -> None:
+    def _skip(self, n: int, decision: Decision, reason: str) -> None:
         self._conduct.refused(decision, reason)
         self._book.spare(self._run, n, reason)
 
@@ -232,9 +232,9 @@ class Conducting:
                 continue
             command = commands.get(key_of(self._run, n))
             if command is None:
-                self._spare(n, decision, MISSED)
+                self._skip(n, decision, MISSED)
             elif not command.accepted:
-                self._spare(n, decision, command.detail or CommandState.UNDELIVERED.value)
+                self._skip(n, decision, command.detail or CommandState.UNDELIVERED.value)
 
     def _report(self) -> dict[str, Any] | None:
         try:

@@ -10,14 +10,14 @@ import shutil
 from itertools import islice
 from pathlib import Path
 
-from api.jobs.looks import refuse_outdated
 from api.jobs.service import Service
+from api.jobs.status_cache import refuse_outdated
 from api.schemas import ALIVE, Jobs, JobState
 from api.storage.store import Store
 from orchestrator.errors import Conflict, InfrastructureError, NotFound
 
 
-class Shelf:
+class JobList:
     def __init__(self, service: Service, store: Store) -> None:
         self._service = service
         self._store = store
@@ -32,7 +32,7 @@ class Shelf:
             rows = self._store.jobs(name=name, before=before, limit=limit + 1)
         else:
             rows = self._store.jobs(name=name, before=before, states={state, *ALIVE})
-        self._service.looks.ask_all(rows)
+        self._service.statuses.ask_all(rows)
         summaries = (self._service.summary(row) for row in rows)
         wanted = (job for job in summaries if state is None or job.state == state)
         page = list(islice(wanted, limit))

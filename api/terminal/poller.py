@@ -12,39 +12,39 @@ from typing import Generic, TypeVar
 
 from orchestrator.errors import InfrastructureError
 
-Picture = TypeVar("Picture")
+View = TypeVar("View")
 
 POLL_S = 0.5
 PATIENCE_S = 60.0
 """How long the service may be away before whoever looks is told."""
 
 
-class Looker(Generic[Picture]):
+class Poller(Generic[View]):
     """Each call is a look. ``note`` is what there is to say about it, if anything.
 
     ``observer`` sees every new picture; what it returns is the note from then on. Raises what ``ask`` raises, and
     InfrastructureError only when there is no picture yet, or none for PATIENCE_S.
     """
 
-    def __init__(self, ask: Callable[[], Picture], observer: Callable[[Picture], str | None] | None = None) -> None:
+    def __init__(self, ask: Callable[[], View], observer: Callable[[View], str | None] | None = None) -> None:
         self._ask = ask
         self._observer = observer
-        self._last: Picture | None = None
+        self._last: View | None = None
         self._answered_at = time.monotonic()
         self._remark: str | None = None
         self.note: str | None = None
 
-    def __call__(self) -> Picture:
+    def __call__(self) -> View:
         try:
-            picture = self._ask()
+            view = self._ask()
         except InfrastructureError as error:
             away_s = time.monotonic() - self._answered_at
             if self._last is None or away_s > PATIENCE_S:
                 raise
             self.note = f"no answer for {away_s:.0f} s; what runs goes on without being watched ({error})"
             return self._last
-        self._last, self._answered_at = picture, time.monotonic()
+        self._last, self._answered_at = view, time.monotonic()
         if self._observer:
-            self._remark = self._observer(picture) or self._remark
+            self._remark = self._observer(view) or self._remark
         self.note = self._remark
-        return picture
+        return view

@@ -42,11 +42,11 @@ PATIENCE_S = 15.0
 """The one whose question it is waits as long as the control port does."""
 ASKED_S = 3.0
 """The others wait until the question is so old."""
-QUESTIONS_MAX = 64
+REQUESTS_MAX = 64
 JOBS_MAX = 128
 
 
-class Look:
+class StatusSnapshot:
     """What one job said of itself, or that it did not answer, when it was asked, and what was made of it."""
 
     def __init__(
@@ -75,92 +75,92 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PendingRequest:
     """A job is being asked how it stands."""
 
-    answer: Future[Look]
+    answer: Future[StatusSnapshot]
     begun_at: float
 
 
-class Looks:
+class StatusCache:
     """``ask`` says how a job stands, None if nothing is known; ``generation`` counts what was asked of it before that."""
 
     def __init__(self, ask: Callable[[JobRow], StatusRecord | None], generation: Callable[[str], int]) -> None:
         self._ask = ask
         self._generation = generation
-        self._kept: OrderedDict[str, Look] = OrderedDict()
-        self._keeping = Lock()
-        self._threads = BoundedThreads("questions to jobs", QUESTIONS_MAX)
-        self._questions: dict[str, Question] = {}
+        self._snapshots: OrderedDict[str, StatusSnapshot] = OrderedDict()
+        self._changing = Lock()
+        self._threads = BoundedThreads("questions to jobs", REQUESTS_MAX)
+        self._requests: dict[str, PendingRequest] = {}
 
-    def recent(self, row: JobRow, patience_s: float = PATIENCE_S) -> Look:
+    def recent(self, row: JobRow, patience_s: float = PATIENCE_S) -> StatusSnapshot:
         """A look at most ``FRESH_S`` old; ``STALE_MAX_S`` while the job is being asked. Raises what its silence raises."""
-        now, cached = time.monotonic(), self._kept.get(row.job)
+        now, cached = time.monotonic(), self._snapshots.get(row.job)
         if cached and now - cached.asked_at <= (FRESH_S if cached.silence is None else SILENT_S):
-            return answer_of(cached)
+            return answered(cached)
         if row.state not in ALIVE:
             return self.fresh(row)  # what is known of it is on the disk
-        question, is_first = self._question(row)
+        request, is_first = self._request(row)
         if cached and cached.silence is None and not is_first and now - cached.asked_at < STALE_MAX_S:
             return cached
         if cached and cached.silence is not None:
             patience_s = min(patience_s, FRESH_S)
         elif not is_first:
-            patience_s = min(patience_s, question.begun_at + ASKED_S - now)
+            patience_s = min(patience_s, request.begun_at + ASKED_S - now)
         try:
-            return question.answer.result(max(0.0, patience_s))
+            return request.answer.result(max(0.0, patience_s))
         except TimeoutError as error:
-            since_s = time.monotonic() - question.begun_at
+            since_s = time.monotonic() - request.begun_at
             detail = f"The synchroniser of job {row.job} was asked {since_s:.1f} s ago, and has not answered yet."
             raise InfrastructureError(detail=detail, remedy="Try again; training goes on meanwhile.") from error
 
     def ask_all(self, rows: Iterable[JobRow]) -> None:
         """All of these that live are asked at once, so that whoever wants them all waits for the slowest only."""
         for row in rows:
-            cached = self._kept.get(row.job)
+            cached = self._snapshots.get(row.job)
             if row.state in ALIVE and (cached is None or time.monotonic() - cached.asked_at > FRESH_S):
                 with suppress(InfrastructureError):  # whoever wants this one hears of it
-                    self._question(row)
+                    self._request(row)
 
-    def _question(self, row: JobRow) -> tuple[Question, bool]:
+    def _request(self, row: JobRow) -> tuple[PendingRequest, bool]:
         """The question to this job that is under way, and whether it began just now."""
-        with self._keeping:
-            under_way = self._questions.get(row.job)
+        with self._changing:
+            under_way = self._requests.get(row.job)
             if under_way and not under_way.answer.done():
                 return under_way, False
-            question = Question(self._threads.begin(lambda: self.fresh(row)), time.monotonic())
-            self._questions[row.job] = question
-            for job in [job for job, one in self._questions.items() if one.answer.done() and one is not question]:
-                del self._questions[job]
-            return question, True
+            request = PendingRequest(self._threads.begin(lambda: self.fresh(row)), time.monotonic())
+            self._requests[row.job] = request
+            for job in [job for job, one in self._requests.items() if one.answer.done() and one is not request]:
+                del self._requests[job]
+            return request, True
 
-    def fresh(self, row: JobRow) -> Look:
+    def fresh(self, row: JobRow) -> StatusSnapshot:
         """A look from now. What shows nothing is not kept: the job may be about to begin."""
         asked_at, generation = time.monotonic(), self._generation(row.job)
         try:
-            look = Look(asked_at, self._ask(row), generation)
+            snapshot = StatusSnapshot(asked_at, self._ask(row), generation)
         except InfrastructureError as error:
-            self._keep(row.job, Look(time.monotonic(), None, generation, error))  # it is silent from now on
+            self._store(row.job, StatusSnapshot(time.monotonic(), None, generation, error))  # it is silent from now on
             raise
-        if look.record is not None:
-            self._keep(row.job, look)
-        return look
+        if snapshot.record is not None:
+            self._store(row.job, snapshot)
+        return snapshot
 
-    def _keep(self, job: str, look: Look) -> None:
-        with self._keeping:
-            cached = self._kept.get(job)
-            if cached is None or cached.asked_at < look.asked_at:
-                self._kept[job] = look
-            self._kept.move_to_end(job)
-            while len(self._kept) > JOBS_MAX:
-                self._kept.popitem(last=False)
+    def _store(self, job: str, snapshot: StatusSnapshot) -> None:
+        with self._changing:
+            cached = self._snapshots.get(job)
+            if cached is None or cached.asked_at < snapshot.asked_at:
+                self._snapshots[job] = snapshot
+            self._snapshots.move_to_end(job)
+            while len(self._snapshots) > JOBS_MAX:
+                self._snapshots.popitem(last=False)
 
 
-def answer_of(look: Look) -> Look:
+def answered(snapshot: StatusSnapshot) -> StatusSnapshot:
     """The look itself. Raises its silence, if that is what it is."""
-    if look.silence is not None:
-        raise look.silence.with_traceback(None)  # the same one is raised again and again
-    return look
+    if snapshot.silence is not None:
+        raise snapshot.silence.with_traceback(None)  # the same one is raised again and again
+    return snapshot
 
 
 def tag_of(generation: str, body: bytes) -> str:
