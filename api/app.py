@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, problem documents, the gate and the guard, put together.
+"""The FastAPI application: routes, problem documents, authentication and the origin guard, put together.
 
 Responsible for wiring only. ``create_app`` is given what it needs, so that tests and the service build the same app.
 """

@@ -1,4 +1,4 @@
-"""What a container of deploy/compose.yaml does: ``python deploy/node.py head | island … | service | alive``.
+"""The entry point of a container of deploy/compose.yaml: ``python deploy/node.py head | island … | service | alive``.
 
     head      the Ray head: synchronisers, controllers and evaluators run here; it makes the cluster's secret
     island    a Ray node of one node group

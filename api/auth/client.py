@@ -1,4 +1,4 @@
-"""What a client asks about tokens and what their holders did: the part of ``api.client.Client`` that is about them."""
+"""The part of ``api.client.Client`` that is about tokens and the audit trail."""
 
 from __future__ import annotations
 

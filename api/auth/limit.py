@@ -1,4 +1,4 @@
-"""How often one address may show a wrong token before it has to wait. Pure: the time comes as ``now``.
+"""A limit on how often one address may show a wrong token before it has to wait. Pure: the time comes as ``now``.
 
 A token bucket for each address: ``failures_max`` failures at once, then one each ``window_s / failures_max``. At most
 ``addresses_max`` buckets are kept; the one that failed least recently is forgotten first, so that an attacker with many

@@ -1,6 +1,6 @@
-"""The one gate before all routes: who asks, may they, and what did they change.
+"""Authentication before all routes: it identifies the caller, checks the role, and records every change in the audit trail.
 
-Responsible for default deny and for the audit trail. It stands before the router and not in it: what it does not know to be
+Responsible for default deny and for the audit trail. It runs before the router and not in it: what it does not know to be
 open it refuses, also paths that lead nowhere, files, and routes added later; and no body is read of a request that it
 refuses. What passes carries its principal in ``request.state.principal``.
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What the gate looks at of a request."""
+    """The parts of a request that access depends on."""
 
     method: str
     path: str
@@ -52,7 +52,7 @@ class RequestHead:
 
 
 class AuthMiddleware:
-    """Middleware: what is not open needs a token whose role reaches."""
+    """Whatever is not open needs a token whose role reaches."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, store: AccessStore) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Who may do what: three roles, and the role that each request needs. Pure.
+"""The three roles, and the role that each request needs. Pure.
 
     viewer      reads: jobs, islands, merges, events, reports, metrics
     operator    … and changes: submits, cancels, kills, drains, scales, plans of chaos
@@ -55,7 +55,7 @@ def role_of(name: str) -> Role | None:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever asks with a valid token: the token's name and its role."""
+    """The caller of a request with a valid token: the token's name and its role."""
 
     name: str
     role: Role

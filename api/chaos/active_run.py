@@ -1,11 +1,11 @@
-"""One run of a plan under way: the job is looked at, the plan decides, the decision is stored, and then the service strikes.
+"""One run of a plan under way: it polls the job, lets the plan decide, stores the decision, and then injects the fault.
 
-    look ─▶ chaos.conduct ─▶ rows ─▶ strikes, commands under keys of their own ─▶ … the job ends ─▶ verdict
+    poll ─▶ chaos.conduct ─▶ rows ─▶ faults, commands under keys of their own ─▶ … the job ends ─▶ verdict
 
-Responsible for a run that survives its process: it is rebuilt from its rows by looking again at every picture that
-something was decided on, so what was decided stays decided. A strike's idempotency key names run and fault, so that none
-strikes twice, whenever the process is killed. What was decided and not handed over by then strikes only if it is not late.
-The service's own death is no command: it has struck whoever finds it decided. Refuses to know threads
+Responsible for a run that survives its process: it is rebuilt from its rows by replaying every status that something was
+decided on, so what was decided stays decided. A fault's idempotency key names run and fault, so that none is injected
+twice, whenever the process is killed. What was decided and not handed over by then is injected only if it is not late.
+The service's own death is no command: whoever finds it decided knows that it has happened. Refuses to know threads
 (``api.chaos.runner``).
 """
 
@@ -84,7 +84,7 @@ class ActiveRun:
         self._run, self._job, self._caller = row.run, row.job, row.caller
         self._state, self._reason = RunState(row.state), row.reason
         self._conduct = Conduct(*planned(row))
-        self._unstruck: list[int] = []
+        self._pending: list[int] = []
         self._report_due: float | None = None
         self._restore(row)
 
@@ -97,11 +97,11 @@ class ActiveRun:
         if job.state is JobState.RUNNING and job.after_s is not None:
             if not self._conduct.over:
                 self._decide(job, job.after_s)
-            self._unstruck = [n for n in self._unstruck if not self._inject(n, job.after_s)]
+            self._pending = [n for n in self._pending if not self._inject(n, job.after_s)]
         return True
 
     def stop(self, reason: str) -> None:
-        """Nothing strikes any more, and there will be no verdict. What is stopped goes on at the next look."""
+        """No fault is injected any more, and there will be no verdict. What is stopped goes on at the next poll."""
         self._conduct.abort(reason)
         self._tell(RunState.STOPPED, reason=reason)
 
@@ -120,7 +120,7 @@ class ActiveRun:
                 for n, decision in enumerate(decided, first)
             ]
         )
-        self._unstruck += [n for n, decision in enumerate(decided, first) if not decision.spared]
+        self._pending += [n for n, decision in enumerate(decided, first) if not decision.spared]
         if conduct.aborted is not None:
             self._tell(RunState.ABORTED, reason=conduct.aborted)
             self._continue_all(now)
@@ -142,11 +142,11 @@ class ActiveRun:
             elif reason or decision.fault.kind is Kind.KILL_API:
                 continue
             elif (command := commands.get(key_of(self._run, n))) is None or not command.delivered:
-                self._unstruck.append(n)
-        if not self._state.strikes:
+                self._pending.append(n)
+        if not self._state.injects:
             conduct.abort(row.reason)
 
-    # ── striking ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── injecting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _inject(self, n: int, now: float) -> bool:
         """Hand a decided fault to the job. False if that is to be tried again."""

@@ -1,4 +1,4 @@
-"""What a client asks about chaos: the part of ``api.client.Client`` that is about faults and the runs of plans."""
+"""The part of ``api.client.Client`` that is about faults and the runs of plans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ChaosRequests:
     send: Any
     _request: Any
 
-    def strike(
+    def inject(
         self,
         job: str,
         kind: str,

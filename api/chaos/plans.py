@@ -1,4 +1,4 @@
-"""Where chaos plans come from, and what one says, in words: the shipped ones by name, others by their file or their text.
+"""The sources of chaos plans (the shipped ones by name, others by their file or text), and a plan's description in words.
 
 Responsible for reading, and for telling a person what a plan will do before it does it. What a plan may say and whether it
 is right is ``orchestrator.chaos.plan``'s.

@@ -1,9 +1,9 @@
-"""The threads behind runs of plans: one a run, which looks at its job twice a second until nothing is left to do.
+"""The threads behind runs of plans: one a run, which polls its job twice a second until nothing is left to do.
 
 Responsible for going on whatever happens. A job or a cluster that does not answer is asked again, and so is a store that
-does not. Anything unforeseen throws the picture in memory away and builds it again from the rows, as after a restart: there
+does not. Anything unforeseen throws the run in memory away and builds it again from the rows, as after a restart: there
 is one way back, used often. A run that fails so again and again is over: what is wrong lies in its rows, or in the job's.
-Refuses to know what a look does (``api.chaos.active_run``).
+Refuses to know what a poll does (``api.chaos.active_run``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What can be asked about chaos plans: show the shipped ones, start one against a job, look, end it, read its verdict.
+"""The operations on chaos plans: list the shipped ones, start one against a job, see its state, end it, read its verdict.
 
-Responsible for what is refused before anything strikes, and for saying how a run stands, from its rows. The routes are its
-HTTP face; what happens in between is the conductor's.
+Responsible for what is refused before any fault, and for saying how a run stands, from its rows. The routes are its
+HTTP face; what happens in between is the runner's (``api.chaos.runner``).
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class ChaosRuns:
         faults = planned(row)[1]
         following = (
             faults[len(decided_rows)]
-            if RunState.stored(row.state).strikes and len(decided_rows) < len(faults)
+            if RunState.stored(row.state).injects and len(decided_rows) < len(faults)
             else None
         )
         return ChaosRun(

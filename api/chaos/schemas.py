@@ -1,4 +1,4 @@
-"""What the REST API takes and answers about chaos plans and their runs. Times are as in ``api.schemas``."""
+"""The shapes of chaos plans and their runs in the REST API. Times are as in ``api.schemas``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunState(StrEnum):
     STOPPED = "stopped"
 
     @property
-    def strikes(self) -> bool:
+    def injects(self) -> bool:
         return self in (RunState.WAITING, RunState.RUNNING)
 
     @classmethod

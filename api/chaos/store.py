@@ -1,7 +1,7 @@
-"""What the service must not forget of chaos: the runs of plans, and what was decided in them, before it is done.
+"""The rows of chaos: the runs of plans, and each decision of a run, stored before it is carried out.
 
-Responsible for rows in the database of a ``Store``. ``decide`` stores decisions before anything strikes: after a SIGKILL
-what stands here is all that may have struck. One run at a time holds a job, by a constraint of the database.
+Responsible for rows in the database of a ``Store``. ``decide`` stores decisions before any fault: after a SIGKILL
+what is stored here is all that may have been injected. One run at a time holds a job, by a constraint of the database.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ChaosRunRow(Base):
 
 
 class ChaosDecisionRow(Base):
-    """What became of the plan's fault number ``fault``; ``training`` is the picture it was decided on, by incarnation.
+    """What became of the plan's fault number ``fault``; ``training`` has the islands it was decided on, by incarnation.
 
     ``decision`` is ``Decision.plain``.
     """
@@ -111,7 +111,7 @@ class ChaosStore:
             if row is None:
                 return  # it was removed with its job
             row.state = state.value
-            row.holds = row.job if state.strikes else None
+            row.holds = row.job if state.injects else None
             for name, value in values.items():
                 setattr(row, name, value)
 

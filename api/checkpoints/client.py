@@ -1,4 +1,4 @@
-"""What a client asks about checkpoints: the part of ``api.client.Client`` that is about them."""
+"""The part of ``api.client.Client`` that is about checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints a job has, and which one a specification means that says ``resume``.
+"""A job's checkpoints, and the one that a specification with ``resume`` refers to.
 
 A checkpoint is asked for by a job's name, by its folder, or by a folder of several. It is verified here, every byte, before
 the job is queued: one that is damaged is passed over for the one before it, with the reason in the specification.

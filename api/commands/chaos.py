@@ -71,7 +71,7 @@ def kill(
 ) -> None:
     """SIGKILL an island now. As `atoll kill`, but on the tape as chaos."""
     with connect(home, url) as client:
-        conclude(client, client.strike(job, "kill", island), as_json)
+        conclude(client, client.inject(job, "kill", island), as_json)
 
 
 @app.command()
@@ -85,7 +85,7 @@ def stop(
 ) -> None:
     """SIGSTOP an island for a while: it neither steps nor answers. It goes on by itself."""
     with connect(home, url) as client:
-        conclude(client, client.strike(job, "stop", island, seconds), as_json)
+        conclude(client, client.inject(job, "stop", island, seconds), as_json)
 
 
 @app.command()
@@ -108,8 +108,8 @@ def strike(
 ) -> None:
     """Let any fault of a plan strike now. What lasts ends by itself, or by `atoll chaos continue`."""
     with connect(home, url) as client:
-        struck = client.strike(job, kind, island, seconds, bytes_per_second=bytes_per_second, payloads=payloads)
-        conclude(client, struck, as_json)
+        command = client.inject(job, kind, island, seconds, bytes_per_second=bytes_per_second, payloads=payloads)
+        conclude(client, command, as_json)
 
 
 @app.command("continue")
@@ -122,7 +122,7 @@ def go_on(
 ) -> None:
     """End before its time what chaos did to an island: SIGCONT, and its link is well again."""
     with connect(home, url) as client:
-        conclude(client, client.strike(job, "continue", island), as_json)
+        conclude(client, client.inject(job, "continue", island), as_json)
 
 
 @app.command("list")

@@ -232,7 +232,7 @@ def _awaited_verdict(client: Client, run: ChaosRun) -> VerdictDocument:
 
 
 def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
-    """Tell what is new until nothing is left to do; with ``as_json`` a picture a line. Ctrl-C leaves all as it is."""
+    """Tell what is new until nothing is left to do; with ``as_json`` one state a line. Ctrl-C leaves all as it is."""
     news = [headline(run), *lines(run)]
     while True:
         if as_json:

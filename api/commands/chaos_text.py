@@ -1,4 +1,4 @@
-"""How runs of chaos plans are told on a terminal: a line, the news since the last look, a verdict.
+"""Runs of chaos plans as text in a terminal: a headline, the news since the last poll, a verdict.
 
 Responsible for words and for the exit code of a verdict. Refuses to ask the service for more than how a run stands.
 """

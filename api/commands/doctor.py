@@ -1,4 +1,4 @@
-"""`atoll doctor`: is this machine fit to run atoll? Exit code 1 if something is wrong; warnings are none."""
+"""The command `atoll doctor`, which checks this machine. Exit code 1 if something is wrong; warnings are none."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def watch_to_end(client: Client, job: str, as_json: bool = False) -> None:
     job = client.job(job).job  # `latest` may mean another one by the time it is said again
     try:
         if as_json:
-            ended = follow(client, job, lambda picture: echo_json(picture.model_dump_json()))
+            ended = follow(client, job, lambda current: echo_json(current.model_dump_json()))
         else:
             ended = watch_live(client, job, console())
     except KeyboardInterrupt:

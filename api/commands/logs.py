@@ -1,4 +1,4 @@
-"""The command about what a job's processes said."""
+"""The command that shows the logs of a job's processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about who may do what, and who did: create a token, list tokens, revoke one; the audit trail. For admins."""
+"""Commands about access: create a token, list tokens, revoke one; the audit trail. For admins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may bring, and how long it may take to: one limit for all routes, before any of them.
+"""Limits on request bodies, in bytes and in time: one middleware for all routes, before any of them.
 
     413    more than the route's limit: at once where Content-Length says so, else when so much has come
     408    the body was not whole in time

@@ -1,4 +1,4 @@
-"""Who may be connected, how many, and for how long without getting anywhere: before anything is known of who asks.
+"""Limits on connections: how many there may be, and for how long without getting anywhere, before any request is read.
 
     accepted ──▶ too many of its address, or in all? ──▶ one of those that ask nothing makes room, or it is refused
         └──▶ TLS handshake ──▶ head of a request ──▶ answer ──▶ head of the next …

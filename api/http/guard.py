@@ -1,4 +1,4 @@
-"""Whom the service answers before it asks for a token: programs, and no web page of others in a browser of this machine.
+"""The origin guard, before a token is asked for: it refuses web pages of others in a browser of this machine.
 
 Responsible for three refusals. On loopback, a request whose ``Host`` is not this machine's is one that a foreign name was
 bent to (DNS rebinding); beyond loopback the service has names that it cannot know. A request with a foreign ``Origin`` was

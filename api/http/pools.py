@@ -1,4 +1,4 @@
-"""Where requests wait: a pool of threads for each kind of thing that can keep them waiting.
+"""The thread pools that requests run in: one for each kind of thing that can keep them waiting.
 
     AUTHENTICATION who asks, and the audit trail: the database
     ACCESS         tokens, the audit trail, what is open: the database and memory

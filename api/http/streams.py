@@ -1,4 +1,4 @@
-"""Answers that last: streams that end with their token, a share of seats for each token, and files.
+"""Long answers: streams that end with their token, a share of seats for each token, and files.
 
 Responsible for every answer that is sent piece by piece being a ``Stream`` or a ``File``: it asks again whether its token
 is still valid, also while its client reads nothing, and ends within seconds when it is not. What has no promised length

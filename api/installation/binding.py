@@ -1,4 +1,4 @@
-"""Where the service listens, and on what conditions: loopback for the asking, beyond it only under TLS or by force.
+"""The address that the service listens on: loopback unless told otherwise, beyond it only under TLS or by force.
 
 Responsible for listening sockets and for the one rule about them: a token that crosses a network in the clear belongs to
 whoever listens there. Light, because ``atoll up`` binds before it starts anything, so that a refusal costs nothing.

@@ -1,6 +1,6 @@
-"""How right this machine's clock is: what the kernel believes of it, and how far it is from a service's.
+"""Checks of this machine's clock: what the kernel believes of it, and how far it is from a service's.
 
-Responsible for looking, and for the remedies; never sets a clock. No time server is asked, because nothing here may need
+Responsible for the checks and their remedies; never sets a clock. No time server is asked, because nothing here may need
 the internet. The kernel knows whether somebody keeps its clock (adjtimex(2), asked without changing anything); an answer of
 a service names the second in which it was written, so what is known of the offset is an interval, and its end nearer to
 zero is what is told.

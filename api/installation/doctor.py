@@ -1,7 +1,7 @@
-"""Is this machine fit to run atoll? One finding a check: what was looked at, what was found, what to do about it.
+"""The checks of `atoll doctor`: whether this machine is fit to run atoll, one result with its remedy for each.
 
 Responsible for looking and for the remedies. Nothing is changed, and nothing is started but short-lived Pythons: Ray and
-JAX are imported there, all at once, because this process never does. A check that cannot be made is a finding, too.
+JAX are imported there, all at once, because this process never does. A check that cannot be made has a result, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``kill_api``: the service dies as by the kernel's hand, and is started again as it was.
+"""The fault ``kill_api``: the service is killed with SIGKILL, and is started again with the same options.
 
 Nothing else would start it: whoever ran ``atoll up`` has gone home, and it is no supervisor. So a process that the service
 leaves behind does what ``up`` would: the same command line and environment, a listening socket on the same port. A service

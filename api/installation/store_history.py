@@ -1,10 +1,11 @@
-"""Whether a home that had a store has it still: one that is lost, emptied or damaged is told, and not begun anew in silence.
+"""The record of the stores that a home has had. A lost, emptied or damaged store is reported, not silently begun anew.
 
     HOME/stores.json      the databases that this home's services have begun, by a digest of their place
 
-Responsible for the question before anything is started, for the way forward (``begin_anew``), and for the answer not resting
-on what it is about. A home from before there was that file is known by its token, which only a service leaves. Refuses to
-know tables: SQLite is asked itself whether its file is whole; whether another database is empty, ``api.storage`` sees.
+Responsible for the check before anything is started, for the way forward (``begin_anew``), and for a record that lies
+outside the stores that it is about. A home that is older than that file is recognised by its token, which only a service
+leaves. Refuses to know tables: SQLite is asked itself whether its file is whole; whether another database is empty,
+``api.storage`` sees.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the service does without being asked: a thread that does a piece of work round after round.
+"""A background thread of the service, which does a piece of work round after round.
 
 Responsible for the rhythm, for one round's failure not being the last, and for what one job makes fail being no matter of
 the others (``Complaints``). A failure is logged when it is another one than before, not each time that it is met: what is

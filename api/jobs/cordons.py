@@ -61,7 +61,7 @@ class Cordons:
     ) -> tuple[NodeGroup, list[CommandRow]]:
         """Cordon the node group, or take that back, and tell all living jobs. Asked twice, the second changes nothing.
 
-        With ``if_match`` it is refused if anything was cordoned or uncordoned since the caller's look.
+        With ``if_match`` it is refused if anything was cordoned or uncordoned since the caller read it.
         """
         names = {group.name for group in self.node_groups()}
         if name not in names:

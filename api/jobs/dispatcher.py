@@ -1,4 +1,4 @@
-"""The queue's hands: it looks who may start, and starts them, whenever something changed and every few seconds.
+"""The dispatcher carries out the queue's decisions: it starts queued jobs, whenever something changed and every few seconds.
 
     queued ──▶ starting ──▶ running ──▶ … ──▶ a final state
       │   ▲       │  └────▶ failed: the job could not be started
@@ -7,8 +7,8 @@
 
 Responsible for each of these arrows being taken once, whoever is killed when: a state is moved on in the store by
 comparing first, a job is called starting before anything of it is made, and one that has written a tape has run and is not
-started again. Jobs that ended while no service was up are found when their room is asked for. Refuses to decide
-(``api.jobs.queue``), and to know how a job stands: it is told by whoever made it.
+started again. Jobs that ended while no service was up are found when their capacity is needed. Refuses to decide
+(``api.jobs.queue``), and to know how a job stands: its functions for that are arguments.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ GONE_FOR_GOOD = frozenset({"stopped", "drained", "failed"})
 
 
 class Dispatcher:
-    """``looks`` asks living jobs, ``look`` tells how one stands and remembers it if it has ended, within a time that it is
-    given; ``record`` is None for a job of which nothing is. Jobs touch files below ``roots``.
+    """``statuses`` asks living jobs. ``job_of`` returns a job's state within the given time, and stores it if it is final.
+    ``record`` returns its status record, None if the job left none. Jobs touch files below ``roots``.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Dispatcher:
         self._settle_inherited()
 
     def begin(self) -> None:
-        """From here on it looks by itself."""
+        """Start the loop: from here on queued jobs start without being asked for."""
         self._loop.start()
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Dispatcher:
         self._loop.stop(CLOSE_TIMEOUT_S)
 
     def wake(self) -> None:
-        """Something changed: look soon."""
+        """Something changed: the next round begins soon."""
         self.count_anew()
         self._loop.wake()
 
@@ -257,7 +257,7 @@ class Dispatcher:
             self._cordons.tell(row.job, row.caller)
 
     def _settle_inherited(self) -> None:
-        """Decide what became of inherited jobs. One whose cluster does not answer is tried again at the next look."""
+        """Decide what became of inherited jobs. One whose cluster does not answer is tried again in the next round."""
         for job in list(self._inherited):
             row = self._store.job(job)
             try:

@@ -1,4 +1,4 @@
-"""Could this job ever run on this fleet? Asked before anything is started. Pure.
+"""A check of a specification against the fleet: could this job ever run on it? Made before anything is started. Pure.
 
 Responsible for what the specification and the node groups say about each other: unknown groups, an island too large for
 any one node of its group, and more than a group has in total. What is free right now is not its business: a job may wait

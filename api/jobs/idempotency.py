@@ -1,4 +1,4 @@
-"""One ``Idempotency-Key`` names one request: how a repeated request is told from another one under the same key."""
+"""The check that one ``Idempotency-Key`` names one request, told from another request by its digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs that the service knows, as a shelf: looked through page by page, and cleared of those that ended.
+"""The list of all jobs: shown page by page, and cleared of those that ended.
 
 Responsible for filters and pages, and for leaving nothing of a job that was removed. What is removed is gone for good: the
 row, its commands, and the run's folder with tape, report and merged parameters. It refuses to remove what lives.

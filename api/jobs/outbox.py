@@ -1,4 +1,4 @@
-"""Commands on their way: stored first, then handed to their job until it has them, then followed to their outcome.
+"""The outbox of commands: each is stored first, handed to its job until that has it, and followed to its outcome.
 
     stored ──handed over──▶ delivered ──the job decides──▶ accepted, refused
        ├──── a queued job is cancelled ──────▶ accepted

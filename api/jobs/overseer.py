@@ -1,4 +1,4 @@
-"""Running jobs run: one of which the cluster knows nothing any more is started again, and goes on from its run folder.
+"""The overseer of running jobs: one that the cluster no longer knows is started again from its run folder.
 
     running ──▶ starting ──▶ running    it remembers, with the next epoch, and its islands are placed anew
        │  ▲        │  └────▶ failed     after ``TRIES_MAX`` in vain, or when its own files say that it cannot go on
@@ -60,8 +60,8 @@ NOTHING_LEFT = "nothing of it runs any more, and it left neither a final state n
 THE_SERVICE = "the service, which started it again"
 
 
-class Seen(Enum):
-    """What can be seen of a job: it answers, or has left a final state; nothing of it is left; or nobody answers."""
+class Presence(Enum):
+    """A job answers, or has left a final state (THERE); nothing of it runs (GONE); or nobody answers (SILENT)."""
 
     THERE = auto()
     GONE = auto()
@@ -69,7 +69,7 @@ class Seen(Enum):
 
 
 class Overseer:
-    """``record`` says how a job stands, None for one of which nothing runs and nothing is known to have ended."""
+    """``record`` returns a job's status record, None where nothing of it runs and no final state is known."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Overseer:
         """Jobs that were being started again when the store failed. Running ones that are not are started again."""
 
     def begin(self) -> None:
-        """From here on it looks by itself, at once for the first time."""
+        """Start the loop; its first round begins at once."""
         self._loop.start()
 
     def close(self) -> None:
@@ -114,22 +114,22 @@ class Overseer:
                 self._write_down(job)
 
     def check(self) -> None:
-        """Every job that should run and does not is started again, or has failed with the reason."""
+        """Start every job again that should run and does not, or fail it with the reason."""
         for job in list(self._unsettled):
             self._store.move_job(job, JobState.STARTING, JobState.RUNNING)
             self._unsettled.discard(job)
         rows = self._store.jobs(states={JobState.RUNNING})
         concerned = self._taken_down_with(rows)
-        presences = list(self._pool.map(self._there, rows))
-        for row, there in zip(rows, presences, strict=True):
+        presences = list(self._pool.map(self._presence, rows))
+        for row, presence in zip(rows, presences, strict=True):
             try:
-                self._see_to(row, there, row.job in concerned)
+                self._see_to(row, presence, row.job in concerned)
             except Exception as error:
                 if not self._closing:
                     self._complain(row, f"it cannot be seen to: {reason_of(error)}", error)
                     concerned.discard(row.job)
             else:
-                if there is not Seen.SILENT:
+                if presence is not Presence.SILENT:
                     concerned.discard(row.job)
         self._forget_all_but({row.job for row in rows})
         if self._ran_before is not None and not self._ran_before:
@@ -156,17 +156,17 @@ class Overseer:
         else:
             self._ran_before = None
 
-    def _there(self, row: JobRow) -> Seen:
-        """What can be seen of the job. Never raises."""
+    def _presence(self, row: JobRow) -> Presence:
+        """Whether the job is there. Never raises."""
         try:
             record = self._record(row)
             if record is None:
-                return Seen.GONE
+                return Presence.GONE
         except InfrastructureError:
-            return Seen.SILENT
+            return Presence.SILENT
         except Exception as error:  # it is there, and is not well
             self._complain(row, f"{UNSEEN} {reason_of(error)}", error)
-            return Seen.THERE
+            return Presence.THERE
         try:
             self._progress[row.job] = last_known_of(record)
             self._tries.pop(row.job, None)
@@ -177,14 +177,14 @@ class Overseer:
         else:
             if self._complaints.settle(f"job {row.job}") and row.reason:
                 self._store.update_job(row.job, reason="")
-        return Seen.THERE
+        return Presence.THERE
 
-    def _see_to(self, row: JobRow, there: Seen, taken_down: bool) -> None:
-        if there is Seen.THERE:
+    def _see_to(self, row: JobRow, presence: Presence, taken_down: bool) -> None:
+        if presence is Presence.THERE:
             self._write_down(row.job, WRITE_EVERY_S)
-        elif there is Seen.GONE and taken_down:
+        elif presence is Presence.GONE and taken_down:
             self._fail(row, JobState.RUNNING, TAKEN_DOWN)
-        elif there is Seen.GONE:
+        elif presence is Presence.GONE:
             self._go_on(row)
 
     def _go_on(self, row: JobRow) -> None:

@@ -1,4 +1,4 @@
-"""Which queued jobs start now, and why the others wait. Pure: jobs and node groups in, a decision out.
+"""The queue's decision: which queued jobs start now, and why the others wait. Pure: jobs and node groups in, a decision out.
 
 The order is strict: higher priority first, then first come, and nobody overtakes. The first job that does not fit holds up
 all behind it, also those that would fit, so that a large one is never starved by small ones that slip past it.

@@ -1,4 +1,4 @@
-"""Whether the cluster answers, for whoever asks again and again: asked once for all, and never waited for long.
+"""The readiness probe: one question to the cluster at a time, shared by all who probe, and never waited for long.
 
 Responsible for one question being under way at most, however many want to know and however dead the cluster is. While no
 answer comes, the cluster counts as one that does not answer.

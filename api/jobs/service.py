@@ -1,4 +1,4 @@
-"""What the service can be asked: submit, look, command. The routes are its HTTP face.
+"""The operations of the service: submit a job, read it, command it. The routes are its HTTP face.
 
 Responsible for the order in which things become true: a row before the job, which starts when it is its turn
 (``api.jobs.dispatcher``), so that a SIGKILL at any point leaves nothing that cannot be explained after a restart. It
@@ -215,7 +215,7 @@ class Service:
         """Remember a command to a living job and who asked, and hand it over. The outcome is read by ``command``.
 
         Once stored it is as good as handed over: should the job not answer for it, the outbox goes on trying. With
-        ``if_match`` it is refused if something else was asked of the job since the caller's look.
+        ``if_match`` it is refused if something else was asked of the job since the caller read it.
         """
         row = self._row(job)
         stored = row_of(row.job, caller, command)
@@ -307,11 +307,11 @@ class Service:
         try:
             return self._control.status(row.job)
         except NotFound:
-            return read_status(Path(row.run_dir))  # it may have ended between the two looks
+            return read_status(Path(row.run_dir))  # it may have ended between the two reads
 
     def _answer(self, row: JobRow, patience_s: float = PATIENCE_S) -> Job:
         answer = self._snapshot(row, patience_s).answer
-        assert answer is not None, "a look that was had has an answer"
+        assert answer is not None, "a snapshot has an answer"
         return answer
 
     def _snapshot(self, row: JobRow, patience_s: float = PATIENCE_S) -> StatusSnapshot:

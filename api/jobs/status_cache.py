@@ -1,15 +1,15 @@
-"""How jobs stand, asked for at most a few times a second however many want to know, each answer with its version.
+"""A cache of jobs' statuses: however many readers there are, a job is asked a few times a second at most.
 
-    asked ──▶ fresh within FRESH_S? ──yes──▶ the kept look
-                     └──────no──▶ one question to the job, for all who want to know; keep what it says
+    read ──▶ younger than FRESH_S? ──yes──▶ the cached snapshot
+                     └──────no──▶ one request to the job, for all who want to know; cache its answer
 
-Responsible for many readers costing a job no more than one, also when it does not answer: the question waits in a thread of
-its own, the first who asked waits with it, the others for a moment only, and its silence is kept longer than an answer.
-Never does a later look show an earlier state: whoever asks afresh renews what all others see.
+Responsible for many readers costing a job no more than one, also when it does not answer: the request waits in a thread of
+its own, the first reader waits with it, the others for a moment only, and its silence is cached longer than an answer.
+A later snapshot never shows an earlier state: whoever asks afresh renews what all others see.
 
-A job's version is its entity tag, ``"GENERATION.DIGEST"``. The digest is that of the answer, new with every look at a job
-that trains. The generation counts what was asked of the job, and is all that ``If-Match`` compares: progress is no conflict.
-It refuses to know where a job's state comes from.
+A job's version is its entity tag, ``"GENERATION.DIGEST"``. The digest is that of the answer, new with every snapshot of a
+job that trains. The generation counts the commands to the job, and is all that ``If-Match`` compares: progress is no
+conflict. It refuses to know where a job's state comes from.
 
 Source: RFC 9110, sections 8.8.3 (ETag) and 13.1 (preconditions).
 """
@@ -35,19 +35,19 @@ from orchestrator.threads import BoundedThreads
 FRESH_S = 0.25
 """Well below what people notice, and well above what an answer takes."""
 STALE_MAX_S = 1.0
-"""While one asks a job that is slow to answer, all others are content with what it said so long ago."""
+"""While one reader waits for a job that is slow to answer, the others get a snapshot of this age at most."""
 SILENT_S = 2.0
-"""A job that did not answer is not asked again for so long. Whoever asks meanwhile hears of its silence at once."""
+"""A job that did not answer is not asked again for so long. Readers get its silence as an error at once."""
 PATIENCE_S = 15.0
-"""The one whose question it is waits as long as the control port does."""
+"""The reader that began the request waits as long as the control port does."""
 ASKED_S = 3.0
-"""The others wait until the question is so old."""
+"""The others wait until the request is so old."""
 REQUESTS_MAX = 64
 JOBS_MAX = 128
 
 
 class StatusSnapshot:
-    """What one job said of itself, or that it did not answer, when it was asked, and what was made of it."""
+    """One job's status record, or the error of its silence; when it was asked; and the answer made of the record."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class StatusSnapshot:
     def body(self) -> bytes:
         """The answer as it is sent. Raises ValueError before there is one."""
         if self.answer is None:
-            raise ValueError("nothing was made of this look yet")
+            raise ValueError("no answer was made of this snapshot yet")
         return self.answer.model_dump_json().encode()
 
     @cached_property
@@ -76,14 +76,14 @@ class StatusSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A job is being asked how it stands."""
+    """A request for a job's status that is under way."""
 
     answer: Future[StatusSnapshot]
     begun_at: float
 
 
 class StatusCache:
-    """``ask`` says how a job stands, None if nothing is known; ``generation`` counts what was asked of it before that."""
+    """``ask`` returns a job's status record, None if nothing is known; ``generation`` counts the commands to it so far."""
 
     def __init__(self, ask: Callable[[JobRow], StatusRecord | None], generation: Callable[[str], int]) -> None:
         self._ask = ask
@@ -94,7 +94,7 @@ class StatusCache:
         self._requests: dict[str, PendingRequest] = {}
 
     def recent(self, row: JobRow, patience_s: float = PATIENCE_S) -> StatusSnapshot:
-        """A look at most ``FRESH_S`` old; ``STALE_MAX_S`` while the job is being asked. Raises what its silence raises."""
+        """A snapshot at most ``FRESH_S`` old; ``STALE_MAX_S`` while the job is being asked. Raises a silent job's error."""
         now, cached = time.monotonic(), self._snapshots.get(row.job)
         if cached and now - cached.asked_at <= (FRESH_S if cached.silence is None else SILENT_S):
             return answered(cached)
@@ -115,7 +115,7 @@ class StatusCache:
             raise InfrastructureError(detail=detail, remedy="Try again; training goes on meanwhile.") from error
 
     def ask_all(self, rows: Iterable[JobRow]) -> None:
-        """All of these that live are asked at once, so that whoever wants them all waits for the slowest only."""
+        """Ask all of these that live at once, so that a reader of them all waits for the slowest only."""
         for row in rows:
             cached = self._snapshots.get(row.job)
             if row.state in ALIVE and (cached is None or time.monotonic() - cached.asked_at > FRESH_S):
@@ -123,7 +123,7 @@ class StatusCache:
                     self._request(row)
 
     def _request(self, row: JobRow) -> tuple[PendingRequest, bool]:
-        """The question to this job that is under way, and whether it began just now."""
+        """The request to this job that is under way, and whether it began just now."""
         with self._changing:
             under_way = self._requests.get(row.job)
             if under_way and not under_way.answer.done():
@@ -135,7 +135,7 @@ class StatusCache:
             return request, True
 
     def fresh(self, row: JobRow) -> StatusSnapshot:
-        """A look from now. What shows nothing is not kept: the job may be about to begin."""
+        """A snapshot from now. One without a record is not cached: the job may be about to begin."""
         asked_at, generation = time.monotonic(), self._generation(row.job)
         try:
             snapshot = StatusSnapshot(asked_at, self._ask(row), generation)
@@ -157,7 +157,7 @@ class StatusCache:
 
 
 def answered(snapshot: StatusSnapshot) -> StatusSnapshot:
-    """The look itself. Raises its silence, if that is what it is."""
+    """The snapshot itself. Raises its error where the job was silent."""
     if snapshot.silence is not None:
         raise snapshot.silence.with_traceback(None)  # the same one is raised again and again
     return snapshot

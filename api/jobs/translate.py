@@ -1,4 +1,4 @@
-"""From what the store and the control port hold to what the API answers with. Pure: no clock, no disk, no port.
+"""The translation from what the store and the control port hold to the API's answers. Pure: no clock, no disk, no port.
 
 Responsible for the meaning of a job's state: alive as the core's phase says, final as its outcome says, and what its row
 says while nothing else is known of it. It refuses to compute statistics; they are passed on.

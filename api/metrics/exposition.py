@@ -1,4 +1,4 @@
-"""What `/metrics` says: one registry with the jobs' own totals, this process's request times, and its memory and CPU.
+"""The page `/metrics`: one registry with the jobs' own totals, this process's request times, and its memory and CPU.
 
     JobsCollector ── at a scrape ──▶ store (which jobs), service (how each stands) ──▶ metrics.job ──▶ Prometheus
 

@@ -1,4 +1,4 @@
-"""One job's samples: a ``StatusRecord`` in the words of ``metrics.catalogue``.
+"""One job's samples: a ``StatusRecord`` as the metrics of ``metrics.catalogue``.
 
 Pure: the same record gives the same samples. It computes nothing that the folds did not count, except that it adds up
 buckets and multiplies payloads by their size. Parts that a record of an earlier build lacks are left out.

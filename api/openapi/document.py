@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beyond what FastAPI knows: how each operation refuses, and an example of everything.
+"""The parts of the OpenAPI document that FastAPI does not know: how each operation refuses, and an example of everything.
 
 Refusals follow from what an operation is, by ``refusals_of`` alone, so that a new route cannot forget them; who may call
 it is told by ``api.auth.openapi``. schemathesis holds the running service to the result (tests/api/test_openapi.py).

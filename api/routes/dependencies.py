@@ -1,4 +1,4 @@
-"""What routes have in common: the service, who is asking, the idempotency key, and versions."""
+"""The dependencies that routes share: the service, the caller, the idempotency key, and versions."""
 
 from __future__ import annotations
 

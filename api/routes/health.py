@@ -1,4 +1,4 @@
-"""Is the process alive, and can it do its work? Two questions, for two kinds of watchers."""
+"""Two health checks, for two kinds of watchers: the process is alive, and it can do its work."""
 
 from __future__ import annotations
 

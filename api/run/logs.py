@@ -1,4 +1,4 @@
-"""What a job's processes said, as the service reads it from the run's folder: the last lines, then whatever is added.
+"""The logs of a job's processes, read from the run's folder: the last lines, then whatever is added.
 
 Responsible for following a logbook while it is written and cut short, and an island's next incarnation after the last one.
 It refuses to watch: ``read`` returns what is there now. A log that lies on another machine's disk is not there for it.

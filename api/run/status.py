@@ -1,7 +1,7 @@
 """``RUN_DIR/status.json``: the final state that a job leaves, believed only where all of it is what it should be.
 
 Everybody who lists jobs reads these files, so one that is damaged must be no more than the misfortune of its own job.
-Responsible for: a final state, or none, or why what lies there is none; and for finding that out once, not at every look.
+Responsible for: a final state, or none, or why what lies there is none; and for finding that out once, not at every read.
 Refuses to know what becomes of a job whose final state is damaged.
 """
 

@@ -1,4 +1,4 @@
-"""What `atoll simulate` shows of a result: tables for people, plain data for programs, pictures. Computes nothing."""
+"""The output of `atoll simulate`: tables for people, plain data for programs, pictures. Computes nothing."""
 
 from __future__ import annotations
 

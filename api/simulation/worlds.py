@@ -1,4 +1,4 @@
-"""Which world a file means, for a simulation of one job: a fitted world, or a job's specification at the speed it says."""
+"""The world that a file describes, for simulating one job: a fitted one, or a job's specification at the speed it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL on which nobody waits for ever.
+"""Connections to PostgreSQL whose every wait has a time limit.
 
 Responsible for time limits on this side. The server's own (``statement_timeout``) are worth nothing while the server is
 stopped, or behind a network that swallows packets: TCP then shows a connection on which nothing comes, for hours. What the

@@ -1,4 +1,4 @@
-"""What the service must not forget: the jobs it was given, and the commands with who asked for them.
+"""The store of the service: its jobs, and the commands to them with who asked for each.
 
 Responsible for rows: insert, look up, update. It refuses to know what a job is doing (the control port and
 ``RUN_DIR/status.json`` do); of a job that ended it keeps the last summary, so that lists need nobody else.

@@ -1,4 +1,4 @@
-"""A list that stays: drawn anew as it changes, until whoever watches has seen enough.
+"""A live list: drawn anew as it changes, until whoever watches has seen enough.
 
 Responsible for the three places where a list may go: a terminal (the whole, in place of the last one), a file or pipe for
 people (the lines that changed), and one for programs (the whole as a line of JSON). Refuses to know what is listed.
@@ -24,7 +24,7 @@ View = TypeVar("View")
 EVERY_S = 1.0
 
 
-def never(_picture: object) -> bool:
+def never(_view: object) -> bool:
     return False
 
 

@@ -1,7 +1,7 @@
-"""Looking at what the service knows, again and again, whether or not it answers for the moment.
+"""A poller of the service: it asks again and again, and bears that no answer comes for the moment.
 
-Responsible for asking, and for the last picture while the service is away, restarting perhaps. Refuses to know what is
-looked at, how it is drawn, and when to look again.
+Responsible for asking, and for the last answer while the service is away, restarting perhaps. Refuses to know what is
+asked for, how it is drawn, and when to ask again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ View = TypeVar("View")
 
 POLL_S = 0.5
 PATIENCE_S = 60.0
-"""How long the service may be away before whoever looks is told."""
+"""How long the service may be away before that is an error."""
 
 
 class Poller(Generic[View]):
-    """Each call is a look. ``note`` is what there is to say about it, if anything.
+    """Each call polls once and returns the newest answer. ``note`` is a remark on it for people, or None.
 
-    ``observer`` sees every new picture; what it returns is the note from then on. Raises what ``ask`` raises, and
-    InfrastructureError only when there is no picture yet, or none for PATIENCE_S.
+    ``observer`` gets every new answer; what it returns is the note from then on. Raises what ``ask`` raises, and
+    InfrastructureError only when there is no answer yet, or none for PATIENCE_S.
     """
 
     def __init__(self, ask: Callable[[], View], observer: Callable[[View], str | None] | None = None) -> None:

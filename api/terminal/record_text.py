@@ -1,4 +1,4 @@
-"""A record of a tape in one line, for people: when, what happened, and what was decided on it.
+"""A tape record as one line for people: when it was, what happened, and what was decided on it.
 
         75.318 s  #1924   contribution of asia to fragment 5: 24 steps, 3,072 tokens on version 11 → admitted towards …
 

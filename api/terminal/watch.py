@@ -42,28 +42,29 @@ Observer = Callable[[Job], str | None]
 def watch(client: Client, job: str, console: Console, observer: Observer | None = None) -> Job:
     """Show the job until it has ended, and return it as it ended.
 
-    ``observer`` sees every picture before it is drawn; what it returns is shown from then on. KeyboardInterrupt passes.
+    ``observer`` gets each state of the job before it is drawn; what it returns is shown from then on.
+    KeyboardInterrupt passes.
     """
     poller = Poller(asking(client, job), observer)
     if not console.is_terminal:
         return _watch_lines(poller, console)
-    picture = poller()
-    with Live(render(picture, poller.note), console=console, refresh_per_second=4, transient=False) as live:
-        while not picture.state.final:
+    current = poller()
+    with Live(render(current, poller.note), console=console, refresh_per_second=4, transient=False) as live:
+        while not current.state.final:
             time.sleep(POLL_S)
-            picture = poller()
-            live.update(render(picture, poller.note))
-    return picture
+            current = poller()
+            live.update(render(current, poller.note))
+    return current
 
 
 def follow(client: Client, job: str, emit: Callable[[Job], None]) -> Job:
-    """For programs: ``emit`` every picture until the job has ended, and return the last one."""
+    """For programs: ``emit`` the job at every poll until it has ended, and return the last one."""
     poller = Poller(asking(client, job))
     while True:
-        picture = poller()
-        emit(picture)
-        if picture.state.final:
-            return picture
+        current = poller()
+        emit(current)
+        if current.state.final:
+            return current
         time.sleep(2 * POLL_S)
 
 
@@ -73,9 +74,9 @@ def asking(client: Client, job: str) -> Callable[[], Job]:
 
     def ask() -> Job:
         nonlocal name
-        picture = client.job(name)
-        name = picture.job
-        return picture
+        current = client.job(name)
+        name = current.job
+        return current
 
     return ask
 
@@ -83,17 +84,17 @@ def asking(client: Client, job: str) -> Callable[[], Job]:
 def _watch_lines(poller: Poller[Job], console: Console) -> Job:
     shown_at, shown_states, shown_note = -LINE_EVERY_S, None, None
     while True:
-        picture = poller()
-        states = (picture.state, picture.reason, [island.state for island in picture.islands])
+        current = poller()
+        states = (current.state, current.reason, [island.state for island in current.islands])
         due = time.monotonic() - shown_at >= LINE_EVERY_S
         if due or states != shown_states:
-            console.print(line(picture), soft_wrap=True, highlight=False, markup=False)
+            console.print(line(current), soft_wrap=True, highlight=False, markup=False)
             shown_at, shown_states = time.monotonic(), states
         if poller.note and poller.note != shown_note and not poller.note.startswith("no answer"):
             console.print(poller.note, soft_wrap=True, highlight=False, markup=False)
             shown_note = poller.note
-        if picture.state.final:
-            return picture
+        if current.state.final:
+            return current
         time.sleep(POLL_S)
 
 

@@ -79,7 +79,7 @@ def test_one_plan_runs_at_a_time_and_a_key_names_one_run(service: Installation) 
         assert "attrition runs against" in second.json()["detail"]
         client.stop_chaos(job)
         assert http.post(path, json={"shipped": "quiet"}).status_code == 202
-        assert [run.state.strikes for run in client.chaos_runs(job)] == [True, False]
+        assert [run.state.injects for run in client.chaos_runs(job)] == [True, False]
         client.cancel(job)
         assert settled(client, job).state == "failed", "a cancelled job did not complete"
 
