@@ -177,7 +177,7 @@ class ActiveRun:
 
     def _skip(self, n: int, decision: Decision, reason: str) -> None:
         self._conduct.refused(decision, reason)
-        self._book.spare(self._run, n, reason)
+        self._book.skip(self._run, n, reason)
 
     def _continue_all(self, now: float) -> list[str]:
         """What stands still goes on now. Returns the islands that were told to."""

@@ -19,7 +19,7 @@ from api.chaos.active_run import ActiveRun
 from api.chaos.schemas import RunState
 from api.chaos.store import ChaosRunRow, ChaosStore
 from api.installation.second_life import SecondLife
-from api.jobs.background_loop import Complaints, reason_of
+from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.service import Service
 from api.storage.store import Store
 from orchestrator.errors import DataError, InfrastructureError, NotFound, first_line
@@ -92,7 +92,7 @@ class RunThread(threading.Thread):
         self._one_at_a_time = threading.Lock()
         self._leaving = threading.Event()
         self._active: ActiveRun | None = None
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
         self._failures = 0
         self._over = False
 
@@ -124,7 +124,7 @@ class RunThread(threading.Thread):
                 return False  # whoever stopped it has looked for the last time
             try:
                 self._over = not self._rebuilt().advance(self._service.job(self._job))
-                self._complaints.settle(self._run_id)
+                self._problem_log.settle(self._run_id)
                 self._failures = 0
                 return not self._over
             except (InfrastructureError, SQLAlchemyError) as error:
@@ -162,4 +162,4 @@ class RunThread(threading.Thread):
 
     def _complain(self, words: str, error: Exception | None = None) -> None:
         """Once for each reason, not twice a second."""
-        self._complaints.note(self._run_id, words, error)
+        self._problem_log.note(self._run_id, words, error)

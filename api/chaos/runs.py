@@ -38,20 +38,20 @@ Reference = str | Mapping[str, Any] | None
 """For ``loss_gap``: a job that nothing was done to and that has ended, or its report."""
 
 
-class _KnownPolicy(BaseModel):
+class _ReferencePolicy(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     token_budget: TokenCount
     islands: IslandCount
 
 
-class _KnownReport(BaseModel):
+class _ReferenceReport(BaseModel):
     """What a verdict needs of a reference. The rest of the report is not kept."""
 
     model_config = ConfigDict(extra="ignore")
 
     loss_final: Annotated[float, Field(strict=True, ge=-LOSS_MAX, le=LOSS_MAX, allow_inf_nan=False)]
-    policy: _KnownPolicy
+    policy: _ReferencePolicy
 
 
 class ChaosRuns:
@@ -81,7 +81,7 @@ class ChaosRuns:
             refuse_other_request(earlier, digest, key)
             return self._shown(earlier)
         plan = parse(document)
-        undisturbed = self._undisturbed(plan, reference)
+        reference_figures = self._reference_figures(plan, reference)
         target = self._service.job(run_of.job)
         if target.state.final or target.after_s is None:
             raise Conflict(detail=f"Job {target.job} is {target.state}; there is nothing to strike.")
@@ -93,7 +93,7 @@ class ChaosRuns:
             plan=plan.name,
             text=text,
             fleet=[[i.island, i.node_group, i.region, i.accelerator_count] for i in islands],
-            reference=undisturbed,
+            reference=reference_figures,
             caller=caller,
             requested_at=time.time(),
             holds=target.job,
@@ -157,7 +157,7 @@ class ChaosRuns:
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _undisturbed(self, plan: ChaosPlan, reference: Reference) -> dict[str, Any] | None:
+    def _reference_figures(self, plan: ChaosPlan, reference: Reference) -> dict[str, Any] | None:
         """What the verdict needs of the reference, which is known to be of use before anything strikes."""
         if reference is None:
             if any(objective.root == LOSS_GAP for objective in plan.objectives):
@@ -169,7 +169,7 @@ class ChaosRuns:
         if isinstance(reference, str):
             reference = self._service.report(reference)
         try:
-            report = _KnownReport.model_validate(reference)
+            report = _ReferenceReport.model_validate(reference)
         except ValidationError as error:
             problem_list = "; ".join(
                 f"{problem.path}: {problem.message}" for problem in problems_of(error, unknown="")[:5]

@@ -126,7 +126,7 @@ class ChaosStore:
         with self._session.begin() as session:
             session.add_all(rows)
 
-    def spare(self, run: str, fault: int, reason: str) -> None:
+    def skip(self, run: str, fault: int, reason: str) -> None:
         """A fault that was to strike did not after all."""
         with self._session.begin() as session:
             row = session.get(ChaosDecisionRow, (run, fault))

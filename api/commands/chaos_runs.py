@@ -213,8 +213,8 @@ def _started(client: Client, job: str, plan: str, reference: str | None, key: st
 
     file = plan_file(plan)
     seed = load(file).seed
-    undisturbed = read_document(Path(reference)) if reference and Path(reference).is_file() else reference
-    started = client.start_chaos(job, file.read_text(encoding="utf-8"), undisturbed, key=key)
+    reference_report = read_document(Path(reference)) if reference and Path(reference).is_file() else reference
+    started = client.start_chaos(job, file.read_text(encoding="utf-8"), reference_report, key=key)
     say(f"{started.plan} against {started.job}: {started.fault_count} faults planned, seed {seed}; it is {started.run}")
     return started
 

@@ -12,7 +12,7 @@ import logging
 import time
 from threading import Lock
 
-from api.jobs.background_loop import Complaints, reason_of
+from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.control import ControlPort
 from api.jobs.idempotency import digest_of
 from api.jobs.outbox import Outbox, row_of
@@ -39,7 +39,7 @@ class Cordons:
         """Two that compare at once would tell a job twice, or one of them what has just been taken back."""
         self._missed: dict[str, str] = {}
         """Jobs that did not answer when they were to be told, and on whose behalf."""
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
 
     def node_groups(self) -> list[NodeGroup]:
         """The fleet's node groups, by name, each with who cordoned it."""
@@ -96,11 +96,11 @@ class Cordons:
                 lacks = self._lacks(job)
             except Exception as error:  # it does not answer, or its answer is none; that is no matter of the others
                 why = str(error) if isinstance(error, InfrastructureError) else reason_of(error)
-                self._complaints.note(f"job {job}", f"it could not be told what is cordoned: {why}")
+                self._problem_log.note(f"job {job}", f"it could not be told what is cordoned: {why}")
                 self._missed[job] = caller
                 return []
             self._missed.pop(job, None)
-            self._complaints.settle(f"job {job}")
+            self._problem_log.settle(f"job {job}")
             stored = [
                 self._stored(job, by or caller, Cordon(name) if by else Uncordon(name)) for name, by in lacks.items()
             ]

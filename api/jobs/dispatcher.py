@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from api.jobs.background_loop import BackgroundLoop, Complaints, reason_of
+from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
 from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
 from api.jobs.outlines import Outline, Outlines
@@ -76,7 +76,7 @@ class Dispatcher:
         self._first: tuple[str, int] | None = None
         """The first of those that wait, and its priority."""
         self._places: tuple[float, dict[str, int]] = (float("-inf"), {})
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
         self._inherited: set[str] = set()
         """Jobs that were being started when the process ended, or the store failed, and that are not settled yet."""
 
@@ -127,9 +127,9 @@ class Dispatcher:
         return first is not None and first.state == JobState.QUEUED and first.priority >= row.priority
 
     @property
-    def hopeless(self) -> bool:
+    def unschedulable(self) -> bool:
         """Whether the first in line asks for more than the fleet has, so that waiting does not help."""
-        return self._decided.hopeless
+        return self._decided.unschedulable
 
     def dispatch(self, patience_s: float = -1) -> None:
         """Start every queued job whose turn it is. While another thread is at it, wait so long, then leave it to that."""
@@ -182,11 +182,13 @@ class Dispatcher:
         if not queued:
             return NOTHING_QUEUED
         alive = self._store.jobs(states={JobState.STARTING, JobState.RUNNING})
-        self._complaints.keep(whom for row in alive for whom in (f"job {row.job}", f"job {row.job}, inherited"))
+        self._problem_log.keep(whom for row in alive for whom in (f"job {row.job}", f"job {row.job}, inherited"))
         try:
             groups = self._control.node_groups()
         except InfrastructureError as error:
-            return Decision((), {job.job: f"the cluster does not answer: {error}" for job in queued}, hopeless=False)
+            return Decision(
+                (), {job.job: f"the cluster does not answer: {error}" for job in queued}, unschedulable=False
+            )
         # Nobody is asked how they stand while all would fit beside the largest that each running job may become.
         at_most = [outline.wants_at_most for row in alive if (outline := self._outline(row))]
         decided = decide(queued, at_most, groups, self._jobs_max)
@@ -197,7 +199,7 @@ class Dispatcher:
         try:
             return self.outlines.of(row.job, lambda: row.spec)
         except Exception as error:
-            self._complaints.note(f"job {row.job}", f"nobody knows what it wants: {reason_of(error)}")
+            self._problem_log.note(f"job {row.job}", f"nobody knows what it wants: {reason_of(error)}")
             return None
 
     def _wants(self, alive: Sequence[JobRow]) -> list[Wants]:
@@ -218,10 +220,12 @@ class Dispatcher:
                 wants.append(wants_of(sections[island] for island in there if island in sections))
             except Exception as error:  # whatever its row and its answer are, the others' turn does not wait for it
                 if not isinstance(error, AtollError):
-                    self._complaints.note(f"job {row.job}", f"it is reckoned by its outline: {reason_of(error)}", error)
+                    self._problem_log.note(
+                        f"job {row.job}", f"it is reckoned by its outline: {reason_of(error)}", error
+                    )
                 wants.append(outline.wants)
             else:
-                self._complaints.settle(f"job {row.job}")
+                self._problem_log.settle(f"job {row.job}")
         return wants
 
     def _start(self, row: JobRow) -> None:
@@ -266,10 +270,10 @@ class Dispatcher:
                     ran = self._record(row) is not None or Run(row.job, Path(row.run_dir), False).tape.exists()
                     self._store.move_job(job, JobState.STARTING, JobState.RUNNING if ran else JobState.QUEUED)
             except Exception as error:  # the others are settled, and the queue goes on
-                self._complaints.note(f"job {job}, inherited", reason_of(error), error)
+                self._problem_log.note(f"job {job}, inherited", reason_of(error), error)
             else:
                 self._inherited.discard(job)
-                self._complaints.settle(f"job {job}, inherited")
+                self._problem_log.settle(f"job {job}, inherited")
 
 
 def sections_of(row: JobRow, *, spares: bool = False) -> dict[IslandId, IslandsSection]:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from threading import Lock
 
 from api.clocks import Ages
-from api.jobs.background_loop import Complaints, reason_of
+from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.control import ControlPort, StatusRecord
 from api.schemas import FINAL
 from api.storage.store import CommandRow, JobRow, Store
@@ -64,7 +64,7 @@ class Outbox:
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         """One a job: two threads could otherwise hand over its commands in turns."""
         self._ages = Ages()
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
         self._failures: Counter[str] = Counter()
         """How often a command could not be handed over for a reason that nobody foresaw."""
 
@@ -76,8 +76,8 @@ class Outbox:
                 self.push(job)
                 self.settle(job)
             except Exception as error:
-                self._complaints.note(f"job {job}", f"its commands cannot be seen to: {reason_of(error)}", error)
-        self._complaints.keep(f"job {job}" for job in jobs)
+                self._problem_log.note(f"job {job}", f"its commands cannot be seen to: {reason_of(error)}", error)
+        self._problem_log.keep(f"job {job}" for job in jobs)
 
     def push(self, job: str) -> None:
         """The job's commands have been handed over, in order, up to the first that it does not answer for."""
@@ -171,9 +171,9 @@ class Outbox:
     def _note(self, job: str, trouble: str) -> None:
         """Trouble is logged when it changes, not each time it is met."""
         if trouble:
-            self._complaints.note(f"job {job}", trouble)
+            self._problem_log.note(f"job {job}", trouble)
         else:
-            self._complaints.settle(f"job {job}")
+            self._problem_log.settle(f"job {job}")
 
 
 def over(record: StatusRecord | None) -> bool:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from api.checkpoints.lookup import checkpoints_of
-from api.jobs.background_loop import BackgroundLoop, Complaints, reason_of
+from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
 from api.jobs.control import ControlPort, StatusRecord
 from api.jobs.cordons import Cordons
 from api.jobs.path_check import refuse_outside
@@ -90,7 +90,7 @@ class Overseer:
         """How often in a row each job could not be started again."""
         self._lives: Counter[str] = Counter()
         """How often it was, since it was last seen alive."""
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
         self._ran_before: set[str] | None = None
         """While ``taken_down`` is there: the jobs that it is about, as far as nobody has seen to them."""
         self._progress: dict[str, dict[str, Any]] = {}
@@ -152,7 +152,7 @@ class Overseer:
         try:
             self._taken_down.unlink(missing_ok=True)
         except OSError as error:
-            self._complaints.note(str(self._taken_down), f"it cannot be removed: {error.strerror}; remove it by hand")
+            self._problem_log.note(str(self._taken_down), f"it cannot be removed: {error.strerror}; remove it by hand")
         else:
             self._ran_before = None
 
@@ -175,7 +175,7 @@ class Overseer:
         except Exception as error:
             self._complain(row, f"it does not say how far it is: {reason_of(error)}", error)
         else:
-            if self._complaints.settle(f"job {row.job}") and row.reason:
+            if self._problem_log.settle(f"job {row.job}") and row.reason:
                 self._store.update_job(row.job, reason="")
         return Presence.THERE
 
@@ -242,7 +242,7 @@ class Overseer:
     def _fail(self, row: JobRow, before: JobState, reason: str) -> None:
         self._tries.pop(row.job, None)
         self._lives.pop(row.job, None)
-        self._complaints.settle(f"job {row.job}")
+        self._problem_log.settle(f"job {row.job}")
         try:
             resume = (
                 f" with `--resume {row.job}`, from its newest checkpoint" if checkpoints_of(row, self._roots) else ""
@@ -272,11 +272,11 @@ class Overseer:
         for per_job in (self._progress, self._written, self._tries, self._lives):
             for job in per_job.keys() - running:
                 del per_job[job]
-        self._complaints.keep({str(self._taken_down), *(f"job {job}" for job in running)})
+        self._problem_log.keep({str(self._taken_down), *(f"job {job}" for job in running)})
 
     def _complain(self, row: JobRow, reason: str, error: Exception) -> None:
         """Once for each reason: in the log, and as what is told of the job."""
-        if self._complaints.note(f"job {row.job}", reason, error):
+        if self._problem_log.note(f"job {row.job}", reason, error):
             with suppress(Exception):  # the store may be what is wrong
                 self._store.update_job(row.job, reason=reason)
 

@@ -54,12 +54,12 @@ class StatusSnapshot:
         asked_at: float,
         record: StatusRecord | None,
         generation: int = 0,
-        silence: InfrastructureError | None = None,
+        error: InfrastructureError | None = None,
     ) -> None:
         self.asked_at = asked_at
         self.record = record
         self.generation = generation
-        self.silence = silence
+        self.error = error
         self.answer: Job | None = None
 
     @cached_property
@@ -96,14 +96,14 @@ class StatusCache:
     def recent(self, row: JobRow, patience_s: float = PATIENCE_S) -> StatusSnapshot:
         """A snapshot at most ``FRESH_S`` old; ``STALE_MAX_S`` while the job is being asked. Raises a silent job's error."""
         now, cached = time.monotonic(), self._snapshots.get(row.job)
-        if cached and now - cached.asked_at <= (FRESH_S if cached.silence is None else SILENT_S):
+        if cached and now - cached.asked_at <= (FRESH_S if cached.error is None else SILENT_S):
             return answered(cached)
         if row.state not in ALIVE:
             return self.fresh(row)  # what is known of it is on the disk
         request, is_first = self._request(row)
-        if cached and cached.silence is None and not is_first and now - cached.asked_at < STALE_MAX_S:
+        if cached and cached.error is None and not is_first and now - cached.asked_at < STALE_MAX_S:
             return cached
-        if cached and cached.silence is not None:
+        if cached and cached.error is not None:
             patience_s = min(patience_s, FRESH_S)
         elif not is_first:
             patience_s = min(patience_s, request.begun_at + ASKED_S - now)
@@ -158,8 +158,8 @@ class StatusCache:
 
 def answered(snapshot: StatusSnapshot) -> StatusSnapshot:
     """The snapshot itself. Raises its error where the job was silent."""
-    if snapshot.silence is not None:
-        raise snapshot.silence.with_traceback(None)  # the same one is raised again and again
+    if snapshot.error is not None:
+        raise snapshot.error.with_traceback(None)  # the same one is raised again and again
     return snapshot
 
 

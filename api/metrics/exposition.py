@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from api.clocks import Ages
-from api.jobs.background_loop import Complaints, reason_of
+from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.control import StatusRecord
 from api.jobs.service import Service
 from api.metrics.catalogue import FAMILIES
@@ -67,7 +67,7 @@ class JobsCollector(Collector):
         self._pool = ThreadPoolExecutor(8, "metrics")
         self._questions: dict[str, Future[StatusRecord | None]] = {}
         self._one_at_a_time = threading.Lock()
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
         self._found: list[Metric] = []
         self._found_at = float("-inf")
         self._ages, self._endings = Ages(), Ages()
@@ -95,7 +95,7 @@ class JobsCollector(Collector):
         states = Counter(state_of(row, records.get(row.job)) for row in rows)
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
         yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
-        yield Sample("atoll_queue_hopeless", (), self._service.queue.hopeless)
+        yield Sample("atoll_queue_hopeless", (), self._service.queue.unschedulable)
         yield Sample("atoll_clock_set_seconds", (), self._service.clock.check())
         for row in rows:
             if row.job in live:
@@ -103,7 +103,7 @@ class JobsCollector(Collector):
             elif self._ended_lately(row) and (record := self._record(row)):
                 samples_by_job[row.job] = self._samples_of(row, record)
             yield from samples_by_job.get(row.job) or ()
-        self._complaints.keep(f"job {row.job}" for row in rows)
+        self._problem_log.keep(f"job {row.job}" for row in rows)
 
     def _samples_of(self, row: JobRow, record: StatusRecord) -> list[Sample] | None:
         """All that the record says, or nothing of it: what is damaged in one job costs its own figures only."""
@@ -112,9 +112,9 @@ class JobsCollector(Collector):
             if len(checked_samples) > SAMPLES_MAX:
                 raise ValueError(f"it makes more than the {SAMPLES_MAX} samples that are taken of one job")
         except Exception as error:
-            self._complaints.note(f"job {row.job}", f"no figures can be made of what it says: {reason_of(error)}")
+            self._problem_log.note(f"job {row.job}", f"no figures can be made of what it says: {reason_of(error)}")
             return None
-        self._complaints.settle(f"job {row.job}")
+        self._problem_log.settle(f"job {row.job}")
         return checked_samples
 
     def _ask(self, rows: dict[str, JobRow]) -> dict[str, StatusRecord]:

@@ -110,7 +110,7 @@ class _Status(_Part):
 _SHAPE = TypeAdapter(_Status)
 
 
-class Examined(NamedTuple):
+class StatusFile(NamedTuple):
     """``record`` is a final state; ``damage`` says why what is there is none. Neither, where nothing final is there."""
 
     record: StatusRecord | None = None
@@ -118,7 +118,7 @@ class Examined(NamedTuple):
 
 
 class _KnownDamages:
-    """What was found in the files examined last, by what the file system says of each."""
+    """The damage of the files examined last, by each file's inode, size and times."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -138,32 +138,32 @@ class _KnownDamages:
 _KNOWN_DAMAGES = _KnownDamages()
 
 
-def examine(run_dir: Path) -> Examined:
+def examine(run_dir: Path) -> StatusFile:
     """What the job left in ``run_dir``, however that is broken. A damaged file is read once, until it is another one."""
     path = run_dir / NAME
     try:
         there = os.lstat(path)
     except (OSError, ValueError):
-        return Examined()
+        return StatusFile()
     mark = (str(path), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns)
     if (damage := _KNOWN_DAMAGES.damage(mark)) is not None:
-        return Examined(damage=damage)
+        return StatusFile(damage=damage)
     try:
         record = parsed(read_below(run_dir, NAME, BYTES_MAX), path)
         shape = _SHAPE.validate_python(record)
         if shape.job_id != run_dir.name:
             raise DataError(detail=f"{path} is that of another job, {shape.job_id!r:.80}.")
     except FileNotFoundError:
-        return Examined()
+        return StatusFile()
     except ValidationError as error:
         damage = _problem_with(path, error)
     except (DataError, RecursionError, MemoryError) as error:
         damage = str(error) or f"{path} cannot be read: {type(error).__name__}."
     else:
         over = shape.view.phase == "finished"
-        return Examined(record=record) if over else Examined()  # type: ignore[arg-type]  # that is what was checked
+        return StatusFile(record=record) if over else StatusFile()  # type: ignore[arg-type]  # that is what was checked
     _KNOWN_DAMAGES.keep(mark, damage)
-    return Examined(damage=damage)
+    return StatusFile(damage=damage)
 
 
 def _problem_with(path: Path, error: ValidationError) -> str:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from api.app import create_app
-from api.chaos.runs import _KnownReport
+from api.chaos.runs import _ReferenceReport
 from api.http.routing import StrictBody
 from api.jobs.idempotency import digest_of
 from api.storage.store import Store
@@ -149,7 +149,7 @@ FREE_TEXT = {
     "WrittenPlan.plan": "a text of many lines, which the strict parser reads",
     "WorldPart.notes": "remarks in a file of one's own",
 }
-MODELS = (JobSpec, ChaosPlan, SimulationSpec, WorldPart, NodeGroup, Settings, _KnownReport)
+MODELS = (JobSpec, ChaosPlan, SimulationSpec, WorldPart, NodeGroup, Settings, _ReferenceReport)
 
 
 def inner_kinds(kind: Any) -> Iterator[Any]:
