@@ -103,7 +103,7 @@ def test_rows_come_back_as_they_went_in_also_after_a_restart(url: str) -> None:
         (kill, False, True, "no")
     ]
     access = AccessStore(again.engine)
-    assert Tokens(access).holder_of(raw).role is Role.OPERATOR
+    assert Tokens(access).principal_of(raw).role is Role.OPERATOR
     access.end_audit(access.audit(1, None)[0].number, 201)
     assert [(row.caller, row.status) for row in access.audit(10, None)] == [("ci", 201)]
     again.close()
