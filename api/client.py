@@ -299,7 +299,7 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
 
 
 def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
-    """Where below its job a command is posted, and the body that says the rest of it."""
+    """The path below its job that a command is posted to, and the body with the rest of it."""
     match command:
         case commands.Kill(island, restart):
             return f"/islands/{quote(island, safe='')}/kill", {"restart": restart}

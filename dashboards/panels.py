@@ -142,7 +142,7 @@ def curves(
 
 
 def ranking(title: str, description: str, unit: str, query: Query, *, width: int = 12) -> Panel:
-    """What is largest, as bars."""
+    """The largest values, as bars."""
     return _common(
         bargauge.Panel()
         .orientation(common.VizOrientation.HORIZONTAL)
@@ -182,7 +182,7 @@ def timeline(title: str, description: str, query: Query, states: Sequence[tuple[
 
 
 def quantiles(metric: str, by: str = "", *, of: Sequence[float] = (0.5, 0.95)) -> list[Query]:
-    """Of a histogram of the chosen jobs: each quantile, for each value of the label ``by`` if there is one."""
+    """Quantiles of a histogram of the chosen jobs: each quantile, for each value of the label ``by`` if there is one."""
     group, name = (f"le, {by}", f"{{{{{by}}}}} ") if by else ("le", "")
     rate = f"sum by ({group}) (rate({metric}_bucket{{{JOB}}}[{RATE}]))"
     return [Query(f"histogram_quantile({q:g}, {rate})", f"{name}p{q * 100:g}") for q in of]

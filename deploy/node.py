@@ -81,7 +81,7 @@ def environment_of(what: str) -> dict[str, str]:
 
 
 def ray_arguments(options: argparse.Namespace) -> list[str]:
-    """How Ray is started for this part."""
+    """Ray's options for this part."""
     if options.what == "head":
         port = HEAD.rpartition(":")[2]
         head = ["--head", "--port", port, "--num-cpus", "0", "--no-monitor", "--include-dashboard", "false"]

@@ -20,7 +20,7 @@ class FailureLimit:
         self._seconds_each = window_s / failures_max
         self._addresses_max = addresses_max
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By address: failures counted, less what has drained since, and when that was so."""
+        """By address: the failures less what has drained, and the time of that count."""
 
     def __len__(self) -> int:
         return len(self._spent)

@@ -94,5 +94,5 @@ def new_token() -> str:
 
 
 def digest_of(token: str) -> str:
-    """What is kept of a token: enough to recognise it, and not to show it."""
+    """The digest that is stored of a token: enough to recognise it, and not to show it."""
     return sha256(token.encode()).hexdigest()

@@ -42,7 +42,7 @@ from orchestrator.errors import (
 )
 
 REPORT_TIMEOUT_S = 60.0
-"""How long an ended job may take to leave its report."""
+"""The time that an ended job may take to leave its report."""
 MISSED = "missed: the service, or the job, was away when it was to strike"
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class ActiveRun:
         return True
 
     def _die(self, n: int, decision: Decision) -> bool:
-        """This process ends soon, and another one takes its place; or is spared where nobody would start one."""
+        """End this process soon, for another one to take its place; skip the fault where none would be started."""
         try:
             self._second_life()
         except AtollError as error:
@@ -180,7 +180,7 @@ class ActiveRun:
         self._book.skip(self._run, n, reason)
 
     def _continue_all(self, now: float) -> list[str]:
-        """What stands still goes on now. Returns the islands that were told to."""
+        """Continue every island that stands still. Returns those that were told to."""
         continued = []
         for island in self._conduct.still_stopped(now):
             key = key_of(self._run, f"continue/{island}")
@@ -224,7 +224,7 @@ class ActiveRun:
         return True
 
     def _believe_outcomes(self) -> None:
-        """What the job did not take after all did not strike."""
+        """Mark the faults that the job refused as skipped."""
         self._service.commands(self._job)  # so that what the job decided is known
         commands = self._commands()
         for n, decision in enumerate(list(self._conduct.decisions)):

@@ -73,7 +73,7 @@ def shown() -> list[ShownPlan]:
 
 
 def described(fault: FaultSection) -> str:
-    """What one entry of a plan does: "stop asia for 6 s, every 30 s from 15 s on"."""
+    """One entry of a plan in words: "stop asia for 6 s, every 30 s from 15 s on"."""
     if fault.at:
         when = f"at {', '.join(f'{at:g}' for at in fault.at)} s"
     else:

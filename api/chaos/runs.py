@@ -46,7 +46,7 @@ class _ReferencePolicy(BaseModel):
 
 
 class _ReferenceReport(BaseModel):
-    """What a verdict needs of a reference. The rest of the report is not kept."""
+    """The part of a reference report that a verdict needs. The rest is not stored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -158,7 +158,7 @@ class ChaosRuns:
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _reference_figures(self, plan: ChaosPlan, reference: Reference) -> dict[str, Any] | None:
-        """What the verdict needs of the reference, which is known to be of use before anything strikes."""
+        """The figures of the reference that the verdict needs, checked before any fault is injected."""
         if reference is None:
             if any(objective.root == LOSS_GAP for objective in plan.objectives):
                 detail = f"{plan.name} has an objective of {LOSS_GAP}, which takes a job that nothing was done to."
@@ -222,7 +222,7 @@ class ChaosRuns:
 
 
 def _is_inactive(island: Island) -> bool:
-    """It waits to be an island: a fault that is drawn for it could strike nobody, or nobody who trains."""
+    """Whether the island is a standby, or was never placed: a fault drawn for it would find nobody who trains."""
     return island.standby or (island.state == "stopped" and island.incarnation == 0)
 
 

@@ -116,7 +116,7 @@ class ChaosStore:
                 setattr(row, name, value)
 
     def decisions(self, run: str) -> list[ChaosDecisionRow]:
-        """What was decided so far, in the order of the plan's faults."""
+        """The decisions so far, in the order of the plan's faults."""
         query = select(ChaosDecisionRow).where(ChaosDecisionRow.run == run).order_by(ChaosDecisionRow.fault)
         with self._session() as session:
             return list(session.scalars(query))
@@ -127,7 +127,7 @@ class ChaosStore:
             session.add_all(rows)
 
     def skip(self, run: str, fault: int, reason: str) -> None:
-        """A fault that was to strike did not after all."""
+        """A decided fault is skipped after all, for this reason."""
         with self._session.begin() as session:
             row = session.get(ChaosDecisionRow, (run, fault))
             if row is not None:

@@ -255,7 +255,7 @@ def _ended(run: ChaosRun) -> str:
 
 
 def _folder(job: Job) -> Path:
-    """Where the job's own report lies, if that is on this machine."""
+    """The folder of the job's own report, if that is on this machine."""
     folder = Path(job.run_dir)
     return folder if folder.is_dir() else Path()
 

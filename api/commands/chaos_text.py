@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ChaosObserver:
-    """Asks how the run stands whenever the job is looked at (``watch.Observer``), and tells what is new."""
+    """Reads the run whenever the job is polled (``watch.Observer``), and returns what is new as a note."""
 
     def __init__(self, client: Client, begun: ChaosRun) -> None:
         self._client = client
@@ -37,7 +37,7 @@ class ChaosObserver:
 
     @staticmethod
     def news(before: ChaosRun, now: ChaosRun) -> list[str]:
-        """What is in ``now`` and was not before."""
+        """Lines for what is in ``now`` and was not in ``before``."""
         news = lines(now)[len(before.decisions) : len(now.decisions)]
         if now.state != before.state and now.state in ("aborted", "stopped"):
             news.append(f"{now.state}: {now.reason}")
@@ -73,7 +73,7 @@ def headline(run: ChaosRun) -> str:
 
 
 def lines(run: ChaosRun) -> list[str]:
-    """What became of every fault, a line each."""
+    """One line for the outcome of each fault."""
     return [
         f"{one.after_s:.1f} s: {one.told}" + (f" spared, {one.spared}" if one.spared else "") for one in run.decisions
     ]

@@ -107,7 +107,7 @@ def echo_json(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """What the API answered, indented."""
+    """Print the API's answer as indented JSON."""
     from pydantic import BaseModel
 
     def plain(item: Any) -> Any:

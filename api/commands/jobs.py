@@ -90,7 +90,7 @@ def submit(
 
 
 def resumption_lines(job: Job) -> list[str]:
-    """Where the job goes on, and which checkpoints it passes over."""
+    """Lines that say which checkpoint the job resumes from, and which it passes over."""
     if job.resumed_from is None:
         return []
     return [*(f"refused: {reason}" for reason in job.resume_refused), f"it goes on from {job.resumed_from}"]
@@ -162,7 +162,7 @@ def _table(jobs: list[JobSummary], wide: bool) -> Table:
 
 
 def _waiting(jobs: list[JobSummary]) -> list[str]:
-    """Why each queued job waits, in the order in which they will start."""
+    """A line for each queued job with the reason why it waits, in the order in which they will start."""
     queued = sorted((job for job in jobs if job.queue_position), key=lambda job: job.queue_position or 0)
     return [f"{job.job} waits: {job.reason}" for job in queued]
 

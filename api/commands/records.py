@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from api.schemas import TapeRecord
 
 PATIENCE_S = 60.0
-"""How long the service may be away before following it gives up."""
+"""The time that the service may be away before following it gives up."""
 
 
 def events(

@@ -43,7 +43,7 @@ POLL_EVERY_S = 1.0
 LOG_EVERY_S = 60.0
 HEAD_BYTES_MAX = 32 << 10
 WIRE_BYTES_MAX = 3 << 20
-"""Of one request, as it comes: a body of 1 MiB may come in chunks, but not each byte in one."""
+"""The limit for one request as it comes: a body of 1 MiB may come in chunks, but not each byte in one."""
 BACKLOG = 1024
 
 CONNECTIONS_MAX = 512
@@ -58,14 +58,14 @@ _OF_UVICORN.setLevel(logging.ERROR)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many there may be, and how many of one address."""
+    """The most connections at a time, in all and of one address."""
 
     total: int
     each: int
 
 
 def limits_of(descriptor_count: int) -> ConnectionLimits:
-    """What a process with so many descriptors can bear: each connection may have a file open, too.
+    """The limits for a process with so many descriptors: each connection may have a file open, too.
 
     On loopback all users are one address, so that it has room for all streams of events and as many again.
     """
@@ -102,7 +102,7 @@ class Connection(H11Protocol):
         return self._asks_nothing_since if self.cycle is None or self.cycle.response_complete else None
 
     def late(self, now: float) -> str | None:
-        """Why it is let go, if it is."""
+        """The reason to close the connection now, or None."""
         if self.transport.is_closing():
             self._closing_since = self._closing_since or now
             return "did not take what was left for them" if now - self._closing_since > CLOSING_S else None
@@ -149,7 +149,7 @@ class Connection(H11Protocol):
 
 
 class Refusals:
-    """Who was refused, told in the log at once, then once a minute."""
+    """Counts of refused connections, logged at once, then once a minute."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -157,13 +157,13 @@ class Refusals:
         self._logged_at = float("-inf")
 
     def note(self, what: str, address: str) -> None:
-        """A connection of this address was let go because they did ``what``."""
+        """Count a connection of this address that was closed for the reason ``what``."""
         self._counts[what] += 1
         self._last_address = address
         self.tell()
 
     def tell(self) -> None:
-        """Log what there is to tell, if the last time is long enough ago."""
+        """Log the counts, if the last time is long enough ago."""
         now = time.monotonic()
         if self._counts and now - self._logged_at > LOG_EVERY_S:
             counts = "; ".join(f"{count} {what}" for what, count in self._counts.items())
@@ -194,7 +194,7 @@ class Visit:
 
 
 class Door:
-    """What uvicorn has an ``asyncio.Server`` for: it accepts, but counts."""
+    """Accepts connections in the place of uvicorn's ``asyncio.Server``, and counts them."""
 
     def __init__(self, listener: socket.socket, server: uvicorn.Server, limits: ConnectionLimits) -> None:
         self._listener, self._server, self._limits = listener, server, limits
@@ -203,7 +203,7 @@ class Door:
         self._tasks: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
-        """From here on it accepts."""
+        """Start accepting."""
         self._listener.setblocking(False)
         self._listener.listen(BACKLOG)
         self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._look_round())]
@@ -313,7 +313,7 @@ class Server(uvicorn.Server):
 
 
 def network_of(address: str) -> str:
-    """What counts as one address: with IPv6 everybody has 2**64 of them."""
+    """The network that counts as one address: with IPv6 everybody has 2**64 addresses."""
     ip = ip_address(address.partition("%")[0])
     if not isinstance(ip, IPv6Address):
         return str(ip)

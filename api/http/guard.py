@@ -35,7 +35,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> str | None:
-        """Why a request with this path and these headers is refused, or None."""
+        """The reason to refuse a request with this path and these headers, or None."""
         host = headers.get(b"host", b"").decode("latin-1")
         if self._loopback and not is_loopback(name_in(host)):
             return f"The request names the host {host!r}, which is not a loopback name."

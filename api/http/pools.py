@@ -62,7 +62,7 @@ class Pool:
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
     async def run(self, call: Callable[..., Answer], *arguments: Any, key: str = "") -> Answer:
-        """What the call returns, run in a thread. Raises InfrastructureError for want of a thread, or of an answer."""
+        """Run the call in a thread and return its result. Raises InfrastructureError for want of a thread or an answer."""
         await self._enter(key)
         loop = asyncio.get_running_loop()
         try:

@@ -73,7 +73,7 @@ TITLES = {
 }
 RETRY_AFTER_S = 2
 REFUSALS_OF_THE_MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
-"""Of disks and descriptors there may be too few. Whatever else an operating system says is a bug of ours."""
+"""Errors of full disks and too few descriptors. Any other error of the operating system is a bug of ours."""
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class Failures:
 
 
 def answer_to(error: Exception, method: str, path: str) -> JSONResponse:
-    """What is answered for this error; logged, where it is no fault of the caller's."""
+    """The answer to this error, which is logged where it is no fault of the caller's."""
     if isinstance(error, OSError) and error.errno in REFUSALS_OF_THE_MACHINE:
         where = f" ({error.filename})" if error.filename else ""
         detail = f"The service's machine cannot do that at present: {error.strerror}{where}."
@@ -196,7 +196,7 @@ def _plain(
 
 
 def _methods_of(request: Request) -> list[str]:
-    """What the path knows, by all its routes: the router names the methods of the first one only."""
+    """The methods of the path, by all its routes: the router names those of the first one only."""
     paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
     matching = (operations for path, operations in paths.items() if compile_path(path)[0].match(request.url.path))
     return sorted({method.upper() for operations in matching for method in operations})

@@ -27,7 +27,7 @@ from orchestrator.errors import (
 )
 
 WAIT_DIGITS_MAX = 9
-"""Of seconds: whoever answers may be no service of ours."""
+"""The longest Retry-After that is believed, in digits: whoever answers may be no service of ours."""
 
 
 def error_of(answer: httpx.Response) -> AtollError:

@@ -28,7 +28,7 @@ SEATS_MAX = 64
 """Each looks at one file a few times a second. More than these are somebody's mistake."""
 SEATS_EACH = 24
 RECHECK_S = 2.0
-"""How long a stream may outlive its token."""
+"""The time that a stream may outlive its token."""
 LAST_WORD_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ async def _token_ended(request: Request) -> None:
 
 
 class Seats:
-    """Who follows a job, by token."""
+    """The number of streams that follow a job, by token."""
 
     def __init__(self, seats_max: int = SEATS_MAX, each_max: int = SEATS_EACH) -> None:
         self._seats_max, self._each_max = seats_max, each_max

@@ -85,7 +85,7 @@ class Binding:
         return None
 
     def url(self, listener: socket.socket) -> str:
-        """How programs of this machine reach the service; what listens everywhere, they reach by loopback."""
+        """The host by which programs of this machine reach the service: loopback, where it listens everywhere."""
         host = "localhost" if self.host in EVERYWHERE and self.certificate else self.host
         host = LOOPBACK if host in EVERYWHERE else host.strip("[]")
         scheme = "https" if self.certificate else "http"

@@ -75,7 +75,7 @@ def _interpreter() -> CheckResult:
 
 
 def _versions() -> CheckResult:
-    """What is installed against the lock file, where this is a checkout that has one."""
+    """The installed versions against the lock file, where this is a checkout that has one."""
     if not LOCK.is_file():
         return CheckResult("versions", State.OK, "no lock file to compare with")
     different = [difference for difference in map(_difference, locked(LOCK.read_text()).items()) if difference]

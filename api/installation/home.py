@@ -41,13 +41,13 @@ DATABASE_VARIABLE = "ATOLL_DATABASE"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a service listens, and its process."""
+    """A service's URL, and its process."""
 
     url: str
     pid: int
     runs: Path
     certificate: Path | None = None
-    """What clients on this machine may trust it by; None over plain HTTP."""
+    """The certificate that clients on this machine may trust; None over plain HTTP."""
 
     @property
     def port(self) -> int | None:
@@ -75,7 +75,7 @@ class Home:
             self.path.chmod(0o700)
 
     def address(self) -> Address | None:
-        """What ``service.json`` says, true or stale; None if there is none that can be read."""
+        """The address in ``service.json``, true or stale; None if there is none that can be read."""
         try:
             written = json.loads(home_files.read(self.path / "service.json"))
             certificate = written.get("certificate")
@@ -103,7 +103,7 @@ class Home:
         return address_by_process
 
     def port_before(self) -> int | None:
-        """Where the last service of this home listened; None if nobody knows."""
+        """The port of the last service of this home; None if nobody knows."""
         if address := self.address():
             return address.port
         try:
@@ -220,7 +220,7 @@ class Home:
 
 
 def _holder_in(held: IO[bytes]) -> str:
-    """Who said that they hold it."""
+    """The holder that the lock file names."""
     return held.read(HOLDER_BYTES_MAX).decode(errors="replace").strip()
 
 
@@ -242,7 +242,7 @@ def _serves(pid: int, home: Path) -> bool:
 
 
 def _address_of_service(home: Path) -> Address | None:
-    """Where the service of this home listens, by its command line and its open sockets."""
+    """The address of this home's running service, by its command line and its open sockets."""
     import psutil
 
     for process in psutil.process_iter():

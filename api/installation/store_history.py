@@ -98,7 +98,7 @@ def _lost(path: Path, what: str) -> InfrastructureError:
 
 
 def _problem_of(path: Path, had: bool) -> str:
-    """What SQLite says is wrong with the file; empty if it is whole."""
+    """The problem that SQLite reports of the file; empty if it is whole."""
     try:
         with closing(sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=BUSY_S)) as connection:
             verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]

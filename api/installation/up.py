@@ -54,7 +54,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What to start. With another control port than Ray's, no cluster is started for it."""
+    """The options of `atoll up`. With another control port than Ray's, no cluster is started."""
 
     home: Home
     runs: Path
@@ -63,19 +63,19 @@ class Installation:
     control: str = RAY_CONTROL
     binding: Binding = field(default_factory=Binding)
     packages: tuple[str, ...] = ()
-    """Whose code jobs may name, besides learners' own."""
+    """The packages whose code jobs may name, besides learners' own."""
     database: str | None = None
     checkpoints: tuple[str, ...] = ()
     """Roots below which jobs may read and write checkpoints; none leaves it to the service. ``data`` likewise, to read."""
     data: tuple[str, ...] = ()
     jobs_max: int | None = None
-    """How many jobs run at a time; None leaves it to the service."""
+    """The most jobs that run at a time; None leaves it to the service."""
     new_store: bool = False
     """Where the home's store is lost or damaged, begin an empty one."""
     partition_tolerance_s: float | None = None
-    """How long a region may be cut off without Ray ending its islands; None leaves it to the cluster."""
+    """The time that a region may be cut off without Ray ending its islands; None leaves it to the cluster."""
     passed: tuple[str, ...] = ()
-    """What of the caller's environment its processes get besides what they need, by name."""
+    """The names of environment variables that its processes get besides what they need."""
 
     @property
     def with_cluster(self) -> bool:
@@ -246,7 +246,7 @@ def _answering(home: Home, timeout_s: float) -> Address | None:
 
 
 def options_of(wanted: Installation) -> list[str]:
-    """How the service is told what it was started with."""
+    """The service's options on its command line."""
     binding = wanted.binding
     options = ["--host", binding.host]
     if binding.certificate and binding.key:
@@ -264,13 +264,13 @@ def options_of(wanted: Installation) -> list[str]:
 
 
 def tolerance_of(wanted: Installation) -> list[str]:
-    """How the cluster is told how long a cut it has to bear."""
+    """The cluster's option for how long a cut it has to bear."""
     tolerance = wanted.partition_tolerance_s
     return [] if tolerance is None else ["--partition-tolerance-s", str(tolerance)]
 
 
 def passed_of(wanted: Installation) -> list[str]:
-    """How the cluster is told what it gets of the caller's environment."""
+    """The cluster's options for what it gets of the caller's environment."""
     return [text for name in wanted.passed for text in ("--pass-environment", name)]
 
 
@@ -330,7 +330,7 @@ def tail(path: Path, count: int = 15) -> str:
 
 
 def _await(probe: Callable[[], Answer], timeout_s: float) -> Answer:
-    """What ``probe`` answers once it is true, or at the end of the time."""
+    """The answer of ``probe`` once it is true, or at the end of the time."""
     deadline = time.monotonic() + timeout_s
     while not (answer := probe()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -112,7 +112,7 @@ class Dispatcher:
         return behind(first, why)
 
     def place(self, job: str) -> int | None:
-        """Which of the queued jobs this one is, from 1, counted a moment ago for all of them. None: it is not queued."""
+        """The job's place in the queue, from 1, counted a moment ago for all of them. None: it is not queued."""
         counted_at, places = self._places
         if time.monotonic() - counted_at > PLACES_HOLD_S:
             places = {queued: place for place, (queued, _, _) in enumerate(self._store.queued(), 1)}
@@ -120,7 +120,7 @@ class Dispatcher:
         return places.get(job)
 
     def is_behind(self, row: JobRow) -> bool:
-        """Whether one waits that this job may not overtake: then it cannot start now, and nobody need look."""
+        """Whether a job waits that this one may not overtake: then it cannot start now, and no round is needed."""
         if self._first is None or self._first[0] == row.job or self._first[1] < row.priority:
             return False
         first = self._store.job(self._first[0])
@@ -203,7 +203,7 @@ class Dispatcher:
             return None
 
     def _wants(self, alive: Sequence[JobRow]) -> list[Wants]:
-        """What those of them that still run want at present."""
+        """The resources that those of them that still run want at present."""
         self._statuses.ask_all(alive)
         due_at = time.monotonic() + PATIENCE_S
         wants: list[Wants] = []

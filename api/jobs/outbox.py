@@ -34,12 +34,12 @@ from orchestrator.tape import command_codec
 logger = logging.getLogger(__name__)
 
 RecordOf = Callable[[JobRow], StatusRecord | None]
-"""What is known of a job: its final state if it left one, else the live one; None if there is neither."""
+"""Returns a job's status record: its final state if it left one, else the live one; None if there is neither."""
 
 STRIKE_WITHIN_S = 10.0
-"""What cannot be handed over for so long is a fault that nobody wants any more: it would strike out of its plan."""
+"""A fault that cannot be handed over for so long is refused: it would strike at another time than planned."""
 TRIES_MAX = 3
-"""So often a command is tried that fails as nobody foresaw: what lies in its row, or in the job, would not get better."""
+"""The tries of a command that fails for an unforeseen reason, which lies in its row or job and stays."""
 NEVER_REACHED = "the job ended before the command reached it."
 TOO_LATE = "the job did not answer when it was to strike."
 UNDECIDED = "the job ended before it was decided."
@@ -66,7 +66,7 @@ class Outbox:
         self._ages = Ages()
         self._problem_log = ProblemLog(logger)
         self._failures: Counter[str] = Counter()
-        """How often a command could not be handed over for a reason that nobody foresaw."""
+        """The number of failed hand-overs for an unforeseen reason, by command."""
 
     def turn(self) -> None:
         """Every open command is as far as its job lets it be. One that does not answer, or is broken, holds up no other."""

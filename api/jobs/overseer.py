@@ -50,9 +50,9 @@ logger = logging.getLogger(__name__)
 POLL_EVERY_S = 5.0
 TRIES_MAX = 3
 LIVES_MAX = 20
-"""So many lives in a row that nobody saw alive are a job that ends at once, and leaves no final state."""
+"""A job that was started again so often without being seen alive ends at once each time, and is failed."""
 WRITE_EVERY_S = 30.0
-"""How far a job is, is written into the store so often, and at once when that is another life of it."""
+"""A job's progress is written into the store so often, and at once when its epoch is a new one."""
 CLOSE_TIMEOUT_S = 5.0
 TAKEN_DOWN = "it ran when the installation was taken down (`atoll down`)."
 UNSEEN = "whether it runs cannot be told:"
@@ -87,16 +87,16 @@ class Overseer:
         self._loop = BackgroundLoop(self.check, "overseer", POLL_EVERY_S)
         self._closing = False
         self._tries: Counter[str] = Counter()
-        """How often in a row each job could not be started again."""
+        """The number of failed starts in a row, by job."""
         self._lives: Counter[str] = Counter()
-        """How often it was, since it was last seen alive."""
+        """The number of starts since the job was last seen alive, by job."""
         self._problem_log = ProblemLog(logger)
         self._ran_before: set[str] | None = None
         """While ``taken_down`` is there: the jobs that it is about, as far as nobody has seen to them."""
         self._progress: dict[str, dict[str, Any]] = {}
-        """How far each job was when it was last seen."""
+        """Each job's progress when it was last seen."""
         self._written: dict[str, tuple[float, dict[str, Any]]] = {}
-        """What of that is in the store, and since when."""
+        """The progress that is in the store, and since when."""
         self._unsettled: set[str] = set()
         """Jobs that were being started again when the store failed. Running ones that are not are started again."""
 
@@ -215,7 +215,7 @@ class Overseer:
         self._cordons.tell(row.job, THE_SERVICE)
 
     def _nothing_to_go_on_from(self, row: JobRow, run_dir: Path) -> str:
-        """Why the job cannot be started again, if that is certain before it is tried."""
+        """The reason why the job cannot be started again, empty if that is not certain before it is tried."""
         run, damage = Run(row.job, run_dir, False), damage_of_status(run_dir)
         if not is_there(run_dir, run.tape.name):
             return f"{NOTHING_LEFT} {damage}".strip()
@@ -282,5 +282,5 @@ class Overseer:
 
 
 def reason_in(error: Exception) -> str:
-    """What is to be told of a failure: our own errors speak for themselves."""
+    """A failure in words: our own errors speak for themselves."""
     return str(error) if isinstance(error, AtollError) else reason_of(error)

@@ -45,7 +45,7 @@ class Resources:
 
 
 Wants = Mapping[str, Resources]
-"""What a job asks for, by node group."""
+"""The resources that a job asks for, by node group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ NOTHING_QUEUED = Decision((), {}, unschedulable=False)
 def decide(
     queued: Iterable[QueuedJob], running: Sequence[Wants], groups: Iterable[NodeGroupRecord], jobs_max: int
 ) -> Decision:
-    """Who starts now, given what the running jobs want."""
+    """The jobs that start now, given what the running jobs want."""
     fleet = {group["name"]: Resources(group["cpus"], group["accelerators"]) for group in groups}
     free = dict(fleet)
     for wants in running:
@@ -98,12 +98,12 @@ def decide(
 
 
 def behind(first: str, why: str) -> str:
-    """Why whoever comes after the first waits."""
+    """The reason why all jobs behind the first one wait."""
     return f"behind {first}: {why}"
 
 
 def wants_of(sections: Iterable[IslandsSection]) -> Wants:
-    """What one island of each of these sections asks for together. A section may come several times."""
+    """The resources of one island of each of these sections together. A section may come several times."""
     wants: dict[str, Resources] = defaultdict(Resources)
     for section in sections:
         wants[section.node_group] = wants[section.node_group].plus(Resources(section.cpus, section.accelerators))
@@ -115,7 +115,7 @@ def _without(free: Mapping[str, Resources], wants: Wants) -> dict[str, Resources
 
 
 def _missing(fleet: Mapping[str, Resources], wants: Wants) -> str | None:
-    """What the fleet lacks as it is, however many jobs end: nodes are away since the job was submitted."""
+    """The resource that the whole fleet lacks, however many jobs end: nodes are away since the job was submitted."""
     for name, wanted in sorted(wants.items()):
         if name not in fleet:
             return f"node group {name} has no nodes"
@@ -126,7 +126,7 @@ def _missing(fleet: Mapping[str, Resources], wants: Wants) -> str | None:
 
 
 def _too_little(free: Mapping[str, Resources], fleet: Mapping[str, Resources], wants: Wants) -> str | None:
-    """What is taken by running jobs at present."""
+    """The resource that running jobs have taken at present."""
     for name, wanted in sorted(wants.items()):
         if kind := free[name].lacks(wanted):
             needed, left, has = (getattr(resources, kind) for resources in (wanted, free[name], fleet[name]))

@@ -96,13 +96,13 @@ class Service:
         self.cordons.tell_all("the service, started again")
 
     def tend(self) -> None:
-        """One round of what nobody asks for: what a job that did not answer has missed is handed to it now."""
+        """One round of the background loop: a job that did not answer is handed now what it has missed."""
         self.clock.check()
         self.cordons.tell_missed()
         self.outbox.turn()
 
     def ready(self) -> int:
-        """How many node groups there are. Raises InfrastructureError if the store or the cluster does not answer."""
+        """The number of node groups. Raises InfrastructureError if the store or the cluster does not answer."""
         self._store.check()
         return len(self.node_groups())
 
@@ -171,7 +171,7 @@ class Service:
         return self._snapshot(self._row(job))
 
     def run(self, job: str) -> Run:
-        """Where the job writes. Asks the store and the disk only, so that it is cheap and works without the cluster."""
+        """The job's run folder. Asks the store and the disk only, so that it is cheap and works without the cluster."""
         row = self._row(job)
         return Run(row.job, Path(row.run_dir), row.state in FINAL)
 
@@ -299,7 +299,7 @@ class Service:
         return row
 
     def record(self, row: JobRow) -> StatusRecord | None:
-        """What is known of the job: its final state if it left one, else the live one; None if there is neither."""
+        """The job's status record: its final state if it left one, else the live one; None if there is neither."""
         if record := read_status(Path(row.run_dir)):
             return record
         if row.state not in ALIVE:
@@ -349,7 +349,7 @@ class Service:
         return job
 
     def summary(self, row: JobRow) -> JobSummary:
-        """Of any row that the store may hold: one that is damaged is told as that, and spoils no list.
+        """The summary of any row that the store may hold: a damaged one is shown as that, and spoils no list.
 
         A job that does not say at once how it stands is shown as last known, with the reason.
         """
@@ -365,7 +365,7 @@ class Service:
             return summary_of(unreadable(row, error))
 
     def _outlined(self, row: JobRow, more: dict[str, Any]) -> JobSummary:
-        """What is known of a job without asking it and without reading its specification again."""
+        """The summary of a job without asking it and without reading its specification again."""
         try:
             outline = self.queue.outlines.of(row.job, lambda: row.spec)
             job = job_of(row, None, [], outline.token_budget, report=False)

@@ -23,7 +23,7 @@ GONE = "nothing of it runs any more; it is about to be started again, and goes o
 
 UNREADABLE_REMEDY = "Submit it again, and remove this one."
 LAST_KNOWN = {"epoch": 1, "global_version": 0, "tokens_trained": 0}
-"""What is remembered of a job that trains, and the least that each of it can be."""
+"""The figures that the store keeps of a job that trains, and the least value of each."""
 
 WAITS = "its job has not taken it yet; it is handed over until it has"
 
@@ -108,7 +108,7 @@ def _text(value: object) -> str:
 
 
 def last_known(row: JobRow) -> dict[str, Any]:
-    """What the row says of how far the job was, as far as that can be read."""
+    """The job's progress by its row, as far as that can be read."""
     stored = row.last_known if isinstance(row.last_known, dict) else {}
     numbers = {name: value for name in LAST_KNOWN if type(value := stored.get(name)) is int and value >= 0}
     figures = {name: value for name in ("loss", "goodput_ratio") if type(value := stored.get(name)) is float}
@@ -116,7 +116,7 @@ def last_known(row: JobRow) -> dict[str, Any]:
 
 
 def last_known_of(record: StatusRecord) -> dict[str, Any]:
-    """What is to be remembered of how far the job is. Raises as a malformed record has it."""
+    """The job's progress to store in its row. Raises whatever a malformed record causes."""
     view, curve = record["view"], record["loss_curve"]
     progress = {name: int(view[name]) for name in LAST_KNOWN}
     figures: dict[str, Any] = finite(
@@ -126,7 +126,7 @@ def last_known_of(record: StatusRecord) -> dict[str, Any]:
 
 
 def gone_for(row: JobRow) -> str:
-    """Why nothing runs of a job that should run."""
+    """The reason shown for a job of which nothing runs, though it should."""
     return f"{GONE} ({row.reason})" if row.reason else GONE
 
 
@@ -219,7 +219,7 @@ def fragment_of(view: Mapping[str, Any]) -> Fragment:
 
 
 def request_in(row: CommandRow) -> commands.Command | None:
-    """What the row asks for; None where this build cannot read that."""
+    """The command in the row; None where this build cannot read it."""
     try:
         return command_codec.decode(row.request)
     except DataError:

@@ -54,7 +54,7 @@ def summary_of(explanation: Explanation) -> MergeSummary:
 
 
 def because(explanation: Explanation) -> str:
-    """Why it closed when it did, and what became of those who are not in it, in one sentence."""
+    """One sentence: why the round closed when it did, and what became of the islands that are not in it."""
     waited = f"after {seconds(explanation.closed_at - explanation.quorum_at)} of grace"
     parts = [f"closed because {CLOSED_BECAUSE[explanation.reason]}, {waited}"]
     latest = {refusal.island: refusal for refusal in explanation.refusals}

@@ -44,7 +44,7 @@ PATIENCE_S = 4.0
 """Below the scrape timeout of deploy/prometheus/prometheus.yml."""
 LINGER_S = 900.0
 SAMPLES_MAX = 500_000
-"""Of one job: some thirty an island, and 10,000 islands are the most that one may have."""
+"""The limit for one job: some thirty samples an island, and 10,000 islands are the most that one may have."""
 _KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
@@ -106,7 +106,7 @@ class JobsCollector(Collector):
         self._problem_log.keep(f"job {row.job}" for row in rows)
 
     def _samples_of(self, row: JobRow, record: StatusRecord) -> list[Sample] | None:
-        """All that the record says, or nothing of it: what is damaged in one job costs its own figures only."""
+        """All samples of the record, or None: what is damaged in one job costs its own figures only."""
         try:
             checked_samples = [checked(sample) for sample in islice(samples(record, row.spec), SAMPLES_MAX + 1)]
             if len(checked_samples) > SAMPLES_MAX:
@@ -118,7 +118,7 @@ class JobsCollector(Collector):
         return checked_samples
 
     def _ask(self, rows: dict[str, JobRow]) -> dict[str, StatusRecord]:
-        """How each of these jobs stands. One that does not answer in time is left out, and not asked again meanwhile."""
+        """The status records of these jobs. One that does not answer in time is left out, and not asked again meanwhile."""
         questions = {job: self._questions.get(job) or self._pool.submit(self._record, row) for job, row in rows.items()}
         done, _ = wait(questions.values(), timeout=PATIENCE_S)
         self._questions = {job: future for job, future in questions.items() if future not in done}

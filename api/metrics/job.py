@@ -179,12 +179,12 @@ def _of_commands(job: str, record: StatusRecord) -> Iterator[Sample]:
 
 
 def _buckets(histogram: Mapping[str, Any]) -> Buckets:
-    """What ``accounting.histogram`` counted, added up."""
+    """The counts of ``accounting.histogram``, added up."""
     bounds = (*histogram["bounds"], inf)
     return Buckets(tuple(zip(bounds, accumulate(histogram["counts"]), strict=True)), histogram["sum"])
 
 
 def _counted(values: Mapping[Any, int], bounds: Sequence[float]) -> Buckets:
-    """How often each value was there, in buckets."""
+    """The number of times of each value, in buckets."""
     cumulative = [(bound, sum(n for value, n in values.items() if value <= bound)) for bound in (*bounds, inf)]
     return Buckets(tuple(cumulative), sum(value * n for value, n in values.items()))

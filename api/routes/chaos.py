@@ -125,7 +125,7 @@ def inject_fault(
 
 
 def command_of(fault: Fault) -> Inject:
-    """What the kind has no field for is zero."""
+    """The command of a fault; a field that its kind lacks is zero."""
     island = None if isinstance(fault, KillSynchroniser) else IslandId(fault.island)
     fields = fault.model_dump()
     dose = (fields.get("duration_s", 0.0), fields.get("bytes_per_second", 0.0), fields.get("payloads", 0))

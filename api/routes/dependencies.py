@@ -53,7 +53,7 @@ VERSIONED: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"description": "the answer's version", "schema": {"type": "string"}}}},
     304: {"description": "The caller has this answer already"},
 }
-"""What the document says of an operation that answers by ``versioned``."""
+"""The OpenAPI part of an operation that answers by ``versioned``."""
 
 
 def versioned(body: bytes, tag: str, if_none_match: str | None) -> Response:

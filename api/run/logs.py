@@ -21,11 +21,11 @@ from orchestrator.logbook import Logbook, logbooks
 
 CHUNK_BYTES = 256 * 1024
 TAIL_BYTES_MAX = 8 << 20
-"""Of each of the two halves of a log, from its end: more than logbooks let them become."""
+"""The most bytes read of each of the two halves of a log: more than logbooks let them become."""
 
 
 class Log(Answer):
-    """What one process of a job said."""
+    """The log of one process of a job."""
 
     source: str = Field(description="an island, or synchroniser, controller, evaluator")
     incarnation: int = Field(description="which life of the island, or which process of its kind")
@@ -86,7 +86,7 @@ class LogReader:
             ) from error
 
     def read(self) -> bytes:
-        """What came since; nothing if nothing did."""
+        """The bytes that came since the last read."""
         if self._tail is not None:
             self._file.seek(max(0, os.fstat(self._file.fileno()).st_size - TAIL_BYTES_MAX))
             lines = (self._older() + self._file.read(2 * TAIL_BYTES_MAX)).split(b"\n")
@@ -111,7 +111,7 @@ class LogReader:
 
     def _older(self) -> bytes:
         if self._is_the_one_at(self.book.older):
-            return b""  # it was cut short between the two looks
+            return b""  # it was cut short between the two reads
         with suppress(OSError), opened(self.book, self.book.older) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES_MAX))
             return file.read(TAIL_BYTES_MAX)

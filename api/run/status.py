@@ -139,7 +139,7 @@ _KNOWN_DAMAGES = _KnownDamages()
 
 
 def examine(run_dir: Path) -> StatusFile:
-    """What the job left in ``run_dir``, however that is broken. A damaged file is read once, until it is another one."""
+    """The final state that the job left in ``run_dir``, or its damage. A damaged file is read once, until it changes."""
     path = run_dir / NAME
     try:
         there = os.lstat(path)

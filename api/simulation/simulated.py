@@ -45,7 +45,7 @@ def systems_table(rows: Sequence[Row]) -> Table:
 
 
 def badput_table(rows: Sequence[Row]) -> Table:
-    """What cost most first; systems down and causes across, or the other way round where causes are more."""
+    """The lost time by cause, the largest first; systems down and causes across, or the reverse where causes are more."""
     causes = {cause for row in rows for cause, ratio in row["badput"].items() if ratio >= 0.0005}
     ranked = sorted(causes, key=lambda c: (-sum(row["badput"].get(c, 0.0) for row in rows), c))
     cells = {(label(row), c): percent(row["badput"][c]) for row in rows for c in ranked if row["badput"].get(c)}

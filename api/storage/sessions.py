@@ -72,7 +72,7 @@ class Breaker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._failure = ""
-        """What somebody met after a wait; empty while callers are let through."""
+        """The error that a caller met after a wait; empty while callers are let through."""
         self._failed_at = 0.0
         self._trying = False
         self.failed = False
@@ -98,12 +98,12 @@ class Breaker:
 
 
 _breakers: WeakKeyDictionary[Engine, tuple[Breaker, Breaker]] = WeakKeyDictionary()
-"""To read and to write, of each database: what one store has met, the others on it need not meet again."""
+"""The breakers of each database, to read and to write: what one store has met, its others need not meet again."""
 
 
 @contextmanager
 def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
-    """What the database cannot do is an InfrastructureError; what is wrong with what it was given comes out as it is."""
+    """Turn what the database cannot do into an InfrastructureError; errors of its input pass as they are."""
     trying, began, failed, failure = breaker.enter(remedy), time.monotonic(), False, None
     try:
         yield
@@ -120,7 +120,7 @@ def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
 
 
 def name_of(url: URL) -> str:
-    """Which one it is, for whoever is to mend it; nothing of how one gets in."""
+    """The database's name for whoever is to mend it, without any credentials."""
     return f"{url.host}:{url.port or ''}/{url.database}" if url.host else str(url.database)
 
 

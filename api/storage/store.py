@@ -279,7 +279,7 @@ class Store:
             return True
 
     def queue_position(self, row: JobRow) -> int:
-        """Which of the queued jobs this one is, from 1: by priority, then by the order in which they came."""
+        """The job's place in the queue, from 1: by priority, then by the order in which they came."""
         sooner = (JobRow.priority == row.priority) & (JobRow.number < row.number)
         ahead = select(func.count()).where(JobRow.state == "queued", (JobRow.priority > row.priority) | sooner)
         with self._session() as session:
@@ -324,7 +324,7 @@ class Store:
 
 
 def words(value: object) -> str:
-    """What can be read of a column that should hold text."""
+    """The readable part of a column that should hold text."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 

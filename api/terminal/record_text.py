@@ -85,7 +85,7 @@ EFFECTS = {
     "ResolveCommand": "{accepted}: {detail}",
     "FinishJob": "the job is {outcome}: {reason}",
 }
-"""What is empty here is bookkeeping that the other words already imply."""
+"""Effects with empty words are bookkeeping that the others already imply."""
 
 
 def tell(record: TapeRecord) -> str:

@@ -139,7 +139,7 @@ def island_table(islands: list[Island], now_s: float | None) -> Table:
 
 
 def queue_place(job: JobSummary) -> str:
-    """Where a queued job stands, and why it waits."""
+    """The place of a queued job, and why it waits."""
     return f"queued as number {job.queue_position}: {job.reason}"
 
 
