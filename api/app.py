@@ -22,7 +22,7 @@ from api.http.bodies import Bodies
 from api.http.guard import Guard
 from api.http.headers import SecurityHeaders
 from api.http.streams import Seats
-from api.installation.second_life import SecondLife, no_second_life
+from api.installation.service_restart import RestartService, no_restart
 from api.jobs.background_loop import BackgroundLoop
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
@@ -31,9 +31,9 @@ from api.jobs.overseer import Overseer
 from api.jobs.parameters import Parameters
 from api.jobs.readiness import Readiness
 from api.jobs.service import NOTHING_MORE, Service
-from api.merges.history import Histories
+from api.merges.history import MergeHistories
 from api.metrics.exposition import Metrics
-from api.metrics.requests import Measured
+from api.metrics.requests import RequestMetrics
 from api.openapi import document
 from api.routes import (
     chaos,
@@ -69,21 +69,21 @@ def create_app(
     packages: tuple[str, ...] = OWN_PACKAGES,
     loopback: bool = True,
     jobs_max: int = JOBS_MAX,
-    second_life: SecondLife = no_second_life,
+    restart_service: RestartService = no_restart,
     taken_down: Path | None = None,
     roots: AllowedRoots = NOTHING_MORE,
 ) -> FastAPI:
     """The REST API over this control port and store. Runs write below ``runs_dir``.
 
     ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only. Of the
-    jobs at most ``jobs_max`` run at a time, and the others wait. ``second_life`` is what ``kill_api`` strikes with, and
+    jobs at most ``jobs_max`` run at a time, and the others wait. ``restart_service`` carries out ``kill_api``, and
     ``taken_down`` the file that says that what ran here was ended on purpose. Files that specifications name are touched
     below ``roots`` only, and the checkpoints of others in ``runs_dir``.
     """
     service = Service(control, store, runs_dir, packages, jobs_max, roots)
     access = AccessStore(store.engine)
     overseer = Overseer(control, store, service.cordons, service.record, service.roots, taken_down)
-    plans = ChaosRuns(service, store, second_life)
+    plans = ChaosRuns(service, store, restart_service)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -116,7 +116,7 @@ def create_app(
     app.state.parameters = Parameters(service, control)
     app.state.seats = Seats()
     app.state.readiness = Readiness(service.ready)
-    app.state.histories = Histories()
+    app.state.histories = MergeHistories()
     problems.install(app)
     everybody = (jobs, islands, commands, events, logs, merges, parameters, fleet, health, metrics, tokens, page)
     for routes in (*everybody, checkpoints, chaos, chaos_runs):
@@ -124,8 +124,9 @@ def create_app(
     document.install(app)
     app.add_middleware(AuthMiddleware, tokens=app.state.tokens, store=access)
     app.add_middleware(Guard, loopback=loopback)
-    app.add_middleware(problems.Failures)  # what these two raise is answered, too
+    app.add_middleware(problems.ErrorHandler)  # what these two raise is answered, too
     app.add_middleware(Bodies)  # around all that refuses, since it knows what of a body is still to come
     app.add_middleware(SecurityHeaders)
-    app.add_middleware(Measured, seconds=app.state.metrics.request_seconds)  # outermost: refusals are measured too
+    # outermost: refusals are measured too
+    app.add_middleware(RequestMetrics, seconds=app.state.metrics.request_seconds)
     return app

@@ -27,7 +27,7 @@ from api.installation.binding import LOOPBACK, Binding
 from api.installation.database import refuse_password_in_view
 from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.job_roots import KINDS, roots_of
-from api.installation.second_life import second_life_of
+from api.installation.service_restart import restart_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.storage.store import Store
@@ -114,7 +114,7 @@ def serve(
                 packages=packages,
                 loopback=binding.loopback,
                 jobs_max=jobs_max,
-                second_life=second_life_of(place),
+                restart_service=restart_of(place),
                 taken_down=place.taken_down,
                 roots=roots,
             )

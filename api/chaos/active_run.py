@@ -20,7 +20,7 @@ from typing import Any
 
 from api.chaos.schemas import RunState
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
-from api.installation.second_life import SecondLife
+from api.installation.service_restart import RestartService
 from api.jobs.service import Service
 from api.schemas import CommandState, Job, JobState
 from api.storage.store import Store
@@ -77,9 +77,9 @@ class ActiveRun:
     """The run of ``row``, as it stands in the store. Raises DataError if this build would have decided otherwise."""
 
     def __init__(
-        self, row: ChaosRunRow, service: Service, store: Store, book: ChaosStore, second_life: SecondLife
+        self, row: ChaosRunRow, service: Service, store: Store, book: ChaosStore, restart_service: RestartService
     ) -> None:
-        self._service, self._store, self._book, self._second_life = service, store, book, second_life
+        self._service, self._store, self._book, self._restart_service = service, store, book, restart_service
         self._reference = row.reference
         self._run, self._job, self._caller = row.run, row.job, row.caller
         self._state, self._reason = RunState(row.state), row.reason
@@ -170,7 +170,7 @@ class ActiveRun:
     def _die(self, n: int, decision: Decision) -> bool:
         """End this process soon, for another one to take its place; skip the fault where none would be started."""
         try:
-            self._second_life()
+            self._restart_service()
         except AtollError as error:
             self._skip(n, decision, str(error))
         return True

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.chaos.active_run import ActiveRun
 from api.chaos.schemas import RunState
 from api.chaos.store import ChaosRunRow, ChaosStore
-from api.installation.second_life import SecondLife
+from api.installation.service_restart import RestartService
 from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.service import Service
 from api.storage.store import Store
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 class ChaosRunner:
     """Conducts the runs of one service."""
 
-    def __init__(self, service: Service, store: Store, book: ChaosStore, second_life: SecondLife) -> None:
+    def __init__(self, service: Service, store: Store, book: ChaosStore, restart_service: RestartService) -> None:
         self._service, self._book = service, book
-        self._rebuild = lambda row: ActiveRun(row, service, store, book, second_life)
+        self._rebuild = lambda row: ActiveRun(row, service, store, book, restart_service)
         self._changing = threading.Lock()
         self._under_way: dict[str, RunThread] = {}
         self._closed = False

@@ -17,12 +17,12 @@ from api.chaos.active_run import key_of, planned
 from api.chaos.runner import ChaosRunner
 from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState, VerdictDocument
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
-from api.installation.second_life import SecondLife
+from api.installation.service_restart import RestartService
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.service import Service
 from api.jobs.translate import command_of
 from api.schemas import Island
-from api.storage.store import AlreadyKnown, Store
+from api.storage.store import DuplicateKey, Store
 from orchestrator.bounds import IslandCount, TokenCount
 from orchestrator.chaos.kinds import Kind, told
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
@@ -55,10 +55,10 @@ class _ReferenceReport(BaseModel):
 
 
 class ChaosRuns:
-    def __init__(self, service: Service, store: Store, second_life: SecondLife) -> None:
+    def __init__(self, service: Service, store: Store, restart_service: RestartService) -> None:
         self._service, self._store = service, store
         self._book = ChaosStore(store.engine)
-        self.runner = ChaosRunner(service, store, self._book, second_life)
+        self.runner = ChaosRunner(service, store, self._book, restart_service)
 
     def start(
         self,
@@ -102,7 +102,7 @@ class ChaosRuns:
         )
         try:
             self._book.add(row)
-        except AlreadyKnown as duplicate:
+        except DuplicateKey as duplicate:
             refuse_other_request(duplicate.row, digest, key)
             return self._shown(duplicate.row)
         self.runner.start_run(row)

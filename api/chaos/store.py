@@ -15,7 +15,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from api.chaos.schemas import RunState
 from api.storage.sessions import Sessions
-from api.storage.store import AlreadyKnown, Base
+from api.storage.store import Base, DuplicateKey
 from orchestrator.errors import Conflict
 
 
@@ -70,13 +70,13 @@ class ChaosStore:
         self._session = Sessions(engine)
 
     def add(self, row: ChaosRunRow) -> None:
-        """Store a new run. Raises AlreadyKnown if its key was used before, Conflict while another run holds its job."""
+        """Store a new run. Raises DuplicateKey if its key was used before, Conflict while another run holds its job."""
         try:
             with self._session.begin() as session:
                 session.add(row)
         except IntegrityError:
             if row.idempotency_key and (earlier := self.by_key(row.idempotency_key)):
-                raise AlreadyKnown(earlier) from None
+                raise DuplicateKey(earlier) from None
             if holder := self._holder(row.job):
                 detail = f"The plan {holder.plan} runs against {row.job} already ({holder.run}, {holder.state})."
                 remedy = f"End it with `atoll chaos end {row.job}`, or let it come to its verdict."

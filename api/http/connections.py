@@ -86,7 +86,7 @@ def raise_descriptor_limit() -> int:
 class Connection(H11Protocol):
     """uvicorn's protocol, which notes since when it waits for whom."""
 
-    def __init__(self, config: uvicorn.Config, server: uvicorn.Server, refusals: Refusals) -> None:
+    def __init__(self, config: uvicorn.Config, server: uvicorn.Server, refusals: RefusalLog) -> None:
         super().__init__(config, server.server_state, server.lifespan.state)
         self.logger = _OF_UVICORN  # a stranger could fill the disk with its warnings; ``refusals`` are counted
         self._refusals = refusals
@@ -148,7 +148,7 @@ class Connection(H11Protocol):
         """A request that asks for another protocol is answered as if it had not. uvicorn logs two lines for each."""
 
 
-class Refusals:
+class RefusalLog:
     """Counts of refused connections, logged at once, then once a minute."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Refusals:
 
 
 @dataclass(eq=False, slots=True)
-class Visit:
+class ClientConnection:
     """One accepted connection. ``connection`` is None during the handshake."""
 
     network: str
@@ -193,20 +193,20 @@ class Visit:
             self.shaking_hands.cancel()
 
 
-class Door:
+class Acceptor:
     """Accepts connections in the place of uvicorn's ``asyncio.Server``, and counts them."""
 
     def __init__(self, listener: socket.socket, server: uvicorn.Server, limits: ConnectionLimits) -> None:
         self._listener, self._server, self._limits = listener, server, limits
-        self._visits: dict[str, set[Visit]] = {}
-        self._refusals = Refusals()
+        self._clients: dict[str, set[ClientConnection]] = {}
+        self._refusals = RefusalLog()
         self._tasks: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
         """Start accepting."""
         self._listener.setblocking(False)
         self._listener.listen(BACKLOG)
-        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._look_round())]
+        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._close_late())]
 
     def close(self) -> None:
         """Nobody comes in any more. uvicorn sees to those who are in."""
@@ -230,12 +230,12 @@ class Door:
     def _admit(self, accepted: socket.socket, address: str) -> None:
         network = network_of(address)
         full = ""
-        if len(self._visits.get(network, ())) >= self._limits.each:
+        if len(self._clients.get(network, ())) >= self._limits.each:
             full = f"were more than the {self._limits.each} of one address"
-            has_room = self._make_room([self._visits[network]])
-        elif sum(map(len, self._visits.values())) >= self._limits.total:
+            has_room = self._make_room([self._clients[network]])
+        elif sum(map(len, self._clients.values())) >= self._limits.total:
             full = f"were more than the {self._limits.total} that the service bears"
-            has_room = self._make_room(sorted(self._visits.values(), key=len, reverse=True))
+            has_room = self._make_room(sorted(self._clients.values(), key=len, reverse=True))
         if full and not has_room:
             self._refusals.note(full, address)
             if self._server.config.ssl is None:
@@ -245,14 +245,14 @@ class Door:
             return
         if full:
             self._refusals.note(f"waited without a request and {full}", address)
-        visit = Visit(network, address, time.monotonic())
-        self._visits.setdefault(network, set()).add(visit)
-        visit.shaking_hands = asyncio.create_task(self._greet(accepted, visit))
+        client = ClientConnection(network, address, time.monotonic())
+        self._clients.setdefault(network, set()).add(client)
+        client.shaking_hands = asyncio.create_task(self._shake_hands(accepted, client))
 
-    def _make_room(self, networks: list[set[Visit]]) -> bool:
+    def _make_room(self, networks: list[set[ClientConnection]]) -> bool:
         """The one that has waited longest without a request is gone, of the first network that has such. False if none."""
-        for visits in networks:
-            idle = [(since, visit) for visit in visits if (since := visit.asks_nothing_since) is not None]
+        for clients in networks:
+            idle = [(since, client) for client in clients if (since := client.asks_nothing_since) is not None]
             if idle:
                 _, longest = min(idle, key=lambda pair: pair[0])
                 longest.end()
@@ -260,12 +260,12 @@ class Door:
                 return True
         return False
 
-    async def _greet(self, accepted: socket.socket, visit: Visit) -> None:
+    async def _shake_hands(self, accepted: socket.socket, client: ClientConnection) -> None:
         """The connection is uvicorn's, after a handshake where there is TLS."""
 
         def new_connection() -> Connection:
             connection = Connection(self._server.config, self._server, self._refusals)
-            connection.on_lost = lambda: self._forget(visit)
+            connection.on_lost = lambda: self._forget(client)
             return connection
 
         tls = self._server.config.ssl
@@ -273,28 +273,28 @@ class Door:
             _, connection = await asyncio.get_running_loop().connect_accepted_socket(
                 new_connection, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None
             )
-            visit.connection = connection
+            client.connection = connection
         except BaseException as error:
-            self._forget(visit)
+            self._forget(client)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            self._refusals.note("failed in the TLS handshake", visit.address)
+            self._refusals.note("failed in the TLS handshake", client.address)
 
-    async def _look_round(self) -> None:
+    async def _close_late(self) -> None:
         while True:
             await asyncio.sleep(POLL_EVERY_S)
             now = time.monotonic()
-            for visit in [visit for here in self._visits.values() for visit in here]:
-                if visit.connection is not None and (why := visit.connection.late(now)):
-                    self._refusals.note(why, visit.address)
-                    visit.end()
+            for client in [client for here in self._clients.values() for client in here]:
+                if client.connection is not None and (why := client.connection.late(now)):
+                    self._refusals.note(why, client.address)
+                    client.end()
             self._refusals.tell()
 
-    def _forget(self, visit: Visit) -> None:
-        here = self._visits.get(visit.network, set())
-        here.discard(visit)
+    def _forget(self, client: ClientConnection) -> None:
+        here = self._clients.get(client.network, set())
+        here.discard(client)
         if not here:
-            self._visits.pop(visit.network, None)
+            self._clients.pop(client.network, None)
 
 
 class Server(uvicorn.Server):
@@ -306,10 +306,10 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        doors: list[Any] = [Door(listener, self, self._limits) for listener in sockets or ()]
-        self.servers = doors
-        for door in doors:
-            door.open()
+        acceptors: list[Any] = [Acceptor(listener, self, self._limits) for listener in sockets or ()]
+        self.servers = acceptors
+        for acceptor in acceptors:
+            acceptor.open()
 
 
 def network_of(address: str) -> str:

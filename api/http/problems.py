@@ -2,7 +2,7 @@
 
 Responsible for the mapping: every exception becomes ``application/problem+json`` (``api.http.refusals`` turns it into the
 same exception again). It refuses to leak tracebacks: an unforeseen exception is logged here and answered with a plain 500.
-``Failures`` does so for whatever raises, the middleware inside it included; the connection stays as good as it was. The
+``ErrorHandler`` does so for whatever raises, the middleware inside it included; the connection stays as good as it was. The
 framework would answer, raise again, and have the connection cut behind an answer that did not say so.
 
 Source: RFC 9457, Problem Details for HTTP APIs.
@@ -122,7 +122,7 @@ def install(app: FastAPI) -> None:
         return response(document, headers=headers)
 
 
-class Failures:
+class ErrorHandler:
     """Middleware: what was raised and not answered inside is answered here, and goes no further."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -34,7 +34,7 @@ from api.jobs.translate import command_of, island_in, job_of, plans_of, readable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
 from api.schemas import ALIVE, FINAL, Command, Island, Job, JobState, JobSummary
-from api.storage.store import AlreadyKnown, JobRow, Store
+from api.storage.store import DuplicateKey, JobRow, Store
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import commands
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
@@ -139,7 +139,7 @@ class Service:
         )
         try:
             self._store.add_job(row)
-        except AlreadyKnown as duplicate:
+        except DuplicateKey as duplicate:
             refuse_other_request(duplicate.row, digest, key)
             return self._answer(duplicate.row)
         self.queue.count_anew()
@@ -237,7 +237,7 @@ class Service:
                 with self._adding:
                     refuse_outdated(if_match, str(self._store.generation(row.job)), f"job {row.job}")
                     self._store.add_command(stored)
-            except AlreadyKnown as duplicate:
+            except DuplicateKey as duplicate:
                 earlier = duplicate.row
         if earlier is not None:
             refuse_other_request(earlier, digest, key)

@@ -24,7 +24,7 @@ def request_seconds(registry: CollectorRegistry) -> Histogram:
     return Histogram(family.name, family.help, family.labels, registry=registry, buckets=BOUNDS_S)
 
 
-class Measured:
+class RequestMetrics:
     """Middleware: observe every HTTP request. ``status`` is the class of its answer, 2xx to 5xx."""
 
     def __init__(self, app: ASGIApp, seconds: Histogram) -> None:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from api.http.pools import RECORDS
 from api.http.routing import runs_in
 from api.merges.explaining import merge_of, summary_of
-from api.merges.history import Histories
+from api.merges.history import MergeHistories
 from api.routes.dependencies import ServiceHere
 from api.schemas import Merge, Merges
 from orchestrator.errors import NotFound
@@ -21,12 +21,12 @@ NUMBER_MAX = 2**53
 Number = Annotated[int, Path(ge=0, le=NUMBER_MAX)]
 
 
-async def histories_of(request: Request) -> Histories:
-    histories: Histories = request.app.state.histories
+async def histories_of(request: Request) -> MergeHistories:
+    histories: MergeHistories = request.app.state.histories
     return histories
 
 
-HistoriesHere = Annotated[Histories, Depends(histories_of)]
+HistoriesHere = Annotated[MergeHistories, Depends(histories_of)]
 
 
 @router.get("")

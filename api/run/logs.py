@@ -25,7 +25,7 @@ TAIL_BYTES_MAX = 8 << 20
 
 
 class Log(Answer):
-    """The log of one process of a job."""
+    """What one process of a job said."""
 
     source: str = Field(description="an island, or synchroniser, controller, evaluator")
     incarnation: int = Field(description="which life of the island, or which process of its kind")

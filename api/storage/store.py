@@ -139,7 +139,7 @@ class CordonRow(Base):
 Row = TypeVar("Row", JobRow, CommandRow)
 
 
-class AlreadyKnown(Exception):
+class DuplicateKey(Exception):
     """The idempotency key was used before, by ``row``."""
 
     def __init__(self, row: Any) -> None:
@@ -178,11 +178,11 @@ class Store:
                 session.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = version_num"))
 
     def add_job(self, row: JobRow) -> JobRow:
-        """Store a new job. Raises AlreadyKnown with the earlier one if its idempotency key was used before."""
+        """Store a new job. Raises DuplicateKey with the earlier one if its idempotency key was used before."""
         return self._add(row)
 
     def add_command(self, row: CommandRow) -> CommandRow:
-        """Store a new command. Raises AlreadyKnown with the earlier one if its idempotency key was used before."""
+        """Store a new command. Raises DuplicateKey with the earlier one if its idempotency key was used before."""
         return self._add(row)
 
     def job(self, job: str) -> JobRow | None:
@@ -312,7 +312,7 @@ class Store:
                 earlier = session.scalar(select(kind).where(kind.idempotency_key == row.idempotency_key))
             if row.idempotency_key is None or earlier is None:
                 raise
-            raise AlreadyKnown(earlier) from None
+            raise DuplicateKey(earlier) from None
         return row
 
     def _update(self, kind: type[Any], where: Any, values: dict[str, Any]) -> None:

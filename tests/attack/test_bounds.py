@@ -66,7 +66,9 @@ def fields_of(model: type[BaseModel], where: str = "", seen: frozenset[type] = f
     if model in seen:
         return
     where = where or model.__name__
-    assert model.model_config.get("extra") == "forbid" or model.__name__.startswith("_Known"), f"{where} ignores keys"
+    assert model.model_config.get("extra") == "forbid" or model.__name__.startswith("_Reference"), (
+        f"{where} ignores keys"
+    )
     for name, field in model.model_fields.items():
         yield f"{where}.{name}", Annotated[field.annotation, field]
         for inner in models_in(field.annotation):

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from api.checkpoints.archive import unpack
-from api.installation.second_life import kill_and_start_again
+from api.installation.service_restart import kill_and_start_again
 from orchestrator.checkpoints.sealed import seal
 from orchestrator.config import read_job_document
 from orchestrator.errors import DataError

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from api.installation.home import Home
-from api.installation.second_life import kill_and_start_again
+from api.installation.service_restart import kill_and_start_again
 from orchestrator.chaos.plan import parse
 from orchestrator.chaos.schedule import schedule
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId

@@ -16,7 +16,7 @@ from api.chaos.active_run import MISSED, ActiveRun
 from api.chaos.runs import ChaosRuns
 from api.chaos.store import ChaosRunRow, ChaosStore
 from api.client import Client
-from api.installation.second_life import no_second_life
+from api.installation.service_restart import no_restart
 from api.jobs.service import Service
 from api.storage.store import CommandRow, Store
 from orchestrator.chaos.conduct import LATE_MAX_S
@@ -255,7 +255,7 @@ class Stage:
     def active_run(self) -> ActiveRun:
         row = self.book.run(self.job, "chaos-1")
         assert row is not None
-        return ActiveRun(row, self.service, self.store, self.book, no_second_life)
+        return ActiveRun(row, self.service, self.store, self.book, no_restart)
 
     def faults_on_the_tape(self) -> int:
         return len(self.service.job(self.job).statistics["faults"])
@@ -301,7 +301,7 @@ def test_islands_that_nobody_asked_for_yet_are_drawn_for_no_fault(tmp_path: Path
     (tmp_path / "clockwork").mkdir()
     control, store = Clockwork(tmp_path / "clockwork"), Store(f"sqlite:///{tmp_path}/store.sqlite")
     service = Service(control, store, tmp_path / "runs")
-    runs = ChaosRuns(service, store, no_second_life)
+    runs = ChaosRuns(service, store, no_restart)
     job = service.submit(Installation(tmp_path).spec(islands=islands), "me", None).job
     asked = document({"kind": "kill", "target": {"random": 1}, "every": 10})
     runs.start(job, yaml.safe_dump(asked), asked, None, "me", None)

@@ -1,4 +1,4 @@
-"""Versions of what is answered: nothing is sent twice, and nobody changes what another has just changed, unseen."""
+"""Entity tags of answers: nothing is sent twice, and nobody changes what another has just changed, unseen."""
 
 from __future__ import annotations
 
