@@ -72,7 +72,7 @@ def required_role(method: str, path: str) -> Role | None:
 
 
 def refuse_role(principal: Principal, method: str, path: str) -> None:
-    """Raises Forbidden unless the holder's role reaches what the request needs."""
+    """Raises Forbidden unless the principal's role reaches what the request needs."""
     needed = required_role(method, path)
     if needed and not principal.role.reaches(needed):
         raise Forbidden(
