@@ -40,7 +40,7 @@ IfNoneMatch = Annotated[
     Header(max_length=500, description="ETags that the caller has: 304 without a body if one is still right"),
 ]
 ANONYMOUS = "anonymous"
-"""The default that Python wants of a parameter behind others. No caller has it: authentication lets nobody in without a name."""
+"""The default that Python wants of a parameter behind others. No caller has it: every request that passes has a name."""
 
 
 def accepted(command: Command, response: Response) -> Command:
