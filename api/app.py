@@ -88,7 +88,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(service.resume)
-        await run_in_threadpool(plans.runner.resume)
+        await run_in_threadpool(plans.threads.resume)
         loop = BackgroundLoop(service.tend)
         loop.start()
         overseer.begin()
@@ -97,7 +97,7 @@ def create_app(
         await run_in_threadpool(overseer.close)
         await run_in_threadpool(service.queue.close)
         await run_in_threadpool(loop.stop)
-        await run_in_threadpool(plans.runner.close)
+        await run_in_threadpool(plans.threads.close)
 
     app = FastAPI(
         title="atoll",

@@ -6,7 +6,7 @@ Responsible for a run that survives its process: it is rebuilt from its rows by 
 decided on, so what was decided stays decided. A fault's idempotency key names run and fault, so that none is injected
 twice, whenever the process is killed. What was decided and not handed over by then is injected only if it is not late.
 The service's own death is no command: whoever finds it decided knows that it has happened. Refuses to know threads
-(``api.chaos.runner``).
+(``api.chaos.run_threads``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The operations on chaos plans: list the shipped ones, start one against a job, see its state, end it, read its verdict.
 
 Responsible for what is refused before any fault, and for saying how a run stands, from its rows. The routes are its
-HTTP face; what happens in between is the runner's (``api.chaos.runner``).
+HTTP face; what happens in between is the threads' (``api.chaos.run_threads``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.chaos.active_run import key_of, planned
-from api.chaos.runner import ChaosRunner
+from api.chaos.run_threads import RunThreads
 from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState, VerdictDocument
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
 from api.installation.service_restart import RestartService
@@ -58,7 +58,7 @@ class ChaosRuns:
     def __init__(self, service: Service, store: Store, restart_service: RestartService) -> None:
         self._service, self._store = service, store
         self._book = ChaosStore(store.engine)
-        self.runner = ChaosRunner(service, store, self._book, restart_service)
+        self.threads = RunThreads(service, store, self._book, restart_service)
 
     def start(
         self,
@@ -105,7 +105,7 @@ class ChaosRuns:
         except DuplicateKey as duplicate:
             refuse_other_request(duplicate.row, digest, key)
             return self._shown(duplicate.row)
-        self.runner.start_run(row)
+        self.threads.start_run(row)
         return self._shown(self._row(row.job, row.run))
 
     def list(self, job: str) -> list[ChaosRunSummary]:
@@ -126,7 +126,7 @@ class ChaosRuns:
         if row.verdict is not None or row.state == RunState.FAILED:
             raise Conflict(detail=f"The run {row.run} has ended already: it {row.state}.")
         if row.state != RunState.STOPPED:
-            self.runner.stop(row.run, f"ended by {caller}")
+            self.threads.stop(row.run, f"ended by {caller}")
         return self._shown(self._row(row.job, row.run))
 
     def verdict(self, job: str, run: str) -> dict[str, Any]:

@@ -305,7 +305,7 @@ def test_islands_that_nobody_asked_for_yet_are_drawn_for_no_fault(tmp_path: Path
     job = service.submit(Installation(tmp_path).spec(islands=islands), "me", None).job
     asked = document({"kind": "kill", "target": {"random": 1}, "every": 10})
     runs.start(job, yaml.safe_dump(asked), asked, None, "me", None)
-    runs.runner.close()
+    runs.threads.close()
     row = ChaosStore(store.engine).run(job, "latest")
     assert [island for island, *_ in row.fleet] == ["us-east-0", "asia"]
     store.close()

@@ -26,13 +26,13 @@ from orchestrator.errors import DataError, InfrastructureError, NotFound, first_
 
 POLL_EVERY_S = 0.5
 FAILURES_MAX = 20
-"""In a row; between two of them lies a look's time."""
+"""In a row; between two of them lies one poll."""
 
 logger = logging.getLogger(__name__)
 
 
-class ChaosRunner:
-    """Conducts the runs of one service."""
+class RunThreads:
+    """The threads that carry out the runs of one service."""
 
     def __init__(self, service: Service, store: Store, book: ChaosStore, restart_service: RestartService) -> None:
         self._service, self._book = service, book
@@ -47,7 +47,7 @@ class ChaosRunner:
             self.start_run(row)
 
     def start_run(self, row: ChaosRunRow) -> None:
-        """From now on the run is under way. Nothing happens if it was."""
+        """Start the run's thread. Nothing happens if it was started before."""
         with self._changing:
             if row.run not in self._under_way and not self._closed:
                 thread = RunThread(row, self._service, self._book, self._rebuild, self._forget)
@@ -118,7 +118,7 @@ class RunThread(threading.Thread):
         self._leaving.set()
 
     def _poll(self) -> bool:
-        """Look once. Returns whether to look again."""
+        """Poll the job once. Returns whether to poll again."""
         with self._one_at_a_time:
             if self._over:
                 return False  # whoever stopped it has looked for the last time
