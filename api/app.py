@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, problem documents, the gate and the guard, put together.
+"""The FastAPI application: routes, problem documents, authentication and the origin guard, put together.
 
 Responsible for wiring only. ``create_app`` is given what it needs, so that tests and the service build the same app.
 """
@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from api.auth.code import OWN_PACKAGES
-from api.auth.gate import Gate
+from api.auth.middleware import AuthMiddleware
 from api.auth.store import AccessStore
 from api.auth.tokens import Tokens
 from api.chaos.runs import ChaosRuns
@@ -22,18 +22,18 @@ from api.http.bodies import Bodies
 from api.http.guard import Guard
 from api.http.headers import SecurityHeaders
 from api.http.streams import Seats
-from api.installation.second_life import SecondLife, no_second_life
+from api.installation.service_restart import RestartService, no_restart
+from api.jobs.background_loop import BackgroundLoop
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
+from api.jobs.job_list import JobList
 from api.jobs.overseer import Overseer
 from api.jobs.parameters import Parameters
 from api.jobs.readiness import Readiness
 from api.jobs.service import NOTHING_MORE, Service
-from api.jobs.shelf import Shelf
-from api.jobs.tending import Tending
-from api.merges.history import Histories
+from api.merges.history import MergeHistories
 from api.metrics.exposition import Metrics
-from api.metrics.requests import Measured
+from api.metrics.requests import RequestMetrics
 from api.openapi import document
 from api.routes import (
     chaos,
@@ -69,35 +69,35 @@ def create_app(
     packages: tuple[str, ...] = OWN_PACKAGES,
     loopback: bool = True,
     jobs_max: int = JOBS_MAX,
-    second_life: SecondLife = no_second_life,
+    restart_service: RestartService = no_restart,
     taken_down: Path | None = None,
     roots: AllowedRoots = NOTHING_MORE,
 ) -> FastAPI:
     """The REST API over this control port and store. Runs write below ``runs_dir``.
 
     ``packages`` are those that jobs may name code of; ``loopback`` says that it is reached from this machine only. Of the
-    jobs at most ``jobs_max`` run at a time, and the others wait. ``second_life`` is what ``kill_api`` strikes with, and
+    jobs at most ``jobs_max`` run at a time, and the others wait. ``restart_service`` carries out ``kill_api``, and
     ``taken_down`` the file that says that what ran here was ended on purpose. Files that specifications name are touched
     below ``roots`` only, and the checkpoints of others in ``runs_dir``.
     """
     service = Service(control, store, runs_dir, packages, jobs_max, roots)
     access = AccessStore(store.engine)
     overseer = Overseer(control, store, service.cordons, service.record, service.roots, taken_down)
-    plans = ChaosRuns(service, store, second_life)
+    plans = ChaosRuns(service, store, restart_service)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(service.resume)
-        await run_in_threadpool(plans.conductor.resume)
-        tending = Tending(service.tend)
-        tending.start()
+        await run_in_threadpool(plans.threads.resume)
+        loop = BackgroundLoop(service.tend)
+        loop.start()
         overseer.begin()
         service.queue.begin()
         yield
         await run_in_threadpool(overseer.close)
         await run_in_threadpool(service.queue.close)
-        await run_in_threadpool(tending.stop)
-        await run_in_threadpool(plans.conductor.close)
+        await run_in_threadpool(loop.stop)
+        await run_in_threadpool(plans.threads.close)
 
     app = FastAPI(
         title="atoll",
@@ -112,20 +112,21 @@ def create_app(
     app.state.access = access
     app.state.tokens = Tokens(access)
     app.state.metrics = Metrics(service, store)
-    app.state.shelf = Shelf(service, store)
+    app.state.job_list = JobList(service, store)
     app.state.parameters = Parameters(service, control)
     app.state.seats = Seats()
     app.state.readiness = Readiness(service.ready)
-    app.state.histories = Histories()
+    app.state.histories = MergeHistories()
     problems.install(app)
     everybody = (jobs, islands, commands, events, logs, merges, parameters, fleet, health, metrics, tokens, page)
     for routes in (*everybody, checkpoints, chaos, chaos_runs):
         app.include_router(routes.router)
     document.install(app)
-    app.add_middleware(Gate, tokens=app.state.tokens, store=access)
+    app.add_middleware(AuthMiddleware, tokens=app.state.tokens, store=access)
     app.add_middleware(Guard, loopback=loopback)
-    app.add_middleware(problems.Failures)  # what these two raise is answered, too
+    app.add_middleware(problems.ErrorHandler)  # what these two raise is answered, too
     app.add_middleware(Bodies)  # around all that refuses, since it knows what of a body is still to come
     app.add_middleware(SecurityHeaders)
-    app.add_middleware(Measured, seconds=app.state.metrics.request_seconds)  # outermost: refusals are measured too
+    # outermost: refusals are measured too
+    app.add_middleware(RequestMetrics, seconds=app.state.metrics.request_seconds)
     return app

@@ -73,7 +73,7 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
         """
         place = Home(home)
         address, token = (
-            place.address() or (place.found_address() if url is None else None),
+            place.address() or (place.discovered_address() if url is None else None),
             os.environ.get(TOKEN_VARIABLE),
         )
         if url is None and address is None:
@@ -142,11 +142,11 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
 
     def wait(self, job: str) -> Job:
         """The job once it has ended, and with it its report is there. The last event of its tape comes a little before."""
-        found = self.job(job)
-        while not found.state.final:
+        current = self.job(job)
+        while not current.state.final:
             time.sleep(WAIT_EVERY_S)
-            found = self.job(found.job)  # `latest` may be another one by now
-        return found
+            current = self.job(current.job)  # `latest` may be another one by now
+        return current
 
     def islands(self, job: str) -> list[Island]:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/islands", Islands).islands
@@ -261,8 +261,8 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _get(self, path: str, shape: type[Shape], query: Mapping[str, Any] | None = None) -> Shape:
-        asked = {name: value for name, value in (query or {}).items() if value is not None}
-        return self._read(self._request("GET", path, params=asked), shape)
+        parameters = {name: value for name, value in (query or {}).items() if value is not None}
+        return self._read(self._request("GET", path, params=parameters), shape)
 
     def _post(self, path: str, shape: type[Shape], body: dict[str, Any] | None = None, key: str | None = None) -> Shape:
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
@@ -299,7 +299,7 @@ class Client(AccessRequests, ChaosRequests, CheckpointRequests):
 
 
 def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
-    """Where below its job a command is posted, and the body that says the rest of it."""
+    """The path below its job that a command is posted to, and the body with the rest of it."""
     match command:
         case commands.Kill(island, restart):
             return f"/islands/{quote(island, safe='')}/kill", {"restart": restart}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 SET_MIN_S = 2.0
-"""Between two looks. Whoever keeps a clock well slews it by less than a millisecond a second."""
+"""The least step between two checks that counts. A clock kept well is slewed by less than a millisecond a second."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class TimeOfDay:
 
 
 class Ages:
-    """How old things are that were stamped with the time of day. A clock that is set meanwhile makes none older or younger.
+    """The ages of things that were stamped with the time of day. A clock that is set meanwhile makes none older or younger.
 
     What was stamped before it was seen here for the first time is by then as old as the clock says, and never unborn.
     """
@@ -63,14 +63,14 @@ class Ages:
 
 
 class ClockWatch:
-    """By how much the clock was set since this process began. Told in the log when it happens. Thread-safe."""
+    """Detects that the clock was set since this process began, and logs it. Thread-safe."""
 
     def __init__(self, wall: Clock = time.time, passed: Clock = uptime) -> None:
         self._wall, self._passed = wall, passed
         self._lock = threading.Lock()
         self._began = self._last = wall() - passed()
 
-    def look(self) -> float:
+    def check(self) -> float:
         """The sum of all settings in seconds; positive if it was set forward."""
         with self._lock:
             before, self._last = self._last, self._wall() - self._passed()

@@ -1,4 +1,4 @@
-"""What the REST API answers with: the wire's shapes, shared by the service, the client and the CLI.
+"""The shapes of the REST API's answers, shared by the service, the client and the CLI.
 
 Responsible for names, types and help texts of the JSON that leaves the service. It refuses to know where the values
 come from (``api.jobs.translate`` fills them). The job specification itself is ``orchestrator.config.JobSpec``.

@@ -22,12 +22,12 @@ import uvicorn
 from api.app import create_app
 from api.auth.code import OWN_PACKAGES, refuse_unfit
 from api.http.connections import HEAD_BYTES_MAX, Server, limits_of, raise_descriptor_limit
-from api.installation import past
+from api.installation import store_history
 from api.installation.binding import LOOPBACK, Binding
 from api.installation.database import refuse_password_in_view
 from api.installation.home import DATABASE_VARIABLE, Home
-from api.installation.places import KINDS, roots_of
-from api.installation.second_life import second_life_of
+from api.installation.job_roots import KINDS, roots_of
+from api.installation.service_restart import restart_of
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
 from api.storage.store import Store
@@ -53,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
     parser.add_argument("--control", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--database", help="SQLAlchemy URL, or in ATOLL_DATABASE; default: SQLite in the home")
-    parser.add_argument(past.NEW_STORE, action="store_true", help="where the store of this home is lost, begin anew")
+    parser.add_argument(
+        store_history.NEW_STORE, action="store_true", help="where the store of this home is lost, begin anew"
+    )
     options = parser.parse_args(arguments)
     os.umask(0o077)  # a job's tape, log and model are as much its users' as the token is
     logging.basicConfig(level=logging.INFO)
@@ -67,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         packages = (*OWN_PACKAGES, *options.allow)
         database = options.database or os.environ.get(DATABASE_VARIABLE)
         if options.new_store:
-            past.begin_anew(Home(options.home), database)
+            store_history.begin_anew(Home(options.home), database)
         roots = roots_of(options.home, options.runs, options.checkpoints, options.data, database, options.key)
         serve(
             options.home, options.runs, binding, listener, options.control, database, packages, options.jobs_max, roots
@@ -97,10 +99,13 @@ def serve(
     place = Home(home)
     place.make()
     with place.locked():
-        past.refuse_lost_store(place, database)
+        store_history.refuse_lost_store(place, database)
         control = load_control(control_name, home)
-        store = Store(database or f"sqlite:///{past.default_store(place)}", had_tables=past.had_store(place, database))
-        past.note_store(place, database)
+        store = Store(
+            database or f"sqlite:///{store_history.default_store(place)}",
+            had_tables=store_history.had_store(place, database),
+        )
+        store_history.note_store(place, database)
         try:
             app = create_app(
                 control,
@@ -109,7 +114,7 @@ def serve(
                 packages=packages,
                 loopback=binding.loopback,
                 jobs_max=jobs_max,
-                second_life=second_life_of(place),
+                restart_service=restart_of(place),
                 taken_down=place.taken_down,
                 roots=roots,
             )

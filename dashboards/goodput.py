@@ -1,4 +1,4 @@
-"""Is the hardware's time worth its money, and where does the rest go?"""
+"""The dashboard Goodput: is the hardware's time worth its money, and where does the rest go?"""
 
 from __future__ import annotations
 

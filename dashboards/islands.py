@@ -1,4 +1,4 @@
-"""Who trains, who is away, and how fast do they come back?"""
+"""The dashboard Islands: who trains, who is away, and how fast do they come back?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do people and the service do: jobs, commands, chaos, requests, alerts?"""
+"""The dashboard Operations: what do people and the service do with jobs, commands, chaos, requests and alerts?"""
 
 from __future__ import annotations
 

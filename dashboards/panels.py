@@ -41,7 +41,7 @@ Panel = Any
 
 def board(uid: str, title: str, description: str, rows: Sequence[tuple[str, Sequence[Panel]]]) -> dashboard.Dashboard:
     """A dashboard of these rows. Panels fill each row from the left, in lines of 24 columns."""
-    made = (
+    built = (
         dashboard.Dashboard(title)
         .uid(uid)
         .description(description)
@@ -71,17 +71,17 @@ def board(uid: str, title: str, description: str, rows: Sequence[tuple[str, Sequ
             .all_value(".+")
         )
     )
-    made = made.annotation(
+    built = built.annotation(
         dashboard.AnnotationQuery().name("Restarts").datasource(SOURCE).enable(True).icon_color(WARN).expr(RESTARTS)
     )
     number = 0
     for name, panels in rows:
         number += 1
-        made = made.with_row(dashboard.Row(name).id(number))
+        built = built.with_row(dashboard.Row(name).id(number))
         for panel in panels:
             number += 1
-            made = made.with_panel(panel.id(number))
-    return made
+            built = built.with_panel(panel.id(number))
+    return built
 
 
 def figure(
@@ -142,7 +142,7 @@ def curves(
 
 
 def ranking(title: str, description: str, unit: str, query: Query, *, width: int = 12) -> Panel:
-    """What is largest, as bars."""
+    """The largest values, as bars."""
     return _common(
         bargauge.Panel()
         .orientation(common.VizOrientation.HORIZONTAL)
@@ -182,7 +182,7 @@ def timeline(title: str, description: str, query: Query, states: Sequence[tuple[
 
 
 def quantiles(metric: str, by: str = "", *, of: Sequence[float] = (0.5, 0.95)) -> list[Query]:
-    """Of a histogram of the chosen jobs: each quantile, for each value of the label ``by`` if there is one."""
+    """Quantiles of a histogram of the chosen jobs: each quantile, for each value of the label ``by`` if there is one."""
     group, name = (f"le, {by}", f"{{{{{by}}}}} ") if by else ("le", "")
     rate = f"sum by ({group}) (rate({metric}_bucket{{{JOB}}}[{RATE}]))"
     return [Query(f"histogram_quantile({q:g}, {rate})", f"{name}p{q * 100:g}") for q in of]
@@ -201,5 +201,5 @@ def _common(
 
 
 def _thresholds(steps: Sequence[tuple[float | None, str]]) -> dashboard.ThresholdsConfig:
-    made = [models.Threshold(value=value, color=colour) for value, colour in steps]
-    return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(made)
+    thresholds = [models.Threshold(value=value, color=colour) for value, colour in steps]
+    return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(thresholds)

@@ -1,4 +1,4 @@
-"""Do rounds close, with whom, how fast, and what is turned away?"""
+"""The dashboard Synchroniser: do rounds close, with whom, how fast, and what is turned away?"""
 
 from __future__ import annotations
 

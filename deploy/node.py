@@ -1,4 +1,4 @@
-"""What a container of deploy/compose.yaml does: ``python deploy/node.py head | island … | service | alive``.
+"""The entry point of a container of deploy/compose.yaml: ``python deploy/node.py head | island … | service | alive``.
 
     head      the Ray head: synchronisers, controllers and evaluators run here; it makes the cluster's secret
     island    a Ray node of one node group
@@ -64,15 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="deploy/node.py", description="A container of deploy/compose.yaml.")
-    what = made.add_subparsers(dest="what", required=True)
+    arguments = argparse.ArgumentParser(prog="deploy/node.py", description="A container of deploy/compose.yaml.")
+    what = arguments.add_subparsers(dest="what", required=True)
     for name in ("head", "service", "alive"):
         what.add_parser(name)
     island = what.add_parser("island")
     island.add_argument("--group", required=True)
     island.add_argument("--region", required=True)
     island.add_argument("--cpus", type=int, default=4, help="what jobs may reserve here")
-    return made
+    return arguments
 
 
 def environment_of(what: str) -> dict[str, str]:
@@ -81,7 +81,7 @@ def environment_of(what: str) -> dict[str, str]:
 
 
 def ray_arguments(options: argparse.Namespace) -> list[str]:
-    """How Ray is started for this part."""
+    """Ray's options for this part."""
     if options.what == "head":
         port = HEAD.rpartition(":")[2]
         head = ["--head", "--port", port, "--num-cpus", "0", "--no-monitor", "--include-dashboard", "false"]

@@ -1,1 +1,1 @@
-"""Who may do what: tokens, roles, the gate before all routes, the audit trail."""
+"""Access control: tokens, roles, the authentication middleware before all routes, and the audit trail."""

@@ -1,4 +1,4 @@
-"""What a client asks about tokens and what their holders did: the part of ``api.client.Client`` that is about them."""
+"""The part of ``api.client.Client`` that is about tokens and the audit trail."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class AccessRequests:
 
     def tokens(self) -> list[Token]:
         """Those that were given, and not forgotten; what they are cannot be had again."""
-        found: TokenList = self._get("/v1/tokens", TokenList)
-        return found.tokens
+        listed: TokenList = self._get("/v1/tokens", TokenList)
+        return listed.tokens
 
     def create_token(self, name: str, role: Role, *, expires_in_s: float | None = None) -> NewToken:
         """A new token; its ``token`` cannot be had again. Raises Conflict if the name was given before."""

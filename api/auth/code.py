@@ -1,4 +1,4 @@
-"""Whose code a job may name: packages on a list, and no other. Pure.
+"""The list of packages whose code a job may name; no other is imported. Pure.
 
 ``model.factory`` and ``trainer`` are ``package.module:function`` and run in every island with the rights of the service's
 user. So they are taken only from packages that whoever started the service has named (``atoll up --allow PACKAGE``);

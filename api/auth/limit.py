@@ -1,4 +1,4 @@
-"""How often one address may show a wrong token before it has to wait. Pure: the time comes as ``now``.
+"""A limit on how often one address may show a wrong token before it has to wait. Pure: the time comes as ``now``.
 
 A token bucket for each address: ``failures_max`` failures at once, then one each ``window_s / failures_max``. At most
 ``addresses_max`` buckets are kept; the one that failed least recently is forgotten first, so that an attacker with many
@@ -20,7 +20,7 @@ class FailureLimit:
         self._seconds_each = window_s / failures_max
         self._addresses_max = addresses_max
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By address: failures counted, less what has drained since, and when that was so."""
+        """By address: the failures less what has drained, and the time of that count."""
 
     def __len__(self) -> int:
         return len(self._spent)

@@ -1,6 +1,6 @@
-"""What the OpenAPI document says of access: the token's scheme, the role that each operation needs, and its refusals.
+"""The part of the OpenAPI document about access: the token's scheme, the role that each operation needs, and its refusals.
 
-It is read off the same rule that the gate applies (``api.auth.roles.required_role``), so that it cannot say otherwise.
+It is read off the same rule that the middleware applies (``api.auth.roles.required_role``), so that it cannot say otherwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may do what: three roles, and the role that each request needs. Pure.
+"""The three roles, and the role that each request needs. Pure.
 
     viewer      reads: jobs, islands, merges, events, reports, metrics
     operator    … and changes: submits, cancels, kills, drains, scales, plans of chaos
@@ -48,14 +48,14 @@ class Role(StrEnum):
         return order.index(self) >= order.index(needed)
 
 
-def role_of(said: str) -> Role | None:
+def role_of(name: str) -> Role | None:
     """The role of that name; None where it names none, as in a row that is damaged."""
-    return Role(said) if said in Role.__members__.values() else None
+    return Role(name) if name in Role.__members__.values() else None
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Whoever asks with a valid token: the token's name and its role."""
+class Principal:
+    """The caller of a request with a valid token: the token's name and its role."""
 
     name: str
     role: Role
@@ -71,12 +71,12 @@ def required_role(method: str, path: str) -> Role | None:
     return Role.VIEWER if reads else Role.OPERATOR
 
 
-def refuse_role(holder: Holder, method: str, path: str) -> None:
-    """Raises Forbidden unless the holder's role reaches what the request needs."""
+def refuse_role(principal: Principal, method: str, path: str) -> None:
+    """Raises Forbidden unless the principal's role reaches what the request needs."""
     needed = required_role(method, path)
-    if needed and not holder.role.reaches(needed):
+    if needed and not principal.role.reaches(needed):
         raise Forbidden(
-            detail=f"{method} {path} needs the role {needed}; the token {holder.name!r} has the role {holder.role}.",
+            detail=f"{method} {path} needs the role {needed}; the token {principal.name!r} has the role {principal.role}.",
             remedy=f"Ask an admin for a token of the role {needed}: `atoll token create NAME --role {needed}`.",
         )
 
@@ -94,5 +94,5 @@ def new_token() -> str:
 
 
 def digest_of(token: str) -> str:
-    """What is kept of a token: enough to recognise it, and not to show it."""
+    """The digest that is stored of a token: enough to recognise it, and not to show it."""
     return sha256(token.encode()).hexdigest()

@@ -6,7 +6,7 @@ token: it exists in the answer to whoever created it, and for the first one in `
 
 from __future__ import annotations
 
-from api.auth.roles import Holder, Role, digest_of, new_token, role_of
+from api.auth.roles import Principal, Role, digest_of, new_token, role_of
 from api.auth.store import AccessStore, TokenRow
 from api.clocks import Clock, TimeOfDay, uptime
 from api.installation.home import Home
@@ -45,22 +45,22 @@ class Tokens:
             )
         return row, raw
 
-    def holder_of(self, raw: str) -> Holder | None:
+    def principal_of(self, raw: str) -> Principal | None:
         """Whoever holds this token, if it is valid now."""
-        if holder := self.remembered(raw):
-            return holder
+        if principal := self.remembered(raw):
+            return principal
         if row := self._store.token_by_digest(digest := digest_of(raw)):
             self._remembered[digest] = (self._passed(), row)
-        return self._holder(row)
+        return self._principal(row)
 
-    def remembered(self, raw: str) -> Holder | None:
+    def remembered(self, raw: str) -> Principal | None:
         """The same without asking the store, if it was asked lately."""
         found_at, row = self._remembered.get(digest_of(raw), (float("-inf"), None))
-        return self._holder(row) if self._passed() - found_at <= REMEMBERED_S else None
+        return self._principal(row) if self._passed() - found_at <= REMEMBERED_S else None
 
-    def _holder(self, row: TokenRow | None) -> Holder | None:
+    def _principal(self, row: TokenRow | None) -> Principal | None:
         role = role_of(row.role) if row else None
-        return Holder(row.name, role) if row and role and self.valid(row) else None
+        return Principal(row.name, role) if row and role and self.valid(row) else None
 
     def valid(self, row: TokenRow) -> bool:
         """Whether it lets anybody in. One whose row is damaged does not."""
@@ -85,9 +85,9 @@ class Tokens:
         Whoever can write that folder owns the installation, so this takes nothing from anybody, and is the way back in
         for an owner who has lost every admin token: start the service again.
         """
-        kept = home.token()
-        holder = self.holder_of(kept) if kept else None
-        if holder and holder.role is Role.ADMIN:
+        token = home.token()
+        principal = self.principal_of(token) if token else None
+        if principal and principal.role is Role.ADMIN:
             return
         names = {row.name for row in self.list()}
         numbered = (f"{FIRST_NAME}-{number}" for number in range(2, len(names) + 3))

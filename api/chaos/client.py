@@ -1,4 +1,4 @@
-"""What a client asks about chaos: the part of ``api.client.Client`` that is about faults and the runs of plans."""
+"""The part of ``api.client.Client`` that is about faults and the runs of plans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ChaosRequests:
     send: Any
     _request: Any
 
-    def strike(
+    def inject(
         self,
         job: str,
         kind: str,
@@ -69,8 +69,8 @@ class ChaosRequests:
         return runs.runs
 
     def chaos_run(self, job: str, run: str = "latest") -> ChaosRun:
-        found: ChaosRun = self._get(_run(job, run), ChaosRun)
-        return found
+        chaos_run: ChaosRun = self._get(_run(job, run), ChaosRun)
+        return chaos_run
 
     def stop_chaos(self, job: str, run: str = "latest") -> ChaosRun:
         """Nothing of the run strikes any more, and what stands still goes on."""

@@ -1,4 +1,4 @@
-"""Where chaos plans come from, and what one says, in words: the shipped ones by name, others by their file or their text.
+"""The sources of chaos plans (the shipped ones by name, others by their file or text), and a plan's description in words.
 
 Responsible for reading, and for telling a person what a plan will do before it does it. What a plan may say and whether it
 is right is ``orchestrator.chaos.plan``'s.
@@ -63,7 +63,7 @@ def shown() -> list[ShownPlan]:
         ShownPlan(
             name=plan.name,
             about=_about(text := path.read_text(encoding="utf-8")),
-            faults=[told(fault) for fault in plan.faults],
+            faults=[described(fault) for fault in plan.faults],
             keeps=plan.blast_radius.keep,
             objectives=[objective.text for objective in plan.objectives],
             text=text,
@@ -72,8 +72,8 @@ def shown() -> list[ShownPlan]:
     ]
 
 
-def told(fault: FaultSection) -> str:
-    """What one entry of a plan does: "stop asia for 6 s, every 30 s from 15 s on"."""
+def described(fault: FaultSection) -> str:
+    """One entry of a plan in words: "stop asia for 6 s, every 30 s from 15 s on"."""
     if fault.at:
         when = f"at {', '.join(f'{at:g}' for at in fault.at)} s"
     else:
@@ -86,6 +86,6 @@ def told(fault: FaultSection) -> str:
 def _about(text: str) -> str:
     """The first sentence of the comment that a file begins with, without the command that it names."""
     lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
-    said = " ".join(line.lstrip("# ") for line in lines)
-    first, stop, _ = (said.partition(": ")[2] or said).partition(". ")
+    comment = " ".join(line.lstrip("# ") for line in lines)
+    first, stop, _ = (comment.partition(": ")[2] or comment).partition(". ")
     return first + stop.rstrip()

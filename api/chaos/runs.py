@@ -1,7 +1,7 @@
-"""What can be asked about chaos plans: show the shipped ones, start one against a job, look, end it, read its verdict.
+"""The operations on chaos plans: list the shipped ones, start one against a job, see its state, end it, read its verdict.
 
-Responsible for what is refused before anything strikes, and for saying how a run stands, from its rows. The routes are its
-HTTP face; what happens in between is the conductor's.
+Responsible for what is refused before any fault, and for saying how a run stands, from its rows. The routes are its
+HTTP face; what happens in between is the threads' (``api.chaos.run_threads``).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from api.chaos.conducting import key_of, planned
-from api.chaos.conductor import Conductor
+from api.chaos.active_run import key_of, planned
+from api.chaos.run_threads import RunThreads
 from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState, VerdictDocument
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
-from api.installation.second_life import SecondLife
+from api.installation.service_restart import RestartService
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.service import Service
 from api.jobs.translate import command_of
 from api.schemas import Island
-from api.storage.store import AlreadyKnown, Store
+from api.storage.store import DuplicateKey, Store
 from orchestrator.bounds import IslandCount, TokenCount
 from orchestrator.chaos.kinds import Kind, told
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
@@ -38,27 +38,27 @@ Reference = str | Mapping[str, Any] | None
 """For ``loss_gap``: a job that nothing was done to and that has ended, or its report."""
 
 
-class _KnownPolicy(BaseModel):
+class _ReferencePolicy(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     token_budget: TokenCount
     islands: IslandCount
 
 
-class _KnownReport(BaseModel):
-    """What a verdict needs of a reference. The rest of the report is not kept."""
+class _ReferenceReport(BaseModel):
+    """The part of a reference report that a verdict needs. The rest is not stored."""
 
     model_config = ConfigDict(extra="ignore")
 
     loss_final: Annotated[float, Field(strict=True, ge=-LOSS_MAX, le=LOSS_MAX, allow_inf_nan=False)]
-    policy: _KnownPolicy
+    policy: _ReferencePolicy
 
 
 class ChaosRuns:
-    def __init__(self, service: Service, store: Store, second_life: SecondLife) -> None:
+    def __init__(self, service: Service, store: Store, restart_service: RestartService) -> None:
         self._service, self._store = service, store
         self._book = ChaosStore(store.engine)
-        self.conductor = Conductor(service, store, self._book, second_life)
+        self.threads = RunThreads(service, store, self._book, restart_service)
 
     def start(
         self,
@@ -81,31 +81,31 @@ class ChaosRuns:
             refuse_other_request(earlier, digest, key)
             return self._shown(earlier)
         plan = parse(document)
-        undisturbed = self._undisturbed(plan, reference)
-        found = self._service.job(run_of.job)
-        if found.state.final or found.after_s is None:
-            raise Conflict(detail=f"Job {found.job} is {found.state}; there is nothing to strike.")
-        islands = [island for island in found.islands if not _spare(island)]
+        reference_figures = self._reference_figures(plan, reference)
+        target = self._service.job(run_of.job)
+        if target.state.final or target.after_s is None:
+            raise Conflict(detail=f"Job {target.job} is {target.state}; there is nothing to strike.")
+        islands = [island for island in target.islands if not _is_inactive(island)]
         check_fleet(plan, list(map(_plan_of, islands)))
         row = ChaosRunRow(
             run=f"chaos-{secrets.token_hex(6)}",
-            job=found.job,
+            job=target.job,
             plan=plan.name,
             text=text,
             fleet=[[i.island, i.node_group, i.region, i.accelerator_count] for i in islands],
-            reference=undisturbed,
+            reference=reference_figures,
             caller=caller,
             requested_at=time.time(),
-            holds=found.job,
+            holds=target.job,
             idempotency_key=key,
             request_digest=digest,
         )
         try:
             self._book.add(row)
-        except AlreadyKnown as known:
-            refuse_other_request(known.row, digest, key)
-            return self._shown(known.row)
-        self.conductor.conduct(row)
+        except DuplicateKey as duplicate:
+            refuse_other_request(duplicate.row, digest, key)
+            return self._shown(duplicate.row)
+        self.threads.start_run(row)
         return self._shown(self._row(row.job, row.run))
 
     def list(self, job: str) -> list[ChaosRunSummary]:
@@ -126,7 +126,7 @@ class ChaosRuns:
         if row.verdict is not None or row.state == RunState.FAILED:
             raise Conflict(detail=f"The run {row.run} has ended already: it {row.state}.")
         if row.state != RunState.STOPPED:
-            self.conductor.stop(row.run, f"ended by {caller}")
+            self.threads.stop(row.run, f"ended by {caller}")
         return self._shown(self._row(row.job, row.run))
 
     def verdict(self, job: str, run: str) -> dict[str, Any]:
@@ -157,8 +157,8 @@ class ChaosRuns:
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _undisturbed(self, plan: ChaosPlan, reference: Reference) -> dict[str, Any] | None:
-        """What the verdict needs of the reference, which is known to be of use before anything strikes."""
+    def _reference_figures(self, plan: ChaosPlan, reference: Reference) -> dict[str, Any] | None:
+        """The figures of the reference that the verdict needs, checked before any fault is injected."""
         if reference is None:
             if any(objective.root == LOSS_GAP for objective in plan.objectives):
                 detail = f"{plan.name} has an objective of {LOSS_GAP}, which takes a job that nothing was done to."
@@ -169,28 +169,30 @@ class ChaosRuns:
         if isinstance(reference, str):
             reference = self._service.report(reference)
         try:
-            known = _KnownReport.model_validate(reference)
+            report = _ReferenceReport.model_validate(reference)
         except ValidationError as error:
-            said = "; ".join(f"{problem.path}: {problem.message}" for problem in problems_of(error, unknown="")[:5])
-            detail = f"The reference is no report of a job with a final held-out loss ({said})."
+            problem_list = "; ".join(
+                f"{problem.path}: {problem.message}" for problem in problems_of(error, unknown="")[:5]
+            )
+            detail = f"The reference is no report of a job with a final held-out loss ({problem_list})."
             raise ConfigurationError(detail=f"{detail} Give the report.json of one that completed.") from error
-        return known.model_dump()
+        return report.model_dump()
 
     def _row(self, job: str, run: str) -> ChaosRunRow:
-        known = self._service.run(job).job
-        row = self._book.run(known, run)
+        job_id = self._service.run(job).job
+        row = self._book.run(job_id, run)
         if row is None:
             detail = (
-                f"No plan ran against {known}." if run == "latest" else f"Job {known} has no run {run!r} of a plan."
+                f"No plan ran against {job_id}." if run == "latest" else f"Job {job_id} has no run {run!r} of a plan."
             )
-            raise NotFound(detail=detail, remedy=f"`atoll chaos runs {known}` lists them.")
+            raise NotFound(detail=detail, remedy=f"`atoll chaos runs {job_id}` lists them.")
         return row
 
     def _shown(self, row: ChaosRunRow) -> ChaosRun:
-        made = self._book.decisions(row.run)
+        decided_rows = self._book.decisions(row.run)
         commands = {command.idempotency_key: command_of(command) for command in self._store.commands(row.job)}
         decisions = []
-        for decided in made:
+        for decided in decided_rows:
             fault, command = decided.decision, commands.get(key_of(row.run, decided.fault))
             decisions.append(
                 Decision(
@@ -198,7 +200,7 @@ class ChaosRuns:
                     island=fault["island"],
                     planned_s=fault["planned_at"],
                     duration_s=fault["duration"],
-                    told=_told(fault),
+                    told=_description_of(fault),
                     after_s=decided.at,
                     spared=fault["spared"],
                     command=command.command if command else None,
@@ -206,17 +208,21 @@ class ChaosRuns:
                 )
             )
         faults = planned(row)[1]
-        following = faults[len(made)] if RunState.stored(row.state).strikes and len(made) < len(faults) else None
+        following = (
+            faults[len(decided_rows)]
+            if RunState.stored(row.state).injects and len(decided_rows) < len(faults)
+            else None
+        )
         return ChaosRun(
-            **_summary(row, made),
+            **_summary(row, decided_rows),
             fault_count=len(faults),
             next=_fault(following, row.begun_at) if following else None,
             decisions=decisions,
         )
 
 
-def _spare(island: Island) -> bool:
-    """It waits to be an island: a fault that is drawn for it could strike nobody, or nobody who trains."""
+def _is_inactive(island: Island) -> bool:
+    """Whether the island is a standby, or was never placed: a fault drawn for it would find nobody who trains."""
     return island.standby or (island.state == "stopped" and island.incarnation == 0)
 
 
@@ -225,8 +231,8 @@ def _plan_of(island: Island) -> IslandPlan:
     return IslandPlan(IslandId(island.island), NodeGroupId(island.node_group), island.region, island.accelerator_count)
 
 
-def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, Any]:
-    spared = sum(bool(decided.decision["spared"]) for decided in made)
+def _summary(row: ChaosRunRow, decided_rows: Sequence[ChaosDecisionRow]) -> dict[str, Any]:
+    spared = sum(bool(decided.decision["spared"]) for decided in decided_rows)
     return {
         "run": row.run,
         "job": row.job,
@@ -237,7 +243,7 @@ def _summary(row: ChaosRunRow, made: Sequence[ChaosDecisionRow]) -> dict[str, An
         "reason": row.reason,
         "begun_after_s": row.begun_at,
         "ended_at": row.ended_at,
-        "struck_count": len(made) - spared,
+        "struck_count": len(decided_rows) - spared,
         "spared_count": spared,
     }
 
@@ -254,6 +260,6 @@ def _fault(fault: PlannedFault, begun_at: float | None) -> Fault:
     )
 
 
-def _told(plain: Mapping[str, Any]) -> str:
+def _description_of(plain: Mapping[str, Any]) -> str:
     dose = FaultSpec(plain["duration"], plain["bytes_per_second"], plain["payloads"])
     return told(Kind(plain["kind"]), plain["island"], dose)

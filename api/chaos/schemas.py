@@ -1,4 +1,4 @@
-"""What the REST API takes and answers about chaos plans and their runs. Times are as in ``api.schemas``."""
+"""The shapes of chaos plans and their runs in the REST API. Times are as in ``api.schemas``."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class RunState(StrEnum):
     STOPPED = "stopped"
 
     @property
-    def strikes(self) -> bool:
+    def injects(self) -> bool:
         return self in (RunState.WAITING, RunState.RUNNING)
 
     @classmethod
-    def stored(cls, said: str) -> RunState:
+    def stored(cls, text: str) -> RunState:
         """What a row says; one that is damaged is of a run that comes to nothing."""
-        return cls(said) if said in cls.__members__.values() else cls.FAILED
+        return cls(text) if text in cls.__members__.values() else cls.FAILED
 
 
-AskedReference = Annotated[
+Reference = Annotated[
     Annotated[dict[str, Any], Field(max_length=REFERENCE_FIELDS_MAX)] | Word | None,
     Field(description="for an objective of `loss_gap`: an ended job that nothing was done to, or its report.json"),
 ]
@@ -56,7 +56,7 @@ class ShippedPlan(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"shipped": "attrition"}]})
 
     shipped: Word
-    reference: AskedReference = None
+    reference: Reference = None
 
 
 class WrittenPlan(BaseModel):
@@ -79,10 +79,10 @@ class WrittenPlan(BaseModel):
     )
 
     plan: Annotated[dict[str, Any], Field(max_length=PLAN_FIELDS_MAX)] | PlanText
-    reference: AskedReference = None
+    reference: Reference = None
 
 
-AskedPlan = ShippedPlan | WrittenPlan
+PlanRequest = ShippedPlan | WrittenPlan
 
 
 class ShownPlan(Answer):

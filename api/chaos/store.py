@@ -1,7 +1,7 @@
-"""What the service must not forget of chaos: the runs of plans, and what was decided in them, before it is done.
+"""The rows of chaos: the runs of plans, and each decision of a run, stored before it is carried out.
 
-Responsible for rows in the database of a ``Store``. ``decide`` stores decisions before anything strikes: after a SIGKILL
-what stands here is all that may have struck. One run at a time holds a job, by a constraint of the database.
+Responsible for rows in the database of a ``Store``. ``decide`` stores decisions before any fault: after a SIGKILL
+what is stored here is all that may have been injected. One run at a time holds a job, by a constraint of the database.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from api.chaos.schemas import RunState
 from api.storage.sessions import Sessions
-from api.storage.store import AlreadyKnown, Base
+from api.storage.store import Base, DuplicateKey
 from orchestrator.errors import Conflict
 
 
@@ -49,7 +49,7 @@ class ChaosRunRow(Base):
 
 
 class ChaosDecisionRow(Base):
-    """What became of the plan's fault number ``fault``; ``training`` is the picture it was decided on, by incarnation.
+    """What became of the plan's fault number ``fault``; ``training`` has the islands it was decided on, by incarnation.
 
     ``decision`` is ``Decision.plain``.
     """
@@ -70,13 +70,13 @@ class ChaosStore:
         self._session = Sessions(engine)
 
     def add(self, row: ChaosRunRow) -> None:
-        """Store a new run. Raises AlreadyKnown if its key was used before, Conflict while another run holds its job."""
+        """Store a new run. Raises DuplicateKey if its key was used before, Conflict while another run holds its job."""
         try:
             with self._session.begin() as session:
                 session.add(row)
         except IntegrityError:
             if row.idempotency_key and (earlier := self.by_key(row.idempotency_key)):
-                raise AlreadyKnown(earlier) from None
+                raise DuplicateKey(earlier) from None
             if holder := self._holder(row.job):
                 detail = f"The plan {holder.plan} runs against {row.job} already ({holder.run}, {holder.state})."
                 remedy = f"End it with `atoll chaos end {row.job}`, or let it come to its verdict."
@@ -111,12 +111,12 @@ class ChaosStore:
             if row is None:
                 return  # it was removed with its job
             row.state = state.value
-            row.holds = row.job if state.strikes else None
+            row.holds = row.job if state.injects else None
             for name, value in values.items():
                 setattr(row, name, value)
 
     def decisions(self, run: str) -> list[ChaosDecisionRow]:
-        """What was decided so far, in the order of the plan's faults."""
+        """The decisions so far, in the order of the plan's faults."""
         query = select(ChaosDecisionRow).where(ChaosDecisionRow.run == run).order_by(ChaosDecisionRow.fault)
         with self._session() as session:
             return list(session.scalars(query))
@@ -126,8 +126,8 @@ class ChaosStore:
         with self._session.begin() as session:
             session.add_all(rows)
 
-    def spare(self, run: str, fault: int, reason: str) -> None:
-        """A fault that was to strike did not after all."""
+    def skip(self, run: str, fault: int, reason: str) -> None:
+        """A decided fault is skipped after all, for this reason."""
         with self._session.begin() as session:
             row = session.get(ChaosDecisionRow, (run, fault))
             if row is not None:

@@ -52,11 +52,11 @@ def archive_of(checkpoints: Sequence[Checkpoint], number: int, roots: AllowedRoo
     """The one of that number: the files of its manifest, all below its folder. Raises NotFound, with those there are."""
     there = ", ".join(str(one.number) for one in checkpoints) or "none"
     missing = NotFound(detail=f"There is no checkpoint {number}; there are: {there}.", remedy="Older ones are removed.")
-    found = next((one for one in checkpoints if one.number == number), None)
-    if found is None:
+    checkpoint = next((one for one in checkpoints if one.number == number), None)
+    if checkpoint is None:
         raise missing
     try:
-        folder = Folder.within(roots, found.url)
+        folder = Folder.within(roots, checkpoint.url)
         sizes = {file.name: file.size for file in manifest_of(folder).files if file.name != MANIFEST}
         if damaged := [name for name, size in sizes.items() if folder.size(name) != size]:
             detail = f"Checkpoint {number} is damaged: {damaged[0]} has not the size that its manifest says."
@@ -83,8 +83,8 @@ def unpack(archive: Path, target: Path) -> None:
                 content = packed.extractfile(member)
                 assert content is not None
                 folder.write_all(name, iter(partial(content.read, CHUNK_BYTES), b""))
-        known = {MANIFEST, *(file.name for file in verified(folder).files)}
-        if strangers := sorted(set(folder.names()) - known):
+        expected = {MANIFEST, *(file.name for file in verified(folder).files)}
+        if strangers := sorted(set(folder.names()) - expected):
             raise DataError(detail=f"it holds {strangers[0]!r}, of which its manifest does not know.")
     except (DataError, tarfile.TarError) as error:
         raise DataError(detail=f"{archive} is no archive of a sound checkpoint: {error}") from error

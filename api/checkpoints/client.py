@@ -1,4 +1,4 @@
-"""What a client asks about checkpoints: the part of ``api.client.Client`` that is about them."""
+"""The part of ``api.client.Client`` that is about checkpoints."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CheckpointRequests:
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
         """The job's whole checkpoints, oldest first."""
-        found: Checkpoints = self._get(f"/v1/jobs/{quote(job, safe='')}/checkpoints", Checkpoints)
-        return found.checkpoints
+        listed: Checkpoints = self._get(f"/v1/jobs/{quote(job, safe='')}/checkpoints", Checkpoints)
+        return listed.checkpoints
 
     def download_checkpoint(self, job: str, number: int, to: Path) -> None:
         """Write one as a tar to the file ``to``. Raises NotFound when it is not kept (any more)."""

@@ -12,7 +12,7 @@ import typer
 
 from api.commands import chaos_runs
 from api.commands.chaos_runs import PageOption, PlanArgument
-from api.commands.chaos_telling import conclude_verdict
+from api.commands.chaos_text import conclude_verdict
 from api.commands.common import (
     SEED_MAX,
     HomeOption,
@@ -54,10 +54,10 @@ def simulate(
     parsed = load(path)
     policy, world = world_of(file)
     with Progress(parsed.name) as progress:
-        found = run_simulated(parsed, policy, world, seed, progress.show)
-    verdict = found.verdict.plain()
+        result = run_simulated(parsed, policy, world, seed, progress.show)
+    verdict = result.verdict.plain()
     if report is not None:
-        report.write_text(page.render(verdict, found.verdict.report, path.read_text()), encoding="utf-8")
+        report.write_text(page.render(verdict, result.verdict.report, path.read_text()), encoding="utf-8")
     conclude_verdict(verdict, report, as_json)
 
 
@@ -71,7 +71,7 @@ def kill(
 ) -> None:
     """SIGKILL an island now. As `atoll kill`, but on the tape as chaos."""
     with connect(home, url) as client:
-        conclude(client, client.strike(job, "kill", island), as_json)
+        conclude(client, client.inject(job, "kill", island), as_json)
 
 
 @app.command()
@@ -85,7 +85,7 @@ def stop(
 ) -> None:
     """SIGSTOP an island for a while: it neither steps nor answers. It goes on by itself."""
     with connect(home, url) as client:
-        conclude(client, client.strike(job, "stop", island, seconds), as_json)
+        conclude(client, client.inject(job, "stop", island, seconds), as_json)
 
 
 @app.command()
@@ -108,8 +108,8 @@ def strike(
 ) -> None:
     """Let any fault of a plan strike now. What lasts ends by itself, or by `atoll chaos continue`."""
     with connect(home, url) as client:
-        struck = client.strike(job, kind, island, seconds, bytes_per_second=bytes_per_second, payloads=payloads)
-        conclude(client, struck, as_json)
+        command = client.inject(job, kind, island, seconds, bytes_per_second=bytes_per_second, payloads=payloads)
+        conclude(client, command, as_json)
 
 
 @app.command("continue")
@@ -122,13 +122,13 @@ def go_on(
 ) -> None:
     """End before its time what chaos did to an island: SIGCONT, and its link is well again."""
     with connect(home, url) as client:
-        conclude(client, client.strike(job, "continue", island), as_json)
+        conclude(client, client.inject(job, "continue", island), as_json)
 
 
 @app.command("list")
 def list_plans(as_json: JsonOption = False) -> None:
     """List the plans that come with atoll."""
-    from api.chaos.plans import shipped, told
+    from api.chaos.plans import described, shipped
 
     plans = shipped()
     if as_json:
@@ -138,7 +138,7 @@ def list_plans(as_json: JsonOption = False) -> None:
 
     table = Table("plan", "faults", "keeps", "objectives", box=None, header_style="dim")
     for _, plan in plans:
-        faults = "\n".join(told(fault) for fault in plan.faults) or "none"
+        faults = "\n".join(described(fault) for fault in plan.faults) or "none"
         objectives = ", ".join(objective.text for objective in plan.objectives)
         table.add_row(plan.name, faults, str(plan.blast_radius.keep), objectives)
     console().print(table)

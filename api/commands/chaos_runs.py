@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.commands import completion
-from api.commands.chaos_telling import Teller, conclude_verdict, headline, lines
+from api.commands.chaos_text import ChaosObserver, conclude_verdict, headline, lines
 from api.commands.common import (
     INTERRUPTED,
     HomeOption,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from api.client import Client
     from api.schemas import Job
 
-LOOK_EVERY_S = 0.5
+POLL_EVERY_S = 0.5
 VERDICT_TIMEOUT_S = 90.0
 """After the job's end. The service gives up on a report before that."""
 
@@ -81,7 +81,7 @@ def run(
         key = secrets.token_hex(16)
         try:
             started = _started(client, job, plan, reference, key)
-            ended = watch(client, job, console(stderr=True), Teller(client, started))
+            ended = watch(client, job, console(stderr=True), ChaosObserver(client, started))
         except KeyboardInterrupt:
             started = _started(
                 client, job, plan, reference, key
@@ -121,15 +121,15 @@ def status(
 ) -> None:
     """Show a run of a plan: its state, what became of each fault so far, and what comes next."""
     with connect(home, url) as client:
-        found = client.chaos_run(job, run)
+        chaos_run = client.chaos_run(job, run)
         if watch:
-            found = _followed(client, found, as_json)
+            chaos_run = _followed(client, chaos_run, as_json)
         elif as_json:
-            print_json(found)
+            print_json(chaos_run)
         else:
-            for line in (headline(found), *lines(found)):
+            for line in (headline(chaos_run), *lines(chaos_run)):
                 echo(line)
-    if watch and found.state in ("failed", "aborted"):
+    if watch and chaos_run.state in ("failed", "aborted"):
         raise typer.Exit(1)
 
 
@@ -159,10 +159,10 @@ def verdict(
 ) -> None:
     """Judge a run of a plan by the job's report. Exit code 0 passed, 1 failed, or no verdict yet."""
     with connect(home, url) as client:
-        found = client.chaos_verdict(job, run)
+        document = client.chaos_verdict(job, run)
         if report is not None:
             report.write_text(client.chaos_report(job, run), encoding="utf-8")
-    conclude_verdict(_plain(found), report, as_json)
+    conclude_verdict(_plain(document), report, as_json)
 
 
 def runs(
@@ -170,11 +170,11 @@ def runs(
 ) -> None:
     """List the runs of plans against a job, newest first."""
     with connect(home, url) as client:
-        found = client.chaos_runs(job)
+        summaries = client.chaos_runs(job)
     if as_json:
-        print_json(found)
+        print_json(summaries)
         return
-    if not found:
+    if not summaries:
         say("no plan ran against this job")
         return
     from rich.table import Table
@@ -183,10 +183,17 @@ def runs(
     for heading in ("run", "plan", "state", "struck", "spared", "by", "asked"):
         table.add_column(heading, no_wrap=True)
     table.add_column("why")
-    for one in found:
-        asked = time.strftime("%m-%d %H:%M", time.localtime(one.requested_at))
+    for one in summaries:
+        requested_at = time.strftime("%m-%d %H:%M", time.localtime(one.requested_at))
         table.add_row(
-            one.run, one.plan, one.state, str(one.struck_count), str(one.spared_count), one.caller, asked, one.reason
+            one.run,
+            one.plan,
+            one.state,
+            str(one.struck_count),
+            str(one.spared_count),
+            one.caller,
+            requested_at,
+            one.reason,
         )
     console().print(table)
 
@@ -206,8 +213,8 @@ def _started(client: Client, job: str, plan: str, reference: str | None, key: st
 
     file = plan_file(plan)
     seed = load(file).seed
-    undisturbed = read_document(Path(reference)) if reference and Path(reference).is_file() else reference
-    started = client.start_chaos(job, file.read_text(encoding="utf-8"), undisturbed, key=key)
+    reference_report = read_document(Path(reference)) if reference and Path(reference).is_file() else reference
+    started = client.start_chaos(job, file.read_text(encoding="utf-8"), reference_report, key=key)
     say(f"{started.plan} against {started.job}: {started.fault_count} faults planned, seed {seed}; it is {started.run}")
     return started
 
@@ -221,23 +228,23 @@ def _awaited_verdict(client: Client, run: ChaosRun) -> VerdictDocument:
         except Conflict:
             if client.chaos_run(run.job, run.run).ended_at is not None or time.monotonic() > deadline:
                 return client.chaos_verdict(run.job, run.run)
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
 
 
 def _followed(client: Client, run: ChaosRun, as_json: bool) -> ChaosRun:
-    """Tell what is new until nothing is left to do; with ``as_json`` a picture a line. Ctrl-C leaves all as it is."""
-    told = [headline(run), *lines(run)]
+    """Tell what is new until nothing is left to do; with ``as_json`` one state a line. Ctrl-C leaves all as it is."""
+    news = [headline(run), *lines(run)]
     while True:
         if as_json:
             echo_json(run.model_dump_json())
         else:
-            for line in told:
+            for line in news:
                 echo(line)
         if run.ended_at is not None:
             break
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
         before, run = run, client.chaos_run(run.job, run.run)
-        told = Teller.news(before, run)
+        news = ChaosObserver.news(before, run)
     if not as_json:
         echo(headline(run))
     return run
@@ -248,7 +255,7 @@ def _ended(run: ChaosRun) -> str:
 
 
 def _folder(job: Job) -> Path:
-    """Where the job's own report lies, if that is on this machine."""
+    """The folder of the job's own report, if that is on this machine."""
     folder = Path(job.run_dir)
     return folder if folder.is_dir() else Path()
 

@@ -30,11 +30,11 @@ def checkpoints(
 ) -> None:
     """List a job's checkpoints, oldest first. `atoll submit FILE --resume JOB` goes on from the newest."""
     with connect(home, url) as client:
-        found = client.checkpoints(job)
+        checkpoints = client.checkpoints(job)
     if as_json:
-        print_json(found)
+        print_json(checkpoints)
         return
-    if not found:
+    if not checkpoints:
         say("no checkpoint is there; `atoll checkpoint JOB` takes one, `checkpoints.every_merges` does by itself")
         return
     from rich.table import Table
@@ -42,7 +42,7 @@ def checkpoints(
     table = Table(box=None, header_style="dim")
     for heading in ("checkpoint", "taken", "version", "tokens", "islands", "MB", "folder"):
         table.add_column(heading, overflow="fold")
-    for one in found:
+    for one in checkpoints:
         taken = time.strftime("%m-%d %H:%M:%S", time.localtime(one.taken_at))
         islands = f"{len(one.islands)}"
         size = f"{one.bytes / 1e6:,.1f}"
@@ -67,10 +67,10 @@ def fetch(
     from api.checkpoints.archive import unpack
 
     with connect(home, url) as client:
-        name, kept = client.job(job).job, client.checkpoints(job)
-        if number is None and not kept:
+        name, checkpoints = client.job(job).job, client.checkpoints(job)
+        if number is None and not checkpoints:
             raise NotFound(detail=f"No checkpoint of {name} is there.", remedy="`atoll checkpoint JOB` takes one.")
-        number = number or kept[-1].number
+        number = number or checkpoints[-1].number
         target = (out or Path(f"{name}-checkpoint-{number}")).absolute()
         if target.exists():
             raise ConfigurationError(detail=f"{target} is there already. Remove it, or give another --out.")

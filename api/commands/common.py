@@ -1,4 +1,4 @@
-"""What the commands have in common: options, finding the service, and printing.
+"""The options, the connection to the service, and the printing that all commands share.
 
 Light on purpose: the client and rich are imported when a command runs, not when the command line is read.
 """
@@ -107,7 +107,7 @@ def echo_json(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """What the API answered, indented."""
+    """Print the API's answer as indented JSON."""
     from pydantic import BaseModel
 
     def plain(item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a shell may complete: names that the service knows, asked for while somebody types.
+"""Shell completion: names that the service knows, asked for while somebody types.
 
 Responsible for being quick and silent: whatever goes wrong, nothing is completed. The client is imported when a shell asks,
 not when a command runs.

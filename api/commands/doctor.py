@@ -1,4 +1,4 @@
-"""`atoll doctor`: is this machine fit to run atoll? Exit code 1 if something is wrong; warnings are none."""
+"""The command `atoll doctor`, which checks this machine. Exit code 1 if something is wrong; warnings are none."""
 
 from __future__ import annotations
 
@@ -29,21 +29,19 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: Python, Ray, JAX, ports, disk, clocks, home, memory, cores, leftovers. Each with its remedy."""
-    from dataclasses import asdict
-
+    from api.installation.check_result import State
     from api.installation.doctor import examine
-    from api.installation.finding import State
 
     findings = examine(Home(home), runs, groups, url)
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json([{"check": f.check, "state": f.state, "found": f.detail, "remedy": f.remedy} for f in findings])
     else:
         from rich.table import Table
         from rich.text import Text
 
         table = Table("", "check", "found", box=None, show_header=False)
         for finding in findings:
-            table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.check, Text(finding.found))
+            table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.check, Text(finding.detail))
             if finding.remedy:
                 table.add_row("", "", Text(f"→ {finding.remedy}", style="cyan"))
         console().print(table)

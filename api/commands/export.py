@@ -58,7 +58,7 @@ def export(
 
 
 def described(path: Path) -> dict[str, Any]:
-    """What the file's metadata says, with the specification as data. Raises DataError if it is no such file."""
+    """The file's metadata, with the specification as data. Raises DataError if it is no such file."""
     with path.open("rb") as file:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0

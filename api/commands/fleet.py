@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """List the fleet's node groups."""
     with connect(home, url) as client:
-        found = client.node_groups()
+        groups = client.node_groups()
     if as_json:
-        print_json(found)
+        print_json(groups)
         return
     from rich.table import Table
 
     table = Table("node group", "region", "nodes", "CPUs free", "accelerators", "takes islands")
-    for group in found:
+    for group in groups:
         takes = f"no: cordoned by {group.cordoned_by}" if group.cordoned else "yes"
         cpus = f"{group.cpus_free:g} of {group.cpus:g}"
         table.add_row(group.name, group.region, str(group.nodes), cpus, str(group.accelerators), takes)

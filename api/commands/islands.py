@@ -54,22 +54,22 @@ def islands(
 
 def _watch(client: Client, job: str, output: str | None, as_json: bool) -> None:
     from api.terminal.lists import emit, show
-    from api.terminal.looker import Looker
+    from api.terminal.poller import Poller
     from api.terminal.watch import asking
 
-    look = Looker(asking(client, job))
+    poller = Poller(asking(client, job))
     with until_interrupted():
         if as_json or output == "json":
-            emit(look, lambda found: found.islands, echo_json, lambda found: found.state.final)
+            emit(poller, lambda job: job.islands, echo_json, lambda job: job.state.final)
         else:
-            show(look, lambda found: _table(found, output), console_for(output), lambda found: found.state.final)
+            show(poller, lambda job: _table(job, output), console_for(output), lambda job: job.state.final)
 
 
-def _table(found: Job, output: str | None) -> Table:
+def _table(job: Job, output: str | None) -> Table:
     from api.commands.wide import island_table as wide_table
     from api.terminal.watch import island_table
 
-    return wide_table(found) if output == "wide" else island_table(found.islands, found.after_s)
+    return wide_table(job) if output == "wide" else island_table(job.islands, job.after_s)
 
 
 def kill(

@@ -77,7 +77,7 @@ def submit(
             say(
                 f"submitted {job.job}: {job.island_count} islands, {job.token_budget:,} tokens, results in {job.run_dir}"
             )
-            for line in told_of_resumption(job):
+            for line in resumption_lines(job):
                 say(line)
             if job.queue_position:
                 from api.terminal.watch import queue_place
@@ -89,8 +89,8 @@ def submit(
             say(f"watch it with `atoll watch {job.job}`")
 
 
-def told_of_resumption(job: Job) -> list[str]:
-    """Where the job goes on, and which checkpoints it passes over."""
+def resumption_lines(job: Job) -> list[str]:
+    """Lines that say which checkpoint the job resumes from, and which it passes over."""
     if job.resumed_from is None:
         return []
     return [*(f"refused: {reason}" for reason in job.resume_refused), f"it goes on from {job.resumed_from}"]
@@ -115,12 +115,12 @@ def jobs(
         if watch:
             _watch_list(ask, output, as_json)
             return
-        found = ask()
+        jobs = ask()
     if as_json or output == "json":
-        print_json(found)
-    elif found:
-        console_for(output).print(_table(found, output == "wide"))
-        for line in _waiting(found):
+        print_json(jobs)
+    elif jobs:
+        console_for(output).print(_table(jobs, output == "wide"))
+        for line in _waiting(jobs):
             say(line)
     elif state or name:
         say("no job matches")
@@ -132,25 +132,25 @@ def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json
     from rich.console import Group
 
     from api.terminal.lists import emit, show
-    from api.terminal.looker import Looker
+    from api.terminal.poller import Poller
 
-    def draw(found: list[JobSummary]) -> Group:
-        return Group(_table(found, output == "wide"), *_waiting(found))
+    def draw(jobs: list[JobSummary]) -> Group:
+        return Group(_table(jobs, output == "wide"), *_waiting(jobs))
 
     with until_interrupted():
         if as_json or output == "json":
-            emit(Looker(ask), lambda found: found, echo_json)
+            emit(Poller(ask), lambda jobs: jobs, echo_json)
         else:
-            show(Looker(ask), draw, console_for(output))
+            show(Poller(ask), draw, console_for(output))
 
 
-def _table(found: list[JobSummary], wide: bool) -> Table:
+def _table(jobs: list[JobSummary], wide: bool) -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
     for heading in ("job", "state", "islands", "tokens", "loss", "goodput", "submitted", *(WIDE if wide else ())):
         table.add_column(heading, no_wrap=True)
-    for job in found:
+    for job in jobs:
         share = f"{job.tokens_trained:,} ({100 * job.tokens_trained / job.token_budget:.0f} %)"
         loss = "–" if job.loss is None else f"{job.loss:.3f}"
         goodput = "–" if job.goodput_ratio is None else f"{100 * job.goodput_ratio:.1f} %"
@@ -161,9 +161,9 @@ def _table(found: list[JobSummary], wide: bool) -> Table:
     return table
 
 
-def _waiting(found: list[JobSummary]) -> list[str]:
-    """Why each queued job waits, in the order in which they will start."""
-    queued = sorted((job for job in found if job.queue_position), key=lambda job: job.queue_position or 0)
+def _waiting(jobs: list[JobSummary]) -> list[str]:
+    """A line for each queued job with the reason why it waits, in the order in which they will start."""
+    queued = sorted((job for job in jobs if job.queue_position), key=lambda job: job.queue_position or 0)
     return [f"{job.job} waits: {job.reason}" for job in queued]
 
 
@@ -185,13 +185,13 @@ def prioritise(
 ) -> None:
     """Give a queued job another priority: higher ones start first."""
     with connect(home, url) as client:
-        found = client.prioritise(job, priority)
+        moved = client.prioritise(job, priority)
     if as_json:
-        print_json(found)
+        print_json(moved)
     else:
         from api.terminal.watch import queue_place
 
-        say(f"{found.job} is {queue_place(found) if found.queue_position else found.state}")
+        say(f"{moved.job} is {queue_place(moved) if moved.queue_position else moved.state}")
 
 
 def status(
@@ -199,13 +199,13 @@ def status(
 ) -> None:
     """Show one job as it stands."""
     with connect(home, url) as client:
-        found = client.job(job)
+        details = client.job(job)
     if as_json:
-        print_json(found)
+        print_json(details)
         return
     from api.terminal.watch import render
 
-    console().print(render(found))
+    console().print(render(details))
 
 
 def watch(
@@ -253,8 +253,8 @@ def report(
         if as_json:
             print_json(figures)
             return
-        found = client.job(job)
-    for text in (*lines_that_matter(figures), f"report    {found.run_dir}/report.html"):
+        details = client.job(job)
+    for text in (*lines_that_matter(figures), f"report    {details.run_dir}/report.html"):
         echo(text)
 
 
@@ -266,7 +266,7 @@ def watch_to_end(client: Client, job: str, as_json: bool = False) -> None:
     job = client.job(job).job  # `latest` may mean another one by the time it is said again
     try:
         if as_json:
-            ended = follow(client, job, lambda picture: echo_json(picture.model_dump_json()))
+            ended = follow(client, job, lambda current: echo_json(current.model_dump_json()))
         else:
             ended = watch_live(client, job, console())
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The command about what a job's processes said."""
+"""The command that shows the logs of a job's processes."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def logs(
                 for text in client.log(job, source, incarnation=incarnation, tail=tail, follow=follow):
                     echo_log(text)
             return
-        found = client.logs(job)
+        logs = client.logs(job)
     if as_json:
-        print_json(found)
+        print_json(logs)
         return
-    if not found:
+    if not logs:
         say("there is no log here: nothing of the job has begun, or its nodes keep their logs on other disks")
         return
     from rich.table import Table
 
     table = Table("log of", "incarnation", "bytes", "last line", box=None, header_style="dim")
-    for log in found:
+    for log in logs:
         written = time.strftime("%m-%d %H:%M:%S", time.localtime(log.written_at))
         table.add_row(log.source, str(log.incarnation), f"{log.bytes:,}", written)
     console().print(table)

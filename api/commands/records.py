@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from api.schemas import TapeRecord
 
 PATIENCE_S = 60.0
-"""How long the service may be away before following it gives up."""
+"""The time that the service may be away before following it gives up."""
 
 
 def events(
@@ -44,7 +44,7 @@ def events(
     as_json: JsonOption = False,
 ) -> None:
     """Tell what happened in a job, a line for each record of its tape. Ctrl-C says how to go on from there."""
-    from api.terminal.telling import tell
+    from api.terminal.record_text import tell
 
     with connect(home, url) as client:
         job = client.job(job).job  # `latest` may mean another one by the time it is said again
@@ -86,13 +86,13 @@ def merges(
 ) -> None:
     """List a job's merges, newest first, and why each closed when it did."""
     with connect(home, url) as client:
-        found = client.merges(job, fragment=fragment, limit=limit).merges
+        merges = client.merges(job, fragment=fragment, limit=limit).merges
     if as_json:
-        print_json(found)
+        print_json(merges)
         return
     from api.merges.view import merge_table
 
-    console().print(merge_table(found))
+    console().print(merge_table(merges))
 
 
 def explain(
@@ -107,13 +107,13 @@ def explain(
     if not (colon and fragment.isdecimal() and version.isdecimal()):
         raise ConfigurationError(detail=f"{merge!r} names no merge. Write FRAGMENT:VERSION, such as 0:12.")
     with connect(home, url) as client:
-        found = client.merge(job, int(fragment), int(version))
+        explanation = client.merge(job, int(fragment), int(version))
     if as_json:
-        print_json(found)
+        print_json(explanation)
         return
     from api.merges.view import explained
 
-    console().print(explained(found))
+    console().print(explained(explanation))
 
 
 def register(app: typer.Typer) -> None:

@@ -97,19 +97,19 @@ def _run_preset(preset: Preset, seed: int, plot: Path | None, as_json: bool) -> 
     from api.simulation.presets import PRESETS
 
     with Progress(preset.value) as progress:
-        found = PRESETS[preset.value](seed, progress.show)
-    if found.partial and not found.plain:
+        result = PRESETS[preset.value](seed, progress.show)
+    if result.partial and not result.plain:
         say("interrupted before the first row was done")
         raise typer.Exit(INTERRUPTED)
     if plot is not None:
-        _draw(plot, found.chart())
+        _draw(plot, result.chart())
     if as_json:
-        print_json(found.plain)
+        print_json(result.plain)
     else:
-        console().print(found.table)
-        for note in found.notes:
+        console().print(result.table)
+        for note in result.notes:
             echo(note)
-    if found.partial:
+    if result.partial:
         say("interrupted: these are the rows that were done")
         raise typer.Exit(INTERRUPTED)
 

@@ -1,4 +1,4 @@
-"""Commands about who may do what, and who did: create a token, list tokens, revoke one; the audit trail. For admins."""
+"""Commands about access: create a token, list tokens, revoke one; the audit trail. For admins."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def create(
     """Make a token and print it. It is shown this once."""
     expires_in_s = seconds_of(expires) if expires else None
     with connect(home, url) as client:
-        made = client.create_token(name, role, expires_in_s=expires_in_s)
+        created = client.create_token(name, role, expires_in_s=expires_in_s)
     if as_json:
-        print_json(made)
+        print_json(created)
         return
-    ends = f"until {said(made.expires_at)}" if made.expires_at else "until it is revoked"
-    say(f"the {made.role} token {made.name!r}, valid {ends}; it is shown this once:")
-    echo(made.token)
+    ends = f"until {local_time(created.expires_at)}" if created.expires_at else "until it is revoked"
+    say(f"the {created.role} token {created.name!r}, valid {ends}; it is shown this once:")
+    echo(created.token)
 
 
 def list_tokens(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False) -> None:
@@ -53,8 +53,8 @@ def list_tokens(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
 
     table = Table("token", "role", "valid", "created", "by", "expires", "revoked", box=None, header_style="dim")
     for token in tokens:
-        created, expires = said(token.created_at), said(token.expires_at)
-        revoked = said(token.revoked_at) if token.revoked_at else ""
+        created, expires = local_time(token.created_at), local_time(token.expires_at)
+        revoked = local_time(token.revoked_at) if token.revoked_at else ""
         valid = "yes" if token.valid else "no"
         table.add_row(token.name, token.role, valid, created, token.created_by, expires, revoked)
     console().print(table)
@@ -89,7 +89,9 @@ def audit(
     table = Table("when", "who", "role", "from", "request", "answer", box=None, header_style="dim")
     for entry in entries:
         answer = "none" if entry.status is None else str(entry.status)
-        table.add_row(said(entry.at), entry.caller, entry.role, entry.address, f"{entry.method} {entry.path}", answer)
+        table.add_row(
+            local_time(entry.at), entry.caller, entry.role, entry.address, f"{entry.method} {entry.path}", answer
+        )
     console().print(table)
 
 
@@ -101,7 +103,7 @@ def seconds_of(text: str) -> float:
     return float(int(match[1]) * SECONDS[match[2]])
 
 
-def said(at: float | None) -> str:
+def local_time(at: float | None) -> str:
     return "for ever" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 

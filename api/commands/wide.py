@@ -38,7 +38,7 @@ def _words(island: Island) -> tuple[str, ...]:
 
 
 def _figures(island: Island, job: Job, furthest: int) -> tuple[str, ...]:
-    told, merged = job.statistics, island.last_merge_after_s
+    statistics, merged = job.statistics, island.last_merge_after_s
     return (
         _number(island.pid, "d"),
         str(island.incarnation or "–"),
@@ -49,15 +49,15 @@ def _figures(island: Island, job: Job, furthest: int) -> tuple[str, ...]:
         f"{island.tokens_total:,}",
         _number(island.loss, ".3f"),
         "–" if merged is None or job.after_s is None else f"{max(0.0, job.after_s - merged):.0f} s ago",
-        str(_of(told, "merges_per_island", island) or 0),
-        str(_of(told.get("traffic", {}), "refused", island) or 0),
-        "–" if (gap := _of(told, "gaps_max_s", island)) is None else f"{gap:.2f} s",
+        str(_of(statistics, "merges_per_island", island) or 0),
+        str(_of(statistics.get("traffic", {}), "refused", island) or 0),
+        "–" if (gap := _of(statistics, "gaps_max_s", island)) is None else f"{gap:.2f} s",
     )
 
 
-def _of(told: Mapping[str, Any], figure: str, island: Island) -> Any:
+def _of(statistics: Mapping[str, Any], figure: str, island: Island) -> Any:
     """The island's own part of a figure; None where the job does not tell it."""
-    return told.get(figure, {}).get(island.island)
+    return statistics.get(figure, {}).get(island.island)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -1,1 +1,1 @@
-"""What HTTP asks of a service and of its clients: whom to answer, problem documents and back, server-sent events."""
+"""HTTP for the service and its clients: connections, limits, problem documents and back, server-sent events."""

@@ -1,4 +1,4 @@
-"""What a request may bring, and how long it may take to: one limit for all routes, before any of them.
+"""Limits on request bodies, in bytes and in time: one middleware for all routes, before any of them.
 
     413    more than the route's limit: at once where Content-Length says so, else when so much has come
     408    the body was not whole in time
@@ -58,14 +58,14 @@ class Bodies:
 
 
 def limit_of(method: str, path: str) -> int:
-    """How many bytes a body for this route may have."""
+    """The most bytes that a body for this route may have."""
     if path.startswith("/v1/jobs/") and path.endswith("/chaos/runs"):
         return PLAN_BYTES_MAX
     return LARGE_BODIES.get((method, path), BODY_BYTES_MAX)
 
 
 class Body:
-    """What came of a request's body, and whether it is whole. ``may_wait``: the client sends without being told to."""
+    """The part of a request's body that has come, and whether it is whole. ``may_wait``: the client sends unasked."""
 
     def __init__(self, receive: Receive, bytes_max: int, may_wait: bool) -> None:
         self.receive = receive
@@ -109,7 +109,7 @@ class Body:
 
 
 class Answer:
-    """What is sent about a request whose body may not be whole."""
+    """The answer to a request whose body may not be whole."""
 
     def __init__(self, body: Body, send: Send) -> None:
         self._body = body

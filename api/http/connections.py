@@ -1,4 +1,4 @@
-"""Who may be connected, how many, and for how long without getting anywhere: before anything is known of who asks.
+"""Limits on connections: how many there may be, and for how long without getting anywhere, before any request is read.
 
     accepted ──▶ too many of its address, or in all? ──▶ one of those that ask nothing makes room, or it is refused
         └──▶ TLS handshake ──▶ head of a request ──▶ answer ──▶ head of the next …
@@ -39,11 +39,11 @@ HEAD_S = 10.0
 WRITE_S = 30.0
 """So long a client may read nothing of what waits for it, at most one piece of a download."""
 CLOSING_S = 5.0
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 LOG_EVERY_S = 60.0
 HEAD_BYTES_MAX = 32 << 10
 WIRE_BYTES_MAX = 3 << 20
-"""Of one request, as it comes: a body of 1 MiB may come in chunks, but not each byte in one."""
+"""The limit for one request as it comes: a body of 1 MiB may come in chunks, but not each byte in one."""
 BACKLOG = 1024
 
 CONNECTIONS_MAX = 512
@@ -58,14 +58,14 @@ _OF_UVICORN.setLevel(logging.ERROR)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many there may be, and how many of one address."""
+    """The most connections at a time, in all and of one address."""
 
     total: int
     each: int
 
 
 def limits_of(descriptor_count: int) -> ConnectionLimits:
-    """What a process with so many descriptors can bear: each connection may have a file open, too.
+    """The limits for a process with so many descriptors: each connection may have a file open, too.
 
     On loopback all users are one address, so that it has room for all streams of events and as many again.
     """
@@ -86,7 +86,7 @@ def raise_descriptor_limit() -> int:
 class Connection(H11Protocol):
     """uvicorn's protocol, which notes since when it waits for whom."""
 
-    def __init__(self, config: uvicorn.Config, server: uvicorn.Server, refusals: Refusals) -> None:
+    def __init__(self, config: uvicorn.Config, server: uvicorn.Server, refusals: RefusalLog) -> None:
         super().__init__(config, server.server_state, server.lifespan.state)
         self.logger = _OF_UVICORN  # a stranger could fill the disk with its warnings; ``refusals`` are counted
         self._refusals = refusals
@@ -102,7 +102,7 @@ class Connection(H11Protocol):
         return self._asks_nothing_since if self.cycle is None or self.cycle.response_complete else None
 
     def late(self, now: float) -> str | None:
-        """Why it is let go, if it is."""
+        """The reason to close the connection now, or None."""
         if self.transport.is_closing():
             self._closing_since = self._closing_since or now
             return "did not take what was left for them" if now - self._closing_since > CLOSING_S else None
@@ -148,8 +148,8 @@ class Connection(H11Protocol):
         """A request that asks for another protocol is answered as if it had not. uvicorn logs two lines for each."""
 
 
-class Refusals:
-    """Who was refused, told in the log at once, then once a minute."""
+class RefusalLog:
+    """Counts of refused connections, logged at once, then once a minute."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -157,23 +157,23 @@ class Refusals:
         self._logged_at = float("-inf")
 
     def note(self, what: str, address: str) -> None:
-        """A connection of this address was let go because they did ``what``."""
+        """Count a connection of this address that was closed for the reason ``what``."""
         self._counts[what] += 1
         self._last_address = address
         self.tell()
 
     def tell(self) -> None:
-        """Log what there is to tell, if the last time is long enough ago."""
+        """Log the counts, if the last time is long enough ago."""
         now = time.monotonic()
         if self._counts and now - self._logged_at > LOG_EVERY_S:
-            told = "; ".join(f"{count} {what}" for what, count in self._counts.items())
-            logger.warning("connections were closed: %s (the last of %s)", told, self._last_address)
+            counts = "; ".join(f"{count} {what}" for what, count in self._counts.items())
+            logger.warning("connections were closed: %s (the last of %s)", counts, self._last_address)
             self._counts.clear()
             self._logged_at = now
 
 
 @dataclass(eq=False, slots=True)
-class Visit:
+class ClientConnection:
     """One accepted connection. ``connection`` is None during the handshake."""
 
     network: str
@@ -193,20 +193,20 @@ class Visit:
             self.shaking_hands.cancel()
 
 
-class Door:
-    """What uvicorn has an ``asyncio.Server`` for: it accepts, but counts."""
+class Acceptor:
+    """Accepts connections in the place of uvicorn's ``asyncio.Server``, and counts them."""
 
     def __init__(self, listener: socket.socket, server: uvicorn.Server, limits: ConnectionLimits) -> None:
         self._listener, self._server, self._limits = listener, server, limits
-        self._visits: dict[str, set[Visit]] = {}
-        self._refusals = Refusals()
+        self._clients: dict[str, set[ClientConnection]] = {}
+        self._refusals = RefusalLog()
         self._tasks: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
-        """From here on it accepts."""
+        """Start accepting."""
         self._listener.setblocking(False)
         self._listener.listen(BACKLOG)
-        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._look_round())]
+        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._close_late())]
 
     def close(self) -> None:
         """Nobody comes in any more. uvicorn sees to those who are in."""
@@ -230,12 +230,12 @@ class Door:
     def _admit(self, accepted: socket.socket, address: str) -> None:
         network = network_of(address)
         full = ""
-        if len(self._visits.get(network, ())) >= self._limits.each:
+        if len(self._clients.get(network, ())) >= self._limits.each:
             full = f"were more than the {self._limits.each} of one address"
-            has_room = self._make_room([self._visits[network]])
-        elif sum(map(len, self._visits.values())) >= self._limits.total:
+            has_room = self._make_room([self._clients[network]])
+        elif sum(map(len, self._clients.values())) >= self._limits.total:
             full = f"were more than the {self._limits.total} that the service bears"
-            has_room = self._make_room(sorted(self._visits.values(), key=len, reverse=True))
+            has_room = self._make_room(sorted(self._clients.values(), key=len, reverse=True))
         if full and not has_room:
             self._refusals.note(full, address)
             if self._server.config.ssl is None:
@@ -245,14 +245,14 @@ class Door:
             return
         if full:
             self._refusals.note(f"waited without a request and {full}", address)
-        visit = Visit(network, address, time.monotonic())
-        self._visits.setdefault(network, set()).add(visit)
-        visit.shaking_hands = asyncio.create_task(self._greet(accepted, visit))
+        client = ClientConnection(network, address, time.monotonic())
+        self._clients.setdefault(network, set()).add(client)
+        client.shaking_hands = asyncio.create_task(self._shake_hands(accepted, client))
 
-    def _make_room(self, networks: list[set[Visit]]) -> bool:
+    def _make_room(self, networks: list[set[ClientConnection]]) -> bool:
         """The one that has waited longest without a request is gone, of the first network that has such. False if none."""
-        for visits in networks:
-            idle = [(since, visit) for visit in visits if (since := visit.asks_nothing_since) is not None]
+        for clients in networks:
+            idle = [(since, client) for client in clients if (since := client.asks_nothing_since) is not None]
             if idle:
                 _, longest = min(idle, key=lambda pair: pair[0])
                 longest.end()
@@ -260,41 +260,41 @@ class Door:
                 return True
         return False
 
-    async def _greet(self, accepted: socket.socket, visit: Visit) -> None:
+    async def _shake_hands(self, accepted: socket.socket, client: ClientConnection) -> None:
         """The connection is uvicorn's, after a handshake where there is TLS."""
 
-        def made() -> Connection:
+        def new_connection() -> Connection:
             connection = Connection(self._server.config, self._server, self._refusals)
-            connection.on_lost = lambda: self._forget(visit)
+            connection.on_lost = lambda: self._forget(client)
             return connection
 
         tls = self._server.config.ssl
         try:
             _, connection = await asyncio.get_running_loop().connect_accepted_socket(
-                made, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None
+                new_connection, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None
             )
-            visit.connection = connection
+            client.connection = connection
         except BaseException as error:
-            self._forget(visit)
+            self._forget(client)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            self._refusals.note("failed in the TLS handshake", visit.address)
+            self._refusals.note("failed in the TLS handshake", client.address)
 
-    async def _look_round(self) -> None:
+    async def _close_late(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_EVERY_S)
             now = time.monotonic()
-            for visit in [visit for here in self._visits.values() for visit in here]:
-                if visit.connection is not None and (why := visit.connection.late(now)):
-                    self._refusals.note(why, visit.address)
-                    visit.end()
+            for client in [client for here in self._clients.values() for client in here]:
+                if client.connection is not None and (why := client.connection.late(now)):
+                    self._refusals.note(why, client.address)
+                    client.end()
             self._refusals.tell()
 
-    def _forget(self, visit: Visit) -> None:
-        here = self._visits.get(visit.network, set())
-        here.discard(visit)
+    def _forget(self, client: ClientConnection) -> None:
+        here = self._clients.get(client.network, set())
+        here.discard(client)
         if not here:
-            self._visits.pop(visit.network, None)
+            self._clients.pop(client.network, None)
 
 
 class Server(uvicorn.Server):
@@ -306,18 +306,18 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        doors: list[Any] = [Door(listener, self, self._limits) for listener in sockets or ()]
-        self.servers = doors
-        for door in doors:
-            door.open()
+        acceptors: list[Any] = [Acceptor(listener, self, self._limits) for listener in sockets or ()]
+        self.servers = acceptors
+        for acceptor in acceptors:
+            acceptor.open()
 
 
 def network_of(address: str) -> str:
-    """What counts as one address: with IPv6 everybody has 2**64 of them."""
-    found = ip_address(address.partition("%")[0])
-    if not isinstance(found, IPv6Address):
-        return str(found)
-    return str(found.ipv4_mapped or int(found) >> 64)
+    """The network that counts as one address: with IPv6 everybody has 2**64 addresses."""
+    ip = ip_address(address.partition("%")[0])
+    if not isinstance(ip, IPv6Address):
+        return str(ip)
+    return str(ip.ipv4_mapped or int(ip) >> 64)
 
 
 def problem_of(status: int, detail: str) -> bytes:

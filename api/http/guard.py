@@ -1,4 +1,4 @@
-"""Whom the service answers before it asks for a token: programs, and no web page of others in a browser of this machine.
+"""The origin guard, before a token is asked for: it refuses web pages of others in a browser of this machine.
 
 Responsible for three refusals. On loopback, a request whose ``Host`` is not this machine's is one that a foreign name was
 bent to (DNS rebinding); beyond loopback the service has names that it cannot know. A request with a foreign ``Origin`` was
@@ -35,7 +35,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> str | None:
-        """Why a request with this path and these headers is refused, or None."""
+        """The reason to refuse a request with this path and these headers, or None."""
         host = headers.get(b"host", b"").decode("latin-1")
         if self._loopback and not is_loopback(name_in(host)):
             return f"The request names the host {host!r}, which is not a loopback name."

@@ -1,4 +1,4 @@
-"""What every answer says to browsers: that it is what it says, and nobody's frame, script or cache.
+"""The security headers of every answer: it is the type that it says, and is framed, scripted and cached by nobody.
 
 Responsible for defaults that hold for answers nobody thought of: no content is sniffed, nothing is loaded by or around an
 answer unless its route says what (``Content-Security-Policy``), what a token was shown for is stored nowhere, and over TLS
@@ -42,7 +42,7 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 for name, value in ALWAYS.items():
                     headers.setdefault(name, value)
-                if "holder" in scope.get("state", {}):
+                if "principal" in scope.get("state", {}):
                     headers.setdefault("Cache-Control", "no-store")
                 if scope["scheme"] == "https":
                     headers.setdefault("Strict-Transport-Security", STRICT_TRANSPORT)

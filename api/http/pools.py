@@ -1,15 +1,15 @@
-"""Where requests wait: a pool of threads for each kind of thing that can keep them waiting.
+"""The thread pools that requests run in: one for each kind of thing that can keep them waiting.
 
-    GATE       who asks, and the audit trail: the database
-    ACCESS     tokens, the audit trail, what is open: the database and memory
-    JOBS       how a job stands, and commands to it: its synchroniser
-    LISTS      all jobs, and the service's figures: all synchronisers
-    FLEET      node groups: the cluster's head
-    SUBMITS    new jobs: the head, and checkpoints to go on from, which may lie far away
-    RECORDS    tapes, merges, logs, reports: the disk of runs
-    STREAMS    the same for answers that last
-    DOWNLOADS  checkpoints and parameters: folders that may lie far away
-    PARSING    bodies that take long to read
+    AUTHENTICATION who asks, and the audit trail: the database
+    ACCESS         tokens, the audit trail, what is open: the database and memory
+    JOBS           how a job stands, and commands to it: its synchroniser
+    LISTS          all jobs, and the service's figures: all synchronisers
+    FLEET          node groups: the cluster's head
+    SUBMITS        new jobs: the head, and checkpoints to go on from, which may lie far away
+    RECORDS        tapes, merges, logs, reports: the disk of runs
+    STREAMS        the same for answers that last
+    DOWNLOADS      checkpoints and parameters: folders that may lie far away
+    PARSING        bodies that take long to read
 
 Responsible for the one not starving the other: a dead head, a silent job or a slow disk takes the threads of its own pool
 only, and within a pool one job (or one address) takes a part of them only. Whoever finds no thread waits a moment, without
@@ -62,7 +62,7 @@ class Pool:
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
     async def run(self, call: Callable[..., Answer], *arguments: Any, key: str = "") -> Answer:
-        """What the call returns, run in a thread. Raises InfrastructureError for want of a thread, or of an answer."""
+        """Run the call in a thread and return its result. Raises InfrastructureError for want of a thread or an answer."""
         await self._enter(key)
         loop = asyncio.get_running_loop()
         try:
@@ -124,7 +124,7 @@ class Pool:
         return InfrastructureError(detail=detail, remedy="Try again in a moment; what it waits for does not answer.")
 
 
-GATE = Pool("tokens", 8, each_max=6, deadline_s=15.0)
+AUTHENTICATION = Pool("tokens", 8, each_max=6, deadline_s=15.0)
 ACCESS = Pool("access", 4)
 JOBS = Pool("jobs", 24, each_max=8)
 LISTS = Pool("lists of jobs", 4)

@@ -2,7 +2,7 @@
 
 Responsible for the mapping: every exception becomes ``application/problem+json`` (``api.http.refusals`` turns it into the
 same exception again). It refuses to leak tracebacks: an unforeseen exception is logged here and answered with a plain 500.
-``Failures`` does so for whatever raises, the middleware inside it included; the connection stays as good as it was. The
+``ErrorHandler`` does so for whatever raises, the middleware inside it included; the connection stays as good as it was. The
 framework would answer, raise again, and have the connection cut behind an answer that did not say so.
 
 Source: RFC 9457, Problem Details for HTTP APIs.
@@ -73,7 +73,7 @@ TITLES = {
 }
 RETRY_AFTER_S = 2
 REFUSALS_OF_THE_MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
-"""Of disks and descriptors there may be too few. Whatever else an operating system says is a bug of ours."""
+"""Errors of full disks and too few descriptors. Any other error of the operating system is a bug of ours."""
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def install(app: FastAPI) -> None:
         return response(document, headers=headers)
 
 
-class Failures:
+class ErrorHandler:
     """Middleware: what was raised and not answered inside is answered here, and goes no further."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -148,7 +148,7 @@ class Failures:
 
 
 def answer_to(error: Exception, method: str, path: str) -> JSONResponse:
-    """What is answered for this error; logged, where it is no fault of the caller's."""
+    """The answer to this error, which is logged where it is no fault of the caller's."""
     if isinstance(error, OSError) and error.errno in REFUSALS_OF_THE_MACHINE:
         where = f" ({error.filename})" if error.filename else ""
         detail = f"The service's machine cannot do that at present: {error.strerror}{where}."
@@ -196,7 +196,7 @@ def _plain(
 
 
 def _methods_of(request: Request) -> list[str]:
-    """What the path knows, by all its routes: the router names the methods of the first one only."""
+    """The methods of the path, by all its routes: the router names those of the first one only."""
     paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
     matching = (operations for path, operations in paths.items() if compile_path(path)[0].match(request.url.path))
     return sorted({method.upper() for operations in matching for method in operations})

@@ -27,7 +27,7 @@ from orchestrator.errors import (
 )
 
 WAIT_DIGITS_MAX = 9
-"""Of seconds: whoever answers may be no service of ours."""
+"""The longest Retry-After that is believed, in digits: whoever answers may be no service of ours."""
 
 
 def error_of(answer: httpx.Response) -> AtollError:
@@ -57,8 +57,10 @@ def error_of(answer: httpx.Response) -> AtollError:
         case "forbidden":
             return Forbidden(detail=detail, remedy=remedy)
         case "too-many-failures":
-            said = answer.headers.get("Retry-After", "")
-            wait_s = int(said) if said.isascii() and said.isdecimal() and len(said) <= WAIT_DIGITS_MAX else 0
+            seconds = answer.headers.get("Retry-After", "")
+            wait_s = (
+                int(seconds) if seconds.isascii() and seconds.isdecimal() and len(seconds) <= WAIT_DIGITS_MAX else 0
+            )
             return TooManyFailures(detail=detail, remedy=remedy, retry_after_s=wait_s)
         case "request":
             lines = "".join(f"\n  - {problem}" for problem in problems)

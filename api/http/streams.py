@@ -1,4 +1,4 @@
-"""Answers that last: streams that end with their token, a share of seats for each token, and files.
+"""Long answers: streams that end with their token, a share of seats for each token, and files.
 
 Responsible for every answer that is sent piece by piece being a ``Stream`` or a ``File``: it asks again whether its token
 is still valid, also while its client reads nothing, and ends within seconds when it is not. What has no promised length
@@ -19,16 +19,16 @@ from fastapi import Query, Request
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.auth.roles import Holder, bearer
+from api.auth.roles import Principal, bearer
 from api.auth.tokens import Tokens
-from api.http.pools import GATE
+from api.http.pools import AUTHENTICATION
 from orchestrator.errors import InfrastructureError
 
 SEATS_MAX = 64
 """Each looks at one file a few times a second. More than these are somebody's mistake."""
 SEATS_EACH = 24
 RECHECK_S = 2.0
-"""How long a stream may outlive its token."""
+"""The time that a stream may outlive its token."""
 LAST_WORD_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -95,8 +95,8 @@ async def while_its_token_is_valid(
         sending.result()
         return False
     if is_over := not token_ended.cancelled():
-        holder: Holder = request.state.holder
-        logger.info("%s %r ends: the token %r is no longer valid", request.method, request.url.path, holder.name)
+        principal: Principal = request.state.principal
+        logger.info("%s %r ends: the token %r is no longer valid", request.method, request.url.path, principal.name)
     return is_over
 
 
@@ -107,31 +107,33 @@ async def _token_ended(request: Request) -> None:
     while True:
         await asyncio.sleep(RECHECK_S)
         with suppress(InfrastructureError):  # nobody can say just now; it is asked again
-            if await GATE.run(tokens.holder_of, token) is None:
+            if await AUTHENTICATION.run(tokens.principal_of, token) is None:
                 return
 
 
 class Seats:
-    """Who follows a job, by token."""
+    """The number of streams that follow a job, by token."""
 
     def __init__(self, seats_max: int = SEATS_MAX, each_max: int = SEATS_EACH) -> None:
         self._seats_max, self._each_max = seats_max, each_max
         self._taken: Counter[str] = Counter()
 
-    def take(self, holder: str) -> None:
+    def take(self, token_name: str) -> None:
         """One more for this token. Raises InfrastructureError if it has its share, or if all are taken."""
-        if self._taken[holder] >= self._each_max:
-            detail = f"The token {holder!r} follows {self._each_max} event streams and logs, as many as one token may."
+        if self._taken[token_name] >= self._each_max:
+            detail = (
+                f"The token {token_name!r} follows {self._each_max} event streams and logs, as many as one token may."
+            )
             raise InfrastructureError(detail=detail, remedy="Close one, and try again; or ask with follow=false.")
         if self._taken.total() >= self._seats_max:
             detail = f"{self._seats_max} event streams and logs are followed, as many as this service keeps."
             raise InfrastructureError(detail=detail, remedy="Try again later, or ask with follow=false.")
-        self._taken[holder] += 1
+        self._taken[token_name] += 1
 
-    def leave(self, holder: str) -> None:
-        self._taken[holder] -= 1
-        if not self._taken[holder]:
-            del self._taken[holder]
+    def leave(self, token_name: str) -> None:
+        self._taken[token_name] -= 1
+        if not self._taken[token_name]:
+            del self._taken[token_name]
 
 
 def following(default: bool, description: str) -> Callable[..., AsyncIterator[bool]]:
@@ -142,11 +144,11 @@ def following(default: bool, description: str) -> Callable[..., AsyncIterator[bo
             yield False
             return
         seats: Seats = request.app.state.seats
-        holder: Holder = request.state.holder
-        seats.take(holder.name)
+        principal: Principal = request.state.principal
+        seats.take(principal.name)
         try:
             yield True
         finally:
-            seats.leave(holder.name)
+            seats.leave(principal.name)
 
     return seat

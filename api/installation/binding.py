@@ -1,4 +1,4 @@
-"""Where the service listens, and on what conditions: loopback for the asking, beyond it only under TLS or by force.
+"""The address that the service listens on: loopback unless told otherwise, beyond it only under TLS or by force.
 
 Responsible for listening sockets and for the one rule about them: a token that crosses a network in the clear belongs to
 whoever listens there. Light, because ``atoll up`` binds before it starts anything, so that a refusal costs nothing.
@@ -85,7 +85,7 @@ class Binding:
         return None
 
     def url(self, listener: socket.socket) -> str:
-        """How programs of this machine reach the service; what listens everywhere, they reach by loopback."""
+        """The host by which programs of this machine reach the service: loopback, where it listens everywhere."""
         host = "localhost" if self.host in EVERYWHERE and self.certificate else self.host
         host = LOOPBACK if host in EVERYWHERE else host.strip("[]")
         scheme = "https" if self.certificate else "http"

@@ -1,6 +1,6 @@
-"""How right this machine's clock is: what the kernel believes of it, and how far it is from a service's.
+"""Checks of this machine's clock: what the kernel believes of it, and how far it is from a service's.
 
-Responsible for looking, and for the remedies; never sets a clock. No time server is asked, because nothing here may need
+Responsible for the checks and their remedies; never sets a clock. No time server is asked, because nothing here may need
 the internet. The kernel knows whether somebody keeps its clock (adjtimex(2), asked without changing anything); an answer of
 a service names the second in which it was written, so what is known of the offset is an interval, and its end nearer to
 zero is what is told.
@@ -15,7 +15,7 @@ import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from api.installation.finding import Finding, State
+from api.installation.check_result import CheckResult, State
 
 AHEAD_MAX_S = 5.0
 OFFSET_MAX_S = 2.0
@@ -54,20 +54,20 @@ def synchronised() -> bool | None:
     return not timex.status & STA_UNSYNC
 
 
-def own_clock(kept: bool | None, older: Path, now: float) -> Finding:
+def own_clock(is_synchronised: bool | None, older: Path, now: float) -> CheckResult:
     """Nothing of ours comes from the future, and somebody keeps the clock. ``older`` is a file that was there before."""
-    told = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    utc = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     ahead = older.stat().st_mtime - now if older.is_file() else 0.0
     if ahead > AHEAD_MAX_S:
-        return Finding(
-            "clock", State.WRONG, f"{told}: {older.name} is {ahead:.0f} s younger than that", f"Set it. {KEEP}"
+        return CheckResult(
+            "clock", State.WRONG, f"{utc}: {older.name} is {ahead:.0f} s younger than that", f"Set it. {KEEP}"
         )
-    if kept is False:
-        return Finding("clock", State.WARNING, f"{told}: the kernel says that nothing synchronises it", KEEP)
-    return Finding("clock", State.OK, told + (", synchronised" if kept else ""))
+    if is_synchronised is False:
+        return CheckResult("clock", State.WARNING, f"{utc}: the kernel says that nothing synchronises it", KEEP)
+    return CheckResult("clock", State.OK, utc + (", synchronised" if is_synchronised else ""))
 
 
-def service_clock(url: str, certificate: Path | None) -> Finding:
+def service_clock(url: str, certificate: Path | None) -> CheckResult:
     """This machine's clock against that of the service at ``url``, by the date of an answer."""
     import httpx
 
@@ -79,15 +79,17 @@ def service_clock(url: str, certificate: Path | None) -> Finding:
             date = client.get(f"{url.rstrip('/')}/healthz").headers["date"]
             offset_s = offset(parsedate_to_datetime(date).timestamp(), asked_at, time.time())
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        return Finding(check, State.WARNING, f"{url} does not answer: {error}", "Is it there? `atoll jobs` says more.")
-    except (KeyError, ValueError):
-        return Finding(check, State.WARNING, f"{url} does not say its time", "Is that address a service of atoll?")
-    if abs(offset_s) > OFFSET_MAX_S:
-        found = f"{url} is at least {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} this machine"
-        return Finding(
-            check, State.WARNING, found, f"One of the two is wrong; on that one: {KEEP[0].lower()}{KEEP[1:]}"
+        return CheckResult(
+            check, State.WARNING, f"{url} does not answer: {error}", "Is it there? `atoll jobs` says more."
         )
-    return Finding(check, State.OK, f"that of {url} is not seen to differ")
+    except (KeyError, ValueError):
+        return CheckResult(check, State.WARNING, f"{url} does not say its time", "Is that address a service of atoll?")
+    if abs(offset_s) > OFFSET_MAX_S:
+        detail = f"{url} is at least {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} this machine"
+        return CheckResult(
+            check, State.WARNING, detail, f"One of the two is wrong; on that one: {KEEP[0].lower()}{KEEP[1:]}"
+        )
+    return CheckResult(check, State.OK, f"that of {url} is not seen to differ")
 
 
 def offset(date: float, asked_at: float, answered_at: float) -> float:

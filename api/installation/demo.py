@@ -45,14 +45,14 @@ def _run_demo(wanted: Installation, document: dict[str, Any], island: str, conso
         with Client.at(wanted.home.path) as client:
             job = client.submit(document)
             say(f"submitted {job.job}: {job.island_count} islands, {job.token_budget:,} tokens")
-            ended = watch(client, job.job, console, Saboteur(client, island))
+            ended = watch(client, job.job, console, DemoKill(client, island))
             say(f"{ended.job} {ended.state}{f': {ended.reason}' if ended.reason else ''}")
             report = wait_for_report(client, ended)
     except KeyboardInterrupt:
         say("interrupted; ending what was started")
         return 130
     finally:
-        with undisturbed():
+        with signals_ignored():
             end(wanted.home, say)
     for text in lines_that_matter(report):
         console.print(text, highlight=False, soft_wrap=True)
@@ -61,7 +61,7 @@ def _run_demo(wanted: Installation, document: dict[str, Any], island: str, conso
     return 0 if ended.state == "completed" and page.is_file() else 1
 
 
-class Saboteur:
+class DemoKill:
     """Kills one island, once, when a third of the tokens are trained and the island is at work."""
 
     def __init__(self, client: Client, island: str) -> None:
@@ -95,7 +95,7 @@ def wait_for_report(client: Client, job: Job) -> dict[str, object]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def signals_ignored() -> Iterator[None]:
     """A second Ctrl-C does not stop the tidying up."""
     before = {
         number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,7 +1,7 @@
-"""Is this machine fit to run atoll? One finding a check: what was looked at, what was found, what to do about it.
+"""The checks of `atoll doctor`: whether this machine is fit to run atoll, one result with its remedy for each.
 
 Responsible for looking and for the remedies. Nothing is changed, and nothing is started but short-lived Pythons: Ray and
-JAX are imported there, all at once, because this process never does. A check that cannot be made is a finding, too.
+JAX are imported there, all at once, because this process never does. A check that cannot be made has a result, too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from api.installation.check_result import CheckResult, State
 from api.installation.clock import own_clock, service_clock, synchronised
-from api.installation.finding import Finding, State
 from api.installation.home import DATABASE_VARIABLE, Home
-from api.installation.past import refuse_lost_store
+from api.installation.store_history import refuse_lost_store
 from api.installation.up import PORT_COUNT, PORT_FIRST
 from orchestrator import home_files
 from orchestrator.config import read_document
@@ -44,11 +44,11 @@ PROBES = {
 }
 
 
-def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> list[Finding]:
+def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> list[CheckResult]:
     """Every check, in the order in which one would mend things. ``url``: a service elsewhere, for its time."""
     probes = {name: _python("-c", code) for name, code in PROBES.items()}
     probes["processes"] = _python("-m", "orchestrator.runtime.orphan_scan", "--home", str(home.path))
-    local: list[Callable[[], Finding]] = [
+    local: list[Callable[[], CheckResult]] = [
         _interpreter,
         _versions,
         lambda: _ports(home),
@@ -67,22 +67,22 @@ def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> lis
 # ── Python and its packages ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _interpreter() -> Finding:
+def _interpreter() -> CheckResult:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < PYTHON_MIN:
-        return Finding("python", State.WRONG, version, "Use Python 3.11 or newer: make install PYTHON=python3.11.")
-    return Finding("python", State.OK, f"{version} in {sys.prefix}")
+        return CheckResult("python", State.WRONG, version, "Use Python 3.11 or newer: make install PYTHON=python3.11.")
+    return CheckResult("python", State.OK, f"{version} in {sys.prefix}")
 
 
-def _versions() -> Finding:
-    """What is installed against the lock file, where this is a checkout that has one."""
+def _versions() -> CheckResult:
+    """The installed versions against the lock file, where this is a checkout that has one."""
     if not LOCK.is_file():
-        return Finding("versions", State.OK, "no lock file to compare with")
-    different = [told for told in map(_difference, locked(LOCK.read_text()).items()) if told]
+        return CheckResult("versions", State.OK, "no lock file to compare with")
+    different = [difference for difference in map(_difference, locked(LOCK.read_text()).items()) if difference]
     if different:
         shown = ", ".join(different[:5]) + (f" and {len(different) - 5} more" if len(different) > 5 else "")
-        return Finding("versions", State.WARNING, shown, "Install what the lock says: make install.")
-    return Finding("versions", State.OK, "as requirements.lock says")
+        return CheckResult("versions", State.WARNING, shown, "Install what the lock says: make install.")
+    return CheckResult("versions", State.OK, "as requirements.lock says")
 
 
 def locked(text: str) -> dict[str, str]:
@@ -94,10 +94,10 @@ def _difference(pinned: tuple[str, str]) -> str | None:
     """Development tools need not be there; what is there has its version."""
     name, version = pinned
     try:
-        found = importlib.metadata.version(name)
+        installed = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    return None if found == version else f"{name} {found} instead of {version}"
+    return None if installed == version else f"{name} {installed} instead of {version}"
 
 
 def _python(*arguments: str) -> subprocess.Popen[str]:
@@ -123,27 +123,27 @@ def _answer(process: subprocess.Popen[str]) -> tuple[str, str]:
     return last[0], "" if process.returncode == 0 else last[1] or f"exit code {process.returncode}"
 
 
-def _imported(name: str, process: subprocess.Popen[str]) -> Finding:
-    said, failed = _answer(process)
+def _imported(name: str, process: subprocess.Popen[str]) -> CheckResult:
+    output, failed = _answer(process)
     if failed:
-        return Finding(
+        return CheckResult(
             name, State.WRONG, failed, f"Install it anew (make install), and try `python -c 'import {name}'`."
         )
-    return Finding(name, State.OK, said)
+    return CheckResult(name, State.OK, output)
 
 
 # ── the machine ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _ports(home: Home) -> Finding:
+def _ports(home: Home) -> CheckResult:
     address = home.address()
     if address is not None and home.running():
-        return Finding("ports", State.OK, f"the service of this home listens at {address.url}")
+        return CheckResult("ports", State.OK, f"the service of this home listens at {address.url}")
     free = next((port for port in range(PORT_FIRST, PORT_FIRST + PORT_COUNT) if _free(port)), None)
     if free is None:
         taken = f"{PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are all taken"
-        return Finding("ports", State.WRONG, taken, "Give `atoll up` another with --port.")
-    return Finding("ports", State.OK, f"{free} is free")
+        return CheckResult("ports", State.WRONG, taken, "Give `atoll up` another with --port.")
+    return CheckResult("ports", State.OK, f"{free} is free")
 
 
 def _free(port: int) -> bool:
@@ -156,7 +156,7 @@ def _free(port: int) -> bool:
     return True
 
 
-def _disk(*wanted: Path) -> Finding:
+def _disk(*wanted: Path) -> CheckResult:
     """One of the disks under these folders that cannot be written, else the fullest."""
     places = [next(at for at in (path.absolute(), *path.absolute().parents) if at.is_dir()) for path in wanted]
     for place in places:
@@ -164,12 +164,12 @@ def _disk(*wanted: Path) -> Finding:
             with tempfile.TemporaryFile(dir=place):  # a disk that failed is read-only, whatever room it has
                 pass
         except OSError as error:
-            found = f"{place} cannot be written: {error.strerror}"
-            return Finding("disk", State.WRONG, found, f"Mend that, or give `atoll up` other folders: {FOLDERS}.")
+            detail = f"{place} cannot be written: {error.strerror}"
+            return CheckResult("disk", State.WRONG, detail, f"Mend that, or give `atoll up` other folders: {FOLDERS}.")
     free, place = min((shutil.disk_usage(place).free, place) for place in places)
     state = State.WRONG if free < DISK_WRONG_BYTES else State.WARNING if free < DISK_WARNING_BYTES else State.OK
     remedy = "" if state is State.OK else f"Make room, or give `atoll up` other folders: {FOLDERS}."
-    return Finding("disk", state, f"{free / GIB:.1f} GiB free in {place}", remedy)
+    return CheckResult("disk", state, f"{free / GIB:.1f} GiB free in {place}", remedy)
 
 
 def _cluster_folder(home: Home) -> list[Path]:
@@ -180,22 +180,22 @@ def _cluster_folder(home: Home) -> list[Path]:
         return []
 
 
-def _service_clock(home: Home, url: str | None) -> Finding:
+def _service_clock(home: Home, url: str | None) -> CheckResult:
     """Against the service at ``url``, or else that of the home, which may write its answers in a container."""
     address = home.address()
     if address is not None and url in (None, address.url) and home.running():
         return service_clock(address.url, address.certificate)
     if url is not None:
         return service_clock(url, None)
-    return Finding("service's clock", State.OK, "no service to compare with (--url names one)")
+    return CheckResult("service's clock", State.OK, "no service to compare with (--url names one)")
 
 
-def _home(home: Home) -> Finding:
+def _home(home: Home) -> CheckResult:
     problems = list(_home_problems(home.path))
     if problems:
-        found, remedies = ("; ".join(parts) for parts in zip(*problems, strict=True))
-        return Finding("home", State.WRONG, found, remedies)
-    return Finding("home", State.OK, f"{home.path}{'' if home.path.is_dir() else ' (made by `atoll up`)'}")
+        details, remedies = ("; ".join(parts) for parts in zip(*problems, strict=True))
+        return CheckResult("home", State.WRONG, details, remedies)
+    return CheckResult("home", State.OK, f"{home.path}{'' if home.path.is_dir() else ' (made by `atoll up`)'}")
 
 
 def _home_problems(path: Path) -> Iterator[tuple[str, str]]:
@@ -213,43 +213,45 @@ def _home_problems(path: Path) -> Iterator[tuple[str, str]]:
         yield f"{token} may be read by others", f"chmod 600 {token}, and revoke the token: others may have it"
 
 
-def _shared_memory(place: Path) -> Finding:
+def _shared_memory(place: Path) -> CheckResult:
     if not place.is_dir():
-        return Finding("shared memory", State.OK, f"there is no {place} on this system")
+        return CheckResult("shared memory", State.OK, f"there is no {place} on this system")
     free = shutil.disk_usage(place).free
     if free < SHARED_MEMORY_BYTES:
         remedy = "Mount a larger one; for a container: --shm-size=2g."
-        return Finding("shared memory", State.WARNING, f"{free / GIB:.2f} GiB free in {place}", remedy)
-    return Finding("shared memory", State.OK, f"{free / GIB:.1f} GiB free in {place}")
+        return CheckResult("shared memory", State.WARNING, f"{free / GIB:.2f} GiB free in {place}", remedy)
+    return CheckResult("shared memory", State.OK, f"{free / GIB:.1f} GiB free in {place}")
 
 
-def _cores(groups: Path, cores: int) -> Finding:
+def _cores(groups: Path, cores: int) -> CheckResult:
     try:
         listed = read_document(groups)["node_groups"]
         nodes = sum(int(group.get("nodes", 1)) for group in listed)
     except (AtollError, KeyError, TypeError, ValueError, AttributeError) as error:
         remedy = "Give a groups file as deploy/configs/groups.yaml is."
-        return Finding("cores", State.WRONG, f"{groups} is no file of node groups: {error}", remedy)
-    found = f"{cores} for {nodes} nodes of {groups.name}"
+        return CheckResult("cores", State.WRONG, f"{groups} is no file of node groups: {error}", remedy)
+    detail = f"{cores} for {nodes} nodes of {groups.name}"
     if cores < nodes:
         remedy = "Fine for a demo: islands share them, and steps take longer. For speed use fewer groups or more cores."
-        return Finding("cores", State.WARNING, found, remedy)
-    return Finding("cores", State.OK, found)
+        return CheckResult("cores", State.WARNING, detail, remedy)
+    return CheckResult("cores", State.OK, detail)
 
 
-def _processes(process: subprocess.Popen[str]) -> Finding:
-    said, failed = _answer(process)
+def _processes(process: subprocess.Popen[str]) -> CheckResult:
+    output, failed = _answer(process)
     if failed:
-        return Finding("processes", State.WARNING, f"could not be looked at: {failed}", "Look at them with ps.")
-    census = json.loads(said)
+        return CheckResult("processes", State.WARNING, f"could not be looked at: {failed}", "Look at them with ps.")
+    census = json.loads(output)
     if pids := census["orphaned"]:
-        found = f"{len(pids)} belong to a cluster whose files are gone"
-        return Finding("processes", State.WRONG, found, f"Nobody ends them any more: kill {' '.join(map(str, pids))}")
+        detail = f"{len(pids)} belong to a cluster whose files are gone"
+        return CheckResult(
+            "processes", State.WRONG, detail, f"Nobody ends them any more: kill {' '.join(map(str, pids))}"
+        )
     if census["damage"]:
-        found = f"{len(census['own'])} of this home, whose cluster.json is damaged"
-        return Finding("processes", State.WRONG, found, "`atoll up` writes it again; `atoll down` ends them.")
+        detail = f"{len(census['own'])} of this home, whose cluster.json is damaged"
+        return CheckResult("processes", State.WRONG, detail, "`atoll up` writes it again; `atoll down` ends them.")
     if census["answers"] is False:
-        return Finding("processes", State.WRONG, "this home's cluster does not answer", "Start it again: atoll up.")
-    return Finding(
+        return CheckResult("processes", State.WRONG, "this home's cluster does not answer", "Start it again: atoll up.")
+    return CheckResult(
         "processes", State.OK, f"{len(census['own'])} of this home, {len(census['elsewhere'])} of other homes"
     )

@@ -41,13 +41,13 @@ DATABASE_VARIABLE = "ATOLL_DATABASE"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a service listens, and its process."""
+    """A service's URL, and its process."""
 
     url: str
     pid: int
     runs: Path
     certificate: Path | None = None
-    """What clients on this machine may trust it by; None over plain HTTP."""
+    """The certificate that clients on this machine may trust; None over plain HTTP."""
 
     @property
     def port(self) -> int | None:
@@ -75,7 +75,7 @@ class Home:
             self.path.chmod(0o700)
 
     def address(self) -> Address | None:
-        """What ``service.json`` says, true or stale; None if there is none that can be read."""
+        """The address in ``service.json``, true or stale; None if there is none that can be read."""
         try:
             written = json.loads(home_files.read(self.path / "service.json"))
             certificate = written.get("certificate")
@@ -89,7 +89,7 @@ class Home:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 
-    def found_address(self) -> Address | None:
+    def discovered_address(self) -> Address | None:
         """As ``address``, also while ``service.json`` is damaged: the service that runs here is asked of the system then.
 
         The file is written again with what is found. Slow where there is none, and only to be asked by whoever needs it.
@@ -97,13 +97,13 @@ class Home:
         address = self.address()
         if address is not None and (not self.running() or _serves(address.pid, self.path)):
             return address
-        if not self.running() or (found := _address_of_service(self.path)) is None:
+        if not self.running() or (address_by_process := _address_of_service(self.path)) is None:
             return address
-        self._write_address(found, time.time())
-        return found
+        self._write_address(address_by_process, time.time())
+        return address_by_process
 
     def port_before(self) -> int | None:
-        """Where the last service of this home listened; None if nobody knows."""
+        """The port of the last service of this home; None if nobody knows."""
         if address := self.address():
             return address.port
         try:
@@ -176,8 +176,8 @@ class Home:
                 except BlockingIOError as error:
                     if time.monotonic() >= deadline:
                         held.seek(0)
-                        told = detail.format(home=self.path, holder=_holder_in(held) or "Another command")
-                        raise Conflict(detail=told, remedy=remedy) from error
+                        text = detail.format(home=self.path, holder=_holder_in(held) or "Another command")
+                        raise Conflict(detail=text, remedy=remedy) from error
                     time.sleep(0.02)
             with suppress(OSError):  # on a disk that takes nothing it is held all the same, only not by whom
                 held.truncate(0)
@@ -220,7 +220,7 @@ class Home:
 
 
 def _holder_in(held: IO[bytes]) -> str:
-    """Who said that they hold it."""
+    """The holder that the lock file names."""
     return held.read(HOLDER_BYTES_MAX).decode(errors="replace").strip()
 
 
@@ -242,7 +242,7 @@ def _serves(pid: int, home: Path) -> bool:
 
 
 def _address_of_service(home: Path) -> Address | None:
-    """Where the service of this home listens, by its command line and its open sockets."""
+    """The address of this home's running service, by its command line and its open sockets."""
     import psutil
 
     for process in psutil.process_iter():
@@ -251,9 +251,9 @@ def _address_of_service(home: Path) -> Address | None:
             if SERVICE_MODULE not in command or _home_in(command, process.cwd()) != home:
                 continue
             options = dict(pairwise(command))
-            inherited, asked = options.get("--listener"), options.get("--port")
+            inherited, port = options.get("--listener"), options.get("--port")
             for socket in process.net_connections("tcp"):
-                ours = inherited in (None, str(socket.fd)) and asked in (None, "0", str(socket.laddr.port))
+                ours = inherited in (None, str(socket.fd)) and port in (None, "0", str(socket.laddr.port))
                 if socket.status == psutil.CONN_LISTEN and ours:
                     certificate = options.get("--certificate")
                     host = socket.laddr.ip if socket.laddr.ip not in ("0.0.0.0", "::") else "127.0.0.1"

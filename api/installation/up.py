@@ -28,11 +28,11 @@ from typing import TypeVar
 import psutil
 
 from api.auth.code import refuse_unfit
-from api.installation import past
+from api.installation import store_history
 from api.installation.binding import Binding
 from api.installation.detached import start_detached
 from api.installation.home import DATABASE_VARIABLE, Address, Home
-from api.installation.places import roots_of
+from api.installation.job_roots import roots_of
 from api.installation.shipped import CONFIGS
 from orchestrator import home_files
 from orchestrator.environment import built, refuse_unset
@@ -49,12 +49,12 @@ PATIENCE_S = 10.0
 HEAD_TIMEOUT_S = 1.0
 
 Say = Callable[[str], None]
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What to start. With another control port than Ray's, no cluster is started for it."""
+    """The options of `atoll up`. With another control port than Ray's, no cluster is started."""
 
     home: Home
     runs: Path
@@ -63,19 +63,19 @@ class Installation:
     control: str = RAY_CONTROL
     binding: Binding = field(default_factory=Binding)
     packages: tuple[str, ...] = ()
-    """Whose code jobs may name, besides learners' own."""
+    """The packages whose code jobs may name, besides learners' own."""
     database: str | None = None
     checkpoints: tuple[str, ...] = ()
     """Roots below which jobs may read and write checkpoints; none leaves it to the service. ``data`` likewise, to read."""
     data: tuple[str, ...] = ()
     jobs_max: int | None = None
-    """How many jobs run at a time; None leaves it to the service."""
+    """The most jobs that run at a time; None leaves it to the service."""
     new_store: bool = False
     """Where the home's store is lost or damaged, begin an empty one."""
     partition_tolerance_s: float | None = None
-    """How long a region may be cut off without Ray ending its islands; None leaves it to the cluster."""
+    """The time that a region may be cut off without Ray ending its islands; None leaves it to the cluster."""
     passed: tuple[str, ...] = ()
-    """What of the caller's environment its processes get besides what they need, by name."""
+    """The names of environment variables that its processes get besides what they need."""
 
     @property
     def with_cluster(self) -> bool:
@@ -107,8 +107,8 @@ def down(home: Home, say: Say) -> None:
 def start(wanted: Installation, say: Say) -> Address:
     """``up``, for whoever has locked the home."""
     home = wanted.home
-    if home.found_address() is None and home.running():
-        _await(home.found_address, PATIENCE_S)  # by hand it may be starting just now
+    if home.discovered_address() is None and home.running():
+        _await(home.discovered_address, PATIENCE_S)  # by hand it may be starting just now
     port = home.port_before()
     if home.running():
         # It may be starting, by hand: give it time before taking it for a stuck one.
@@ -163,9 +163,9 @@ def end(home: Home, say: Say) -> None:
 def _look_for_store(wanted: Installation, say: Say) -> None:
     """Raises InfrastructureError where the home's store is lost, before anything is started; or has it begun anew."""
     if wanted.new_store:
-        aside = past.begin_anew(wanted.home, wanted.database)
+        aside = store_history.begin_anew(wanted.home, wanted.database)
         say(f"an empty store is begun; what was there is {aside}" if aside else "no damaged store lies there")
-    past.refuse_lost_store(wanted.home, wanted.database)
+    store_history.refuse_lost_store(wanted.home, wanted.database)
 
 
 def _start_service(wanted: Installation, say: Say, before: int | None) -> Address:
@@ -221,7 +221,7 @@ def _end_service(home: Home, say: Say) -> bool:
 
 def _of_living(home: Home) -> Address | None:
     """Not what one that was killed has left behind."""
-    address = home.found_address()
+    address = home.discovered_address()
     return address if address is not None and psutil.pid_exists(address.pid) else None
 
 
@@ -246,7 +246,7 @@ def _answering(home: Home, timeout_s: float) -> Address | None:
 
 
 def options_of(wanted: Installation) -> list[str]:
-    """How the service is told what it was started with."""
+    """The service's options on its command line."""
     binding = wanted.binding
     options = ["--host", binding.host]
     if binding.certificate and binding.key:
@@ -264,26 +264,26 @@ def options_of(wanted: Installation) -> list[str]:
 
 
 def tolerance_of(wanted: Installation) -> list[str]:
-    """How the cluster is told how long a cut it has to bear."""
+    """The cluster's option for how long a cut it has to bear."""
     tolerance = wanted.partition_tolerance_s
     return [] if tolerance is None else ["--partition-tolerance-s", str(tolerance)]
 
 
 def passed_of(wanted: Installation) -> list[str]:
-    """How the cluster is told what it gets of the caller's environment."""
+    """The cluster's options for what it gets of the caller's environment."""
     return [text for name in wanted.passed for text in ("--pass-environment", name)]
 
 
-def bound_listener(binding: Binding, asked: int | None, before: int | None) -> socket.socket:
+def bound_listener(binding: Binding, port: int | None, before: int | None) -> socket.socket:
     """A socket on the port asked for; else on the one it had before, so that addresses stay; else on the first free one.
 
     The service inherits it: a port that was only looked at may be gone when the service wants it.
     """
     had = [before] if before else []
-    listener = binding.listen([asked] if asked is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)))
+    listener = binding.listen([port] if port is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)))
     if listener:
         return listener
-    ports = f"Port {asked} is" if asked is not None else f"The ports {PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are"
+    ports = f"Port {port} is" if port is not None else f"The ports {PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are"
     raise InfrastructureError(detail=f"{ports} taken by other programs.", remedy="Give another with --port.")
 
 
@@ -329,9 +329,9 @@ def tail(path: Path, count: int = 15) -> str:
         return "    (no log)"
 
 
-def _await(probe: Callable[[], Found], timeout_s: float) -> Found:
-    """What ``probe`` answers once it is true, or at the end of the time."""
+def _await(probe: Callable[[], Answer], timeout_s: float) -> Answer:
+    """The answer of ``probe`` once it is true, or at the end of the time."""
     deadline = time.monotonic() + timeout_s
-    while not (found := probe()) and time.monotonic() < deadline:
+    while not (answer := probe()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return found
+    return answer

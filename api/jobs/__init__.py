@@ -1,1 +1,1 @@
-"""What the service does with jobs: takes, queues, starts, looks at and commands them, over a port to whatever runs them."""
+"""The service's jobs: it takes, queues, starts, watches and commands them, over a port to whatever runs them."""

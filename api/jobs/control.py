@@ -1,4 +1,4 @@
-"""What the control plane asks of whatever runs the jobs: a small port, so that ``api`` never meets Ray.
+"""The control port: a small protocol for what the service asks of whatever runs the jobs, so that ``api`` never meets Ray.
 
 Responsible for the protocol; the plain data that crosses it is in ``orchestrator.actors.records``. It refuses to know how
 jobs are run. ``orchestrator.runtime.control_port:connect`` is the implementation used by the service; ``api.serve``

@@ -12,11 +12,11 @@ import logging
 import time
 from threading import Lock
 
+from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.control import ControlPort
 from api.jobs.idempotency import digest_of
-from api.jobs.looks import refuse_outdated
 from api.jobs.outbox import Outbox, row_of
-from api.jobs.tending import Complaints, reason_of
+from api.jobs.status_cache import refuse_outdated
 from api.jobs.translate import request_in
 from api.schemas import JobState, NodeGroup
 from api.storage.store import CommandRow, CordonRow, Store
@@ -39,7 +39,7 @@ class Cordons:
         """Two that compare at once would tell a job twice, or one of them what has just been taken back."""
         self._missed: dict[str, str] = {}
         """Jobs that did not answer when they were to be told, and on whose behalf."""
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
 
     def node_groups(self) -> list[NodeGroup]:
         """The fleet's node groups, by name, each with who cordoned it."""
@@ -61,11 +61,11 @@ class Cordons:
     ) -> tuple[NodeGroup, list[CommandRow]]:
         """Cordon the node group, or take that back, and tell all living jobs. Asked twice, the second changes nothing.
 
-        With ``if_match`` it is refused if anything was cordoned or uncordoned since the caller's look.
+        With ``if_match`` it is refused if anything was cordoned or uncordoned since the caller read it.
         """
-        known = {group.name for group in self.node_groups()}
-        if name not in known:
-            there = ", ".join(sorted(known)) or "none at all"
+        names = {group.name for group in self.node_groups()}
+        if name not in names:
+            there = ", ".join(sorted(names)) or "none at all"
             raise NotFound(detail=f"There is no node group {name!r}.", remedy=f"The fleet has {there}.")
         with self._lock:
             refuse_outdated(if_match, self.generation(), "the node groups")
@@ -73,16 +73,16 @@ class Cordons:
                 self._store.cordon(CordonRow(node_group=name, caller=caller, cordoned_at=time.time()))
             else:
                 self._store.uncordon(name)
-        told = self.tell_all(caller)
-        return next(group for group in self.node_groups() if group.name == name), told
+        commands = self.tell_all(caller)
+        return next(group for group in self.node_groups() if group.name == name), commands
 
     def tell_all(self, caller: str) -> list[CommandRow]:
         """Every living job knows what is cordoned, or is on its way to. One that does not answer is told when it does."""
-        told: list[CommandRow] = []
+        commands: list[CommandRow] = []
         for row in self._store.jobs():
             if row.state in NOT_OVER:
-                told += self.tell(row.job, caller)
-        return told
+                commands += self.tell(row.job, caller)
+        return commands
 
     def tell_missed(self) -> None:
         """Those that did not answer are told, if they do now."""
@@ -96,16 +96,16 @@ class Cordons:
                 lacks = self._lacks(job)
             except Exception as error:  # it does not answer, or its answer is none; that is no matter of the others
                 why = str(error) if isinstance(error, InfrastructureError) else reason_of(error)
-                self._complaints.note(f"job {job}", f"it could not be told what is cordoned: {why}")
+                self._problem_log.note(f"job {job}", f"it could not be told what is cordoned: {why}")
                 self._missed[job] = caller
                 return []
             self._missed.pop(job, None)
-            self._complaints.settle(f"job {job}")
-            told = [
+            self._problem_log.settle(f"job {job}")
+            stored = [
                 self._stored(job, by or caller, Cordon(name) if by else Uncordon(name)) for name, by in lacks.items()
             ]
         self._outbox.push(job)
-        return [self._store.command(row.command) or row for row in told]
+        return [self._store.command(row.command) or row for row in stored]
 
     def _lacks(self, job: str) -> dict[NodeGroupId, str | None]:
         """The node groups of which the job knows the contrary; by whom each is cordoned, None where it no longer is."""

@@ -1,4 +1,4 @@
-"""The queue's hands: it looks who may start, and starts them, whenever something changed and every few seconds.
+"""The dispatcher carries out the queue's decisions: it starts queued jobs, whenever something changed and every few seconds.
 
     queued ──▶ starting ──▶ running ──▶ … ──▶ a final state
       │   ▲       │  └────▶ failed: the job could not be started
@@ -7,8 +7,8 @@
 
 Responsible for each of these arrows being taken once, whoever is killed when: a state is moved on in the store by
 comparing first, a job is called starting before anything of it is made, and one that has written a tape has run and is not
-started again. Jobs that ended while no service was up are found when their room is asked for. Refuses to decide
-(``api.jobs.queue``), and to know how a job stands: it is told by whoever made it.
+started again. Jobs that ended while no service was up are found when their capacity is needed. Refuses to decide
+(``api.jobs.queue``), and to know how a job stands: its functions for that are arguments.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
-from api.jobs.looks import Looks
 from api.jobs.outlines import Outline, Outlines
-from api.jobs.places import refuse_outside
+from api.jobs.path_check import refuse_outside
 from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, behind, decide, wants_of
-from api.jobs.tending import Complaints, Tending, reason_of
+from api.jobs.status_cache import StatusCache
 from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
 from api.storage.store import JobRow, Store
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 JOBS_MAX = 16
 """Each costs the head three processes, which no node group accounts for."""
-LOOK_EVERY_S = 2.0
+POLL_EVERY_S = 2.0
 PATIENCE_S = 4.0
 """A running job that has not said by then how it stands is reckoned by its specification."""
 CLOSE_TIMEOUT_S = 5.0
@@ -51,8 +51,8 @@ GONE_FOR_GOOD = frozenset({"stopped", "drained", "failed"})
 
 
 class Dispatcher:
-    """``looks`` asks living jobs, ``look`` tells how one stands and remembers it if it has ended, within a time that it is
-    given; ``record`` is None for a job of which nothing is. Jobs touch files below ``roots``.
+    """``statuses`` asks living jobs. ``job_of`` returns a job's state within the given time, and stores it if it is final.
+    ``record`` returns its status record, None if the job left none. Jobs touch files below ``roots``.
     """
 
     def __init__(
@@ -60,24 +60,24 @@ class Dispatcher:
         control: ControlPort,
         store: Store,
         cordons: Cordons,
-        looks: Looks,
-        look: Callable[[JobRow, float], Job],
+        statuses: StatusCache,
+        job_of: Callable[[JobRow, float], Job],
         record: Callable[[JobRow], StatusRecord | None],
         jobs_max: int,
         roots: AllowedRoots,
     ) -> None:
         self._control, self._store, self._cordons, self._roots = control, store, cordons, roots
-        self._looks, self._look, self._record = looks, look, record
+        self._statuses, self._job_of, self._record = statuses, job_of, record
         self._jobs_max = jobs_max
         self.outlines = Outlines()
         self._one_at_a_time = threading.Lock()
-        self._looking = Tending(self.dispatch, "queue", LOOK_EVERY_S)
+        self._loop = BackgroundLoop(self.dispatch, "queue", POLL_EVERY_S)
         self._closing = False
         self._decided = NOTHING_QUEUED
         self._first: tuple[str, int] | None = None
         """The first of those that wait, and its priority."""
         self._places: tuple[float, dict[str, int]] = (float("-inf"), {})
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
         self._inherited: set[str] = set()
         """Jobs that were being started when the process ended, or the store failed, and that are not settled yet."""
 
@@ -87,18 +87,18 @@ class Dispatcher:
         self._settle_inherited()
 
     def begin(self) -> None:
-        """From here on it looks by itself."""
-        self._looking.start()
+        """Start the loop: from here on queued jobs start without being asked for."""
+        self._loop.start()
 
     def close(self) -> None:
         """Start nothing more. A start under way that does not end soon is left to the next process."""
         self._closing = True
-        self._looking.stop(CLOSE_TIMEOUT_S)
+        self._loop.stop(CLOSE_TIMEOUT_S)
 
     def wake(self) -> None:
-        """Something changed: look soon."""
+        """Something changed: the next round begins soon."""
         self.count_anew()
-        self._looking.wake()
+        self._loop.wake()
 
     def count_anew(self) -> None:
         """The queue has changed: places that were counted before hold no more."""
@@ -113,7 +113,7 @@ class Dispatcher:
         return behind(first, why)
 
     def place(self, job: str) -> int | None:
-        """Which of the queued jobs this one is, from 1, counted a moment ago for all of them. None: it is not queued."""
+        """The job's place in the queue, from 1, counted a moment ago for all of them. None: it is not queued."""
         counted_at, places = self._places
         if time.monotonic() - counted_at > PLACES_HOLD_S:
             places = {queued: place for place, (queued, _, _) in enumerate(self._store.queued(), 1)}
@@ -121,16 +121,16 @@ class Dispatcher:
         return places.get(job)
 
     def is_behind(self, row: JobRow) -> bool:
-        """Whether one waits that this job may not overtake: then it cannot start now, and nobody need look."""
+        """Whether a job waits that this one may not overtake: then it cannot start now, and no round is needed."""
         if self._first is None or self._first[0] == row.job or self._first[1] < row.priority:
             return False
         first = self._store.job(self._first[0])
         return first is not None and first.state == JobState.QUEUED and first.priority >= row.priority
 
     @property
-    def hopeless(self) -> bool:
+    def unschedulable(self) -> bool:
         """Whether the first in line asks for more than the fleet has, so that waiting does not help."""
-        return self._decided.hopeless
+        return self._decided.unschedulable
 
     def dispatch(self, patience_s: float = -1) -> None:
         """Start every queued job whose turn it is. While another thread is at it, wait so long, then leave it to that."""
@@ -183,11 +183,13 @@ class Dispatcher:
         if not queued:
             return NOTHING_QUEUED
         alive = self._store.jobs(states={JobState.STARTING, JobState.RUNNING})
-        self._complaints.keep(whom for row in alive for whom in (f"job {row.job}", f"job {row.job}, inherited"))
+        self._problem_log.keep(whom for row in alive for whom in (f"job {row.job}", f"job {row.job}, inherited"))
         try:
             groups = self._control.node_groups()
         except InfrastructureError as error:
-            return Decision((), {job.job: f"the cluster does not answer: {error}" for job in queued}, hopeless=False)
+            return Decision(
+                (), {job.job: f"the cluster does not answer: {error}" for job in queued}, unschedulable=False
+            )
         # Nobody is asked how they stand while all would fit beside the largest that each running job may become.
         at_most = [outline.wants_at_most for row in alive if (outline := self._outline(row))]
         decided = decide(queued, at_most, groups, self._jobs_max)
@@ -198,12 +200,12 @@ class Dispatcher:
         try:
             return self.outlines.of(row.job, lambda: row.spec)
         except Exception as error:
-            self._complaints.note(f"job {row.job}", f"nobody knows what it wants: {reason_of(error)}")
+            self._problem_log.note(f"job {row.job}", f"nobody knows what it wants: {reason_of(error)}")
             return None
 
     def _wants(self, alive: Sequence[JobRow]) -> list[Wants]:
-        """What those of them that still run want at present."""
-        self._looks.ask_all(alive)
+        """The resources that those of them that still run want at present."""
+        self._statuses.ask_all(alive)
         due_at = time.monotonic() + PATIENCE_S
         wants: list[Wants] = []
         for row in alive:
@@ -211,7 +213,7 @@ class Dispatcher:
                 wants.append({})
                 continue
             try:
-                job = self._look(row, max(0.0, due_at - time.monotonic()))
+                job = self._job_of(row, max(0.0, due_at - time.monotonic()))
                 if job.state.final:
                     continue
                 sections = sections_of(row, slots=True)
@@ -219,10 +221,12 @@ class Dispatcher:
                 wants.append(wants_of(sections[island] for island in there if island in sections))
             except Exception as error:  # whatever its row and its answer are, the others' turn does not wait for it
                 if not isinstance(error, AtollError):
-                    self._complaints.note(f"job {row.job}", f"it is reckoned by its outline: {reason_of(error)}", error)
+                    self._problem_log.note(
+                        f"job {row.job}", f"it is reckoned by its outline: {reason_of(error)}", error
+                    )
                 wants.append(outline.wants)
             else:
-                self._complaints.settle(f"job {row.job}")
+                self._problem_log.settle(f"job {row.job}")
         return wants
 
     def _start(self, row: JobRow) -> None:
@@ -258,7 +262,7 @@ class Dispatcher:
             self._cordons.tell(row.job, row.caller)
 
     def _settle_inherited(self) -> None:
-        """Decide what became of inherited jobs. One whose cluster does not answer is tried again at the next look."""
+        """Decide what became of inherited jobs. One whose cluster does not answer is tried again in the next round."""
         for job in list(self._inherited):
             row = self._store.job(job)
             try:
@@ -267,10 +271,10 @@ class Dispatcher:
                     ran = self._record(row) is not None or Run(row.job, Path(row.run_dir), False).tape.exists()
                     self._store.move_job(job, JobState.STARTING, JobState.RUNNING if ran else JobState.QUEUED)
             except Exception as error:  # the others are settled, and the queue goes on
-                self._complaints.note(f"job {job}, inherited", reason_of(error), error)
+                self._problem_log.note(f"job {job}, inherited", reason_of(error), error)
             else:
                 self._inherited.discard(job)
-                self._complaints.settle(f"job {job}, inherited")
+                self._problem_log.settle(f"job {job}, inherited")
 
 
 def sections_of(row: JobRow, *, slots: bool = False) -> dict[IslandId, IslandsSection]:

@@ -1,4 +1,4 @@
-"""Could this job ever run on this fleet? Asked before anything is started. Pure.
+"""A check of a specification against the fleet: could this job ever run on it? Made before anything is started. Pure.
 
 Responsible for what the specification and the node groups say about each other: unknown groups, an island too large for
 any one node of its group, and more than a group has in total. What is free right now is not its business: a job may wait
@@ -27,12 +27,12 @@ _SECTIONS: TypeAdapter[tuple[IslandsSection, ...]] = TypeAdapter(
 
 def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroupRecord]) -> tuple[Problem, ...]:
     """Everything these islands ask for that these node groups can never give, each with its remedy."""
-    known = {group["name"]: group for group in groups}
+    groups_by_name = {group["name"]: group for group in groups}
     problems: list[Problem] = []
     entries_of: dict[str, list[int]] = defaultdict(list)
-    names = some_of(sorted(known)) or "none at all"
+    names = some_of(sorted(groups_by_name)) or "none at all"
     for index, section in enumerate(islands):
-        if section.node_group in known:
+        if section.node_group in groups_by_name:
             entries_of[section.node_group].append(index)
             continue
         problems.append(
@@ -43,7 +43,7 @@ def fleet_problems(islands: Sequence[IslandsSection], groups: Sequence[NodeGroup
             )
         )
     for name, indices in entries_of.items():
-        group, sections = known[name], [islands[i] for i in indices]
+        group, sections = groups_by_name[name], [islands[i] for i in indices]
         where = f"islands.{indices[0]}" if len(indices) == 1 else "islands"
         for field in ("cpus", "accelerators"):
             has: float = group[field]

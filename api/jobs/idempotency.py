@@ -1,4 +1,4 @@
-"""One ``Idempotency-Key`` names one request: how a repeated request is told from another one under the same key."""
+"""The check that one ``Idempotency-Key`` names one request, told from another request by its digest."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _pieces(value: Any) -> Iterator[bytes]:
             yield str(item).encode("utf-8", "backslashreplace")
 
 
-class Keyed(Protocol):
+class KeyedRow(Protocol):
     """A row that a request left under its key."""
 
     @property
     def request_digest(self) -> Any: ...
 
 
-def refuse_other_request(row: Keyed, digest: str, key: str | None) -> None:
+def refuse_other_request(row: KeyedRow, digest: str, key: str | None) -> None:
     """One idempotency key names one request."""
     if row.request_digest != digest:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Commands on their way: stored first, then handed to their job until it has them, then followed to their outcome.
+"""The outbox of commands: each is stored first, handed to its job until that has it, and followed to its outcome.
 
     stored ──handed over──▶ delivered ──the job decides──▶ accepted, refused
        ├──── a queued job is cancelled ──────▶ accepted
@@ -22,8 +22,8 @@ from collections.abc import Callable
 from threading import Lock
 
 from api.clocks import Ages
+from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.control import ControlPort
-from api.jobs.tending import Complaints, reason_of
 from api.schemas import FINAL
 from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.actors.records import StatusRecord
@@ -34,13 +34,13 @@ from orchestrator.tape import command_codec
 
 logger = logging.getLogger(__name__)
 
-Look = Callable[[JobRow], StatusRecord | None]
-"""What is known of a job: its final state if it left one, else the live one; None if there is neither."""
+RecordOf = Callable[[JobRow], StatusRecord | None]
+"""Returns a job's status record: its final state if it left one, else the live one; None if there is neither."""
 
 STRIKE_WITHIN_S = 10.0
-"""What cannot be handed over for so long is a fault that nobody wants any more: it would strike out of its plan."""
+"""A fault that cannot be handed over for so long is refused: it would strike at another time than planned."""
 TRIES_MAX = 3
-"""So often a command is tried that fails as nobody foresaw: what lies in its row, or in the job, would not get better."""
+"""The tries of a command that fails for an unforeseen reason, which lies in its row or job and stays."""
 NEVER_REACHED = "the job ended before the command reached it."
 TOO_LATE = "the job did not answer when it was to strike."
 UNDECIDED = "the job ended before it was decided."
@@ -58,16 +58,16 @@ def row_of(job: str, caller: str, command: Command) -> CommandRow:
 
 
 class Outbox:
-    def __init__(self, control: ControlPort, store: Store, look: Look) -> None:
+    def __init__(self, control: ControlPort, store: Store, record_of: RecordOf) -> None:
         self._control = control
         self._store = store
-        self._look = look
+        self._record_of = record_of
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         """One a job: two threads could otherwise hand over its commands in turns."""
         self._ages = Ages()
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
         self._failures: Counter[str] = Counter()
-        """How often a command could not be handed over for a reason that nobody foresaw."""
+        """The number of failed hand-overs for an unforeseen reason, by command."""
 
     def turn(self) -> None:
         """Every open command is as far as its job lets it be. One that does not answer, or is broken, holds up no other."""
@@ -77,8 +77,8 @@ class Outbox:
                 self.push(job)
                 self.settle(job)
             except Exception as error:
-                self._complaints.note(f"job {job}", f"its commands cannot be seen to: {reason_of(error)}", error)
-        self._complaints.keep(f"job {job}" for job in jobs)
+                self._problem_log.note(f"job {job}", f"its commands cannot be seen to: {reason_of(error)}", error)
+        self._problem_log.keep(f"job {job}" for job in jobs)
 
     def push(self, job: str) -> None:
         """The job's commands have been handed over, in order, up to the first that it does not answer for."""
@@ -99,7 +99,7 @@ class Outbox:
         if row is None or not waiting:
             return
         try:
-            record = self._look(row)
+            record = self._record_of(row)
         except AtollError as error:
             self._note(job, f"outcomes cannot be had: {error}")
             return
@@ -109,12 +109,14 @@ class Outbox:
             self._settle(command, record)
 
     def _settle(self, command: CommandRow, record: StatusRecord | None) -> None:
-        known = record["commands"].get(command.command) if record else None
-        if known is not None and known["accepted"] is not None:
-            self._store.update_command(command.command, accepted=bool(known["accepted"]), detail=str(known["detail"]))
+        outcome = record["commands"].get(command.command) if record else None
+        if outcome is not None and outcome["accepted"] is not None:
+            self._store.update_command(
+                command.command, accepted=bool(outcome["accepted"]), detail=str(outcome["detail"])
+            )
         elif over(record):
             self._store.update_command(command.command, accepted=False, detail=UNDECIDED)
-        elif known is None:
+        elif outcome is None:
             # It had it, and has lost it with its process before it was on the tape.
             self._store.update_command(command.command, delivered=False)
 
@@ -134,7 +136,7 @@ class Outbox:
         except InfrastructureError:
             raise
         except (NotFound, Conflict) as error:
-            record = self._look(row)  # it may be over, and have taken the command before
+            record = self._record_of(row)  # it may be over, and have taken the command before
             if record and command.command in record["commands"]:
                 self._store.update_command(command.command, delivered=True)
             elif record is None and row.state not in FINAL:
@@ -157,7 +159,7 @@ class Outbox:
         """Whether it is too late for a fault to strike, which then is settled; raises while the job does not answer."""
         if self._ages.of(command.command, command.requested_at) < STRIKE_WITHIN_S:
             return False
-        record = self._look(row)
+        record = self._record_of(row)
         if record and command.command in record["commands"]:
             self._store.update_command(command.command, delivered=True)  # it had struck, and that was not yet noted
         else:
@@ -170,9 +172,9 @@ class Outbox:
     def _note(self, job: str, trouble: str) -> None:
         """Trouble is logged when it changes, not each time it is met."""
         if trouble:
-            self._complaints.note(f"job {job}", trouble)
+            self._problem_log.note(f"job {job}", trouble)
         else:
-            self._complaints.settle(f"job {job}")
+            self._problem_log.settle(f"job {job}")
 
 
 def over(record: StatusRecord | None) -> bool:

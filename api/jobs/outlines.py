@@ -1,4 +1,4 @@
-"""What the queue and the lists need of a job's specification, worked out once: specifications never change.
+"""Outlines of jobs: what the queue and the lists need of a specification, worked out once, because it never changes.
 
 Responsible for a queue of a thousand jobs costing no more to look through than a thousand numbers. Reading a specification
 takes about a millisecond, and longer for one of many islands. Outlines of jobs that were looked at longest ago are

@@ -1,4 +1,4 @@
-"""Running jobs run: one of which the cluster knows nothing any more is started again, and goes on from its run folder.
+"""The overseer of running jobs: one that the cluster no longer knows is started again from its run folder.
 
     running ──▶ starting ──▶ running    it remembers, with the next epoch, and its islands are placed anew
        │  ▲        │  └────▶ failed     after ``TRIES_MAX`` in vain, or when its own files say that it cannot go on
@@ -31,11 +31,11 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from api.checkpoints.finding import checkpoints_of
+from api.checkpoints.lookup import checkpoints_of
+from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
-from api.jobs.places import refuse_outside
-from api.jobs.tending import Complaints, Tending, reason_of
+from api.jobs.path_check import refuse_outside
 from api.jobs.translate import last_known_of
 from api.run.files import is_there
 from api.run.folder import Run, damage_of_status, read_status
@@ -48,12 +48,12 @@ from orchestrator.roots import AllowedRoots
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 5.0
+POLL_EVERY_S = 5.0
 TRIES_MAX = 3
 LIVES_MAX = 20
-"""So many lives in a row that nobody saw alive are a job that ends at once, and leaves no final state."""
+"""A job that was started again so often without being seen alive ends at once each time, and is failed."""
 WRITE_EVERY_S = 30.0
-"""How far a job is, is written into the store so often, and at once when that is another life of it."""
+"""A job's progress is written into the store so often, and at once when its epoch is a new one."""
 CLOSE_TIMEOUT_S = 5.0
 TAKEN_DOWN = "it ran when the installation was taken down (`atoll down`)."
 UNSEEN = "whether it runs cannot be told:"
@@ -61,8 +61,8 @@ NOTHING_LEFT = "nothing of it runs any more, and it left neither a final state n
 THE_SERVICE = "the service, which started it again"
 
 
-class Seen(Enum):
-    """What can be seen of a job: it answers, or has left a final state; nothing of it is left; or nobody answers."""
+class Presence(Enum):
+    """A job answers, or has left a final state (THERE); nothing of it runs (GONE); or nobody answers (SILENT)."""
 
     THERE = auto()
     GONE = auto()
@@ -70,7 +70,7 @@ class Seen(Enum):
 
 
 class Overseer:
-    """``record`` says how a job stands, None for one of which nothing runs and nothing is known to have ended."""
+    """``record`` returns a job's status record, None where nothing of it runs and no final state is known."""
 
     def __init__(
         self,
@@ -85,52 +85,52 @@ class Overseer:
         self._control, self._store, self._cordons, self._record = control, store, cordons, record
         self._taken_down = taken_down
         self._pool = ThreadPoolExecutor(8, "overseer")
-        self._looking = Tending(self.look, "overseer", LOOK_EVERY_S)
+        self._loop = BackgroundLoop(self.check, "overseer", POLL_EVERY_S)
         self._closing = False
         self._tries: Counter[str] = Counter()
-        """How often in a row each job could not be started again."""
+        """The number of failed starts in a row, by job."""
         self._lives: Counter[str] = Counter()
-        """How often it was, since it was last seen alive."""
-        self._complaints = Complaints(logger)
+        """The number of starts since the job was last seen alive, by job."""
+        self._problem_log = ProblemLog(logger)
         self._ran_before: set[str] | None = None
         """While ``taken_down`` is there: the jobs that it is about, as far as nobody has seen to them."""
-        self._known: dict[str, dict[str, Any]] = {}
-        """How far each job was when it was last seen."""
+        self._progress: dict[str, dict[str, Any]] = {}
+        """Each job's progress when it was last seen."""
         self._written: dict[str, tuple[float, dict[str, Any]]] = {}
-        """What of that is in the store, and since when."""
+        """The progress that is in the store, and since when."""
         self._unsettled: set[str] = set()
         """Jobs that were being started again when the store failed. Running ones that are not are started again."""
 
     def begin(self) -> None:
-        """From here on it looks by itself, at once for the first time."""
-        self._looking.start()
+        """Start the loop; its first round begins at once."""
+        self._loop.start()
 
     def close(self) -> None:
         """Start nothing more. A start under way that does not end soon is left to the next process."""
         self._closing = True
-        self._looking.stop(CLOSE_TIMEOUT_S)
+        self._loop.stop(CLOSE_TIMEOUT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
         with suppress(Exception):  # the store may be what is gone
-            for job in list(self._known):
+            for job in list(self._progress):
                 self._write_down(job)
 
-    def look(self) -> None:
-        """Every job that should run and does not is started again, or has failed with the reason."""
+    def check(self) -> None:
+        """Start every job again that should run and does not, or fail it with the reason."""
         for job in list(self._unsettled):
             self._store.move_job(job, JobState.STARTING, JobState.RUNNING)
             self._unsettled.discard(job)
         rows = self._store.jobs(states={JobState.RUNNING})
         concerned = self._taken_down_with(rows)
-        found = list(self._pool.map(self._there, rows))
-        for row, there in zip(rows, found, strict=True):
+        presences = list(self._pool.map(self._presence, rows))
+        for row, presence in zip(rows, presences, strict=True):
             try:
-                self._see_to(row, there, row.job in concerned)
+                self._see_to(row, presence, row.job in concerned)
             except Exception as error:
                 if not self._closing:
                     self._complain(row, f"it cannot be seen to: {reason_of(error)}", error)
                     concerned.discard(row.job)
             else:
-                if there is not Seen.SILENT:
+                if presence is not Presence.SILENT:
                     concerned.discard(row.job)
         self._forget_all_but({row.job for row in rows})
         if self._ran_before is not None and not self._ran_before:
@@ -153,39 +153,39 @@ class Overseer:
         try:
             self._taken_down.unlink(missing_ok=True)
         except OSError as error:
-            self._complaints.note(str(self._taken_down), f"it cannot be removed: {error.strerror}; remove it by hand")
+            self._problem_log.note(str(self._taken_down), f"it cannot be removed: {error.strerror}; remove it by hand")
         else:
             self._ran_before = None
 
-    def _there(self, row: JobRow) -> Seen:
-        """What can be seen of the job. Never raises."""
+    def _presence(self, row: JobRow) -> Presence:
+        """Whether the job is there. Never raises."""
         try:
             record = self._record(row)
             if record is None:
-                return Seen.GONE
+                return Presence.GONE
         except InfrastructureError:
-            return Seen.SILENT
+            return Presence.SILENT
         except Exception as error:  # it is there, and is not well
             self._complain(row, f"{UNSEEN} {reason_of(error)}", error)
-            return Seen.THERE
+            return Presence.THERE
         try:
-            self._known[row.job] = last_known_of(record)
+            self._progress[row.job] = last_known_of(record)
             self._tries.pop(row.job, None)
             if record["view"]["phase"] != "finished":
                 self._lives.pop(row.job, None)
         except Exception as error:
             self._complain(row, f"it does not say how far it is: {reason_of(error)}", error)
         else:
-            if self._complaints.settle(f"job {row.job}") and row.reason:
+            if self._problem_log.settle(f"job {row.job}") and row.reason:
                 self._store.update_job(row.job, reason="")
-        return Seen.THERE
+        return Presence.THERE
 
-    def _see_to(self, row: JobRow, there: Seen, taken_down: bool) -> None:
-        if there is Seen.THERE:
+    def _see_to(self, row: JobRow, presence: Presence, taken_down: bool) -> None:
+        if presence is Presence.THERE:
             self._write_down(row.job, WRITE_EVERY_S)
-        elif there is Seen.GONE and taken_down:
+        elif presence is Presence.GONE and taken_down:
             self._fail(row, JobState.RUNNING, TAKEN_DOWN)
-        elif there is Seen.GONE:
+        elif presence is Presence.GONE:
             self._go_on(row)
 
     def _go_on(self, row: JobRow) -> None:
@@ -216,15 +216,13 @@ class Overseer:
         self._cordons.tell(row.job, THE_SERVICE)
 
     def _nothing_to_go_on_from(self, row: JobRow, run_dir: Path) -> str:
-        """Why the job cannot be started again, if that is certain before it is tried."""
+        """The reason why the job cannot be started again, empty if that is not certain before it is tried."""
         run, damage = Run(row.job, run_dir, False), damage_of_status(run_dir)
         if not is_there(run_dir, run.tape.name):
             return f"{NOTHING_LEFT} {damage}".strip()
-        known = self._known.get(row.job) or row.last_known or {}
-        if run.tape.stat().st_size == 0 and known.get("global_version"):
-            return (
-                f"its tape {run.tape} is empty, though it had merged {known['global_version']} times: that is damage."
-            )
+        progress = self._progress.get(row.job) or row.last_known or {}
+        if run.tape.stat().st_size == 0 and progress.get("global_version"):
+            return f"its tape {run.tape} is empty, though it had merged {progress['global_version']} times: that is damage."
         if damage and self._lives[row.job] >= TRIES_MAX:  # it was to leave its final state again
             return f"nothing of it runs any more. {damage}"
         if self._lives[row.job] >= LIVES_MAX:
@@ -245,7 +243,7 @@ class Overseer:
     def _fail(self, row: JobRow, before: JobState, reason: str) -> None:
         self._tries.pop(row.job, None)
         self._lives.pop(row.job, None)
-        self._complaints.settle(f"job {row.job}")
+        self._problem_log.settle(f"job {row.job}")
         try:
             resume = (
                 f" with `--resume {row.job}`, from its newest checkpoint" if checkpoints_of(row, self._roots) else ""
@@ -254,36 +252,36 @@ class Overseer:
             logger.warning("job %s: whether it has checkpoints is not known: %s", row.job, reason_of(error))
             resume = ""
         values: dict[str, Any] = {"reason": f"{reason} Submit it again{resume}."}
-        if known := self._known.get(row.job):
-            values["last_known"] = known
+        if progress := self._progress.get(row.job):
+            values["last_known"] = progress
         self._store.move_job(row.job, before, JobState.FAILED, **values)
 
     # ── what is remembered of jobs ────────────────────────────────────────────────────────────────────────────────
 
     def _write_down(self, job: str, at_most_every_s: float = 0.0) -> None:
         """The store knows how far the job is, or was a moment ago."""
-        known, (at, before) = self._known.get(job), self._written.get(job, (-math.inf, {}))
-        if known is None or known == before:
+        progress, (at, before) = self._progress.get(job), self._written.get(job, (-math.inf, {}))
+        if progress is None or progress == before:
             return
         now = time.monotonic()
-        if known["epoch"] == before.get("epoch") and now - at < at_most_every_s:
+        if progress["epoch"] == before.get("epoch") and now - at < at_most_every_s:
             return
-        self._store.update_job(job, last_known=known)
-        self._written[job] = (now, known)
+        self._store.update_job(job, last_known=progress)
+        self._written[job] = (now, progress)
 
     def _forget_all_but(self, running: set[str]) -> None:
-        for kept in (self._known, self._written, self._tries, self._lives):
-            for job in kept.keys() - running:
-                del kept[job]
-        self._complaints.keep({str(self._taken_down), *(f"job {job}" for job in running)})
+        for per_job in (self._progress, self._written, self._tries, self._lives):
+            for job in per_job.keys() - running:
+                del per_job[job]
+        self._problem_log.keep({str(self._taken_down), *(f"job {job}" for job in running)})
 
     def _complain(self, row: JobRow, reason: str, error: Exception) -> None:
         """Once for each reason: in the log, and as what is told of the job."""
-        if self._complaints.note(f"job {row.job}", reason, error):
+        if self._problem_log.note(f"job {row.job}", reason, error):
             with suppress(Exception):  # the store may be what is wrong
                 self._store.update_job(row.job, reason=reason)
 
 
 def reason_in(error: Exception) -> str:
-    """What is to be told of a failure: our own errors speak for themselves."""
+    """A failure in words: our own errors speak for themselves."""
     return str(error) if isinstance(error, AtollError) else reason_of(error)

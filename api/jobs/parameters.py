@@ -1,8 +1,8 @@
-"""Θ for whoever wants it: what an ended job left, or a picture of what a running one has merged so far.
+"""The merged parameters Θ as a download: what an ended job left, or a dump of what a running one has merged so far.
 
 Responsible for an open file of safetensors, whose metadata holds the job's specification (``spec``), the model's
-configuration with it. A running job writes the picture into its folder; its name is taken away at once, so that nothing
-stays behind however the reading ends. Whoever asks within ``KEEP_S`` reads the same picture: however many ask, the job
+configuration with it. A running job writes the dump into its folder; its name is taken away at once, so that nothing
+stays behind however the reading ends. Whoever asks within ``KEEP_S`` reads the same dump: however many ask, the job
 writes one, and the disk bears one for as long as somebody reads it. Refuses to know what is in it.
 """
 
@@ -46,8 +46,8 @@ class OpenParameters:
 
 
 @dataclass(slots=True)
-class Picture:
-    """The last picture of one job, and since when it is there. While one thread has it made, the others wait for it."""
+class Dump:
+    """The last dump of one job's parameters, and since when it is there. One thread makes it; the others wait for it."""
 
     making: Lock = field(default_factory=Lock)
     parameters: OpenParameters | None = None
@@ -57,7 +57,7 @@ class Picture:
 class Parameters:
     def __init__(self, service: Service, control: ControlPort) -> None:
         self._service, self._control = service, control
-        self._pictures: dict[str, Picture] = {}
+        self._dumps: dict[str, Dump] = {}
         self._changing = Lock()
 
     def open(self, job: str) -> OpenParameters:
@@ -67,29 +67,29 @@ class Parameters:
             return OpenParameters(run.job, self._service.result(run.job, MERGED))
         except Conflict:  # it still runs
             pass
-        picture = self._picture(run.job)
-        with picture.making:
-            if picture.parameters is None or time.monotonic() - picture.made_at > KEEP_S:
-                picture.parameters = None  # the disk need not bear two
+        dump = self._dump(run.job)
+        with dump.making:
+            if dump.parameters is None or time.monotonic() - dump.made_at > KEEP_S:
+                dump.parameters = None  # the disk need not bear two
                 try:
-                    picture.parameters = OpenParameters(run.job, self._made(run.job, run.folder))
+                    dump.parameters = OpenParameters(run.job, self._written(run.job, run.folder))
                 except NotFound:  # it ended meanwhile
                     return OpenParameters(run.job, self._service.result(run.job, MERGED))
-                picture.made_at = time.monotonic()
-                timer = Timer(KEEP_S, self._let_go, [run.job, picture.parameters])
+                dump.made_at = time.monotonic()
+                timer = Timer(KEEP_S, self._let_go, [run.job, dump.parameters])
                 timer.daemon = True
                 timer.start()
-            return picture.parameters
+            return dump.parameters
 
     def _let_go(self, job: str, parameters: OpenParameters) -> None:
-        """Nobody new reads this picture. Its file is gone with the last of those who still do."""
+        """Nobody new reads this dump. Its file is gone with the last of those who still do."""
         with self._changing:
-            picture = self._pictures.get(job)
-            if picture and picture.parameters is parameters:
-                del self._pictures[job]
+            dump = self._dumps.get(job)
+            if dump and dump.parameters is parameters:
+                del self._dumps[job]
 
-    def _made(self, job: str, folder: Path) -> BinaryIO:
-        """A new picture, open, and without a name. Raises InfrastructureError where the disk refuses it."""
+    def _written(self, job: str, folder: Path) -> BinaryIO:
+        """A new dump, open, and without a name. Raises InfrastructureError where the disk refuses it."""
         try:
             name = self._control.save_parameters(job)
             file = open_below(folder, name)
@@ -103,6 +103,6 @@ class Parameters:
             ) from error
         return file
 
-    def _picture(self, job: str) -> Picture:
+    def _dump(self, job: str) -> Dump:
         with self._changing:
-            return self._pictures.setdefault(job, Picture())
+            return self._dumps.setdefault(job, Dump())

@@ -1,4 +1,4 @@
-"""Which queued jobs start now, and why the others wait. Pure: jobs and node groups in, a decision out.
+"""The queue's decision: which queued jobs start now, and why the others wait. Pure: jobs and node groups in, a decision out.
 
 The order is strict: higher priority first, then first come, and nobody overtakes. The first job that does not fit holds up
 all behind it, also those that would fit, so that a large one is never starved by small ones that slip past it.
@@ -25,27 +25,27 @@ UNNOTICED = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What islands ask for, or a node group has."""
+class Resources:
+    """CPUs and accelerators: what islands ask for, or what a node group has."""
 
     cpus: float = 0.0
     accelerators: float = 0
 
-    def plus(self, more: Room) -> Room:
-        return Room(self.cpus + more.cpus, self.accelerators + more.accelerators)
+    def plus(self, more: Resources) -> Resources:
+        return Resources(self.cpus + more.cpus, self.accelerators + more.accelerators)
 
-    def minus(self, less: Room) -> Room:
-        return Room(self.cpus - less.cpus, self.accelerators - less.accelerators)
+    def minus(self, less: Resources) -> Resources:
+        return Resources(self.cpus - less.cpus, self.accelerators - less.accelerators)
 
-    def lacks(self, wanted: Room) -> str | None:
+    def lacks(self, wanted: Resources) -> str | None:
         """The first kind of which there is less than wanted; None if it holds all."""
         if wanted.cpus > self.cpus + UNNOTICED:
             return "cpus"
         return "accelerators" if wanted.accelerators > self.accelerators else None
 
 
-Wants = Mapping[str, Room]
-"""What a job asks for, by node group."""
+Wants = Mapping[str, Resources]
+"""The resources that a job asks for, by node group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +60,33 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``waits``: who waits and why, in order. ``hopeless``: the first of them asks for more than the fleet has in all."""
+    """``waits``: who waits and why, in order. ``unschedulable``: the first of them asks for more than the fleet has."""
 
     starts: tuple[str, ...]
     waits: Mapping[str, str]
-    hopeless: bool
+    unschedulable: bool
 
 
-NOTHING_QUEUED = Decision((), {}, hopeless=False)
+NOTHING_QUEUED = Decision((), {}, unschedulable=False)
 
 
 def decide(
     queued: Iterable[QueuedJob], running: Sequence[Wants], groups: Iterable[NodeGroupRecord], jobs_max: int
 ) -> Decision:
-    """Who starts now, given what the running jobs want."""
-    fleet = {group["name"]: Room(group["cpus"], group["accelerators"]) for group in groups}
+    """The jobs that start now, given what the running jobs want."""
+    fleet = {group["name"]: Resources(group["cpus"], group["accelerators"]) for group in groups}
     free = dict(fleet)
     for wants in running:
         free = _without(free, wants)
     starts: list[str] = []
     waits: dict[str, str] = {}
-    hopeless = False
+    unschedulable = False
     for job in sorted(queued, key=lambda job: (-job.priority, job.number)):
         if waits:
             first, why = next(iter(waits.items()))
             waits[job.job] = behind(first, why)
         elif missing := _missing(fleet, job.wants):
-            waits[job.job], hopeless = missing, True
+            waits[job.job], unschedulable = missing, True
         elif lacks := _too_little(free, fleet, job.wants):
             waits[job.job] = lacks
         elif len(running) + len(starts) >= jobs_max:
@@ -94,41 +94,41 @@ def decide(
         else:
             starts.append(job.job)
             free = _without(free, job.wants)
-    return Decision(tuple(starts), waits, hopeless)
+    return Decision(tuple(starts), waits, unschedulable)
 
 
 def behind(first: str, why: str) -> str:
-    """Why whoever comes after the first waits."""
+    """The reason why all jobs behind the first one wait."""
     return f"behind {first}: {why}"
 
 
 def wants_of(sections: Iterable[IslandsSection]) -> Wants:
-    """What one island of each of these sections asks for together. A section may come several times."""
-    wants: dict[str, Room] = defaultdict(Room)
+    """The resources of one island of each of these sections together. A section may come several times."""
+    wants: dict[str, Resources] = defaultdict(Resources)
     for section in sections:
-        wants[section.node_group] = wants[section.node_group].plus(Room(section.cpus, section.accelerators))
+        wants[section.node_group] = wants[section.node_group].plus(Resources(section.cpus, section.accelerators))
     return dict(wants)
 
 
-def _without(free: Mapping[str, Room], wants: Wants) -> dict[str, Room]:
-    return {name: room.minus(wants.get(name, Room())) for name, room in free.items()}
+def _without(free: Mapping[str, Resources], wants: Wants) -> dict[str, Resources]:
+    return {name: resources.minus(wants.get(name, Resources())) for name, resources in free.items()}
 
 
-def _missing(fleet: Mapping[str, Room], wants: Wants) -> str | None:
-    """What the fleet lacks as it is, however many jobs end: nodes are away since the job was submitted."""
+def _missing(fleet: Mapping[str, Resources], wants: Wants) -> str | None:
+    """The resource that the whole fleet lacks, however many jobs end: nodes are away since the job was submitted."""
     for name, wanted in sorted(wants.items()):
         if name not in fleet:
             return f"node group {name} has no nodes"
         if kind := fleet[name].lacks(wanted):
-            asked, has = getattr(wanted, kind), getattr(fleet[name], kind)
-            return f"it asks for {asked:g} {kind} on {name}, which has {has:g} in all now"
+            needed, has = getattr(wanted, kind), getattr(fleet[name], kind)
+            return f"it asks for {needed:g} {kind} on {name}, which has {has:g} in all now"
     return None
 
 
-def _too_little(free: Mapping[str, Room], fleet: Mapping[str, Room], wants: Wants) -> str | None:
-    """What is taken by running jobs at present."""
+def _too_little(free: Mapping[str, Resources], fleet: Mapping[str, Resources], wants: Wants) -> str | None:
+    """The resource that running jobs have taken at present."""
     for name, wanted in sorted(wants.items()):
         if kind := free[name].lacks(wanted):
-            asked, left, has = (getattr(room, kind) for room in (wanted, free[name], fleet[name]))
-            return f"it asks for {asked:g} {kind} on {name}, where running jobs leave {max(0, left):g} of {has:g}"
+            needed, left, has = (getattr(resources, kind) for resources in (wanted, free[name], fleet[name]))
+            return f"it asks for {needed:g} {kind} on {name}, where running jobs leave {max(0, left):g} of {has:g}"
     return None

@@ -1,4 +1,4 @@
-"""Whether the cluster answers, for whoever asks again and again: asked once for all, and never waited for long.
+"""The readiness probe: one question to the cluster at a time, shared by all who probe, and never waited for long.
 
 Responsible for one question being under way at most, however many want to know and however dead the cluster is. While no
 answer comes, the cluster counts as one that does not answer.
@@ -14,7 +14,7 @@ from orchestrator.errors import AtollError, InfrastructureError
 from orchestrator.threads import BoundedThreads
 
 ANSWER_WITHIN_S = 0.7
-"""What a prober waits for at most. With all around it, it is answered within a second."""
+"""The longest wait of one probe, so that with all around it, it is answered within a second."""
 NOT_YET = InfrastructureError(
     detail=f"The cluster has not said within {ANSWER_WITHIN_S:g} s which node groups there are.",
     remedy="Wait for it; if it stays silent, `atoll doctor` says what is wrong, and `atoll up` starts what has died.",
@@ -30,8 +30,8 @@ class Readiness:
         self._asking = Lock()
         self._question: Future[int] | None = None
 
-    def asked(self) -> Future[int]:
-        """The question that is under way, or one that begins now."""
+    def question(self) -> Future[int]:
+        """The request to the cluster that is under way, or one that begins now."""
         with self._asking:
             if self._question is None or self._question.done():
                 self._question = self._threads.begin(self._ask)
@@ -47,7 +47,7 @@ class Readiness:
 
 
 def group_count(question: Future[int]) -> int:
-    """How many node groups there are. Raises the reason why nobody knows."""
+    """The number of node groups. Raises the reason why nobody knows it."""
     if not question.done():
         raise NOT_YET.with_traceback(None)
     if error := question.exception():

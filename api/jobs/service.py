@@ -1,4 +1,4 @@
-"""What the service can be asked: submit, look, command. The routes are its HTTP face.
+"""The operations of the service: submit a job, read it, command it. The routes are its HTTP face.
 
 Responsible for the order in which things become true: a row before the job, which starts when it is its turn
 (``api.jobs.dispatcher``), so that a SIGKILL at any point leaves nothing that cannot be explained after a restart. It
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from api.auth.code import OWN_PACKAGES, code_problems
 from api.checkpoints.archive import Archive, archive_of
-from api.checkpoints.finding import checkpoints_of, resolved
+from api.checkpoints.lookup import checkpoints_of, resolved
 from api.checkpoints.schemas import Checkpoint
 from api.clocks import ClockWatch
 from api.jobs.control import ControlPort
@@ -27,14 +27,14 @@ from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
-from api.jobs.looks import PATIENCE_S, Look, Looks, refuse_outdated
 from api.jobs.outbox import Outbox, row_of
-from api.jobs.places import places_outside
+from api.jobs.path_check import problems_outside_roots
+from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
 from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
 from api.run.files import open_below, parsed
 from api.run.folder import Run, damage_of_status, has_report, read_status
 from api.schemas import ALIVE, FINAL, Command, Island, Job, JobState, JobSummary
-from api.storage.store import AlreadyKnown, JobRow, Store
+from api.storage.store import DuplicateKey, JobRow, Store
 from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import commands
@@ -81,11 +81,11 @@ class Service:
         self._store = store
         self._runs_dir = runs_dir
         self._packages = packages
-        self.looks = Looks(self.record, store.generation)
-        self.outbox = Outbox(control, store, lambda row: self.looks.fresh(row).record)
+        self.statuses = StatusCache(self.record, store.generation)
+        self.outbox = Outbox(control, store, lambda row: self.statuses.fresh(row).record)
         self.cordons = Cordons(control, store, self.outbox)
         self.queue = Dispatcher(
-            control, store, self.cordons, self.looks, self._answer, self.record, jobs_max, self.roots
+            control, store, self.cordons, self.statuses, self._answer, self.record, jobs_max, self.roots
         )
         self.clock = ClockWatch()
         self._adding = Lock()
@@ -97,13 +97,13 @@ class Service:
         self.cordons.tell_all("the service, started again")
 
     def tend(self) -> None:
-        """One round of what nobody asks for: what a job that did not answer has missed is handed to it now."""
-        self.clock.look()
+        """One round of the background loop: a job that did not answer is handed now what it has missed."""
+        self.clock.check()
         self.cordons.tell_missed()
         self.outbox.turn()
 
     def ready(self) -> int:
-        """How many node groups there are. Raises InfrastructureError if the store or the cluster does not answer."""
+        """The number of node groups. Raises InfrastructureError if the store or the cluster does not answer."""
         self._store.check()
         return len(self.node_groups())
 
@@ -140,9 +140,9 @@ class Service:
         )
         try:
             self._store.add_job(row)
-        except AlreadyKnown as known:
-            refuse_other_request(known.row, digest, key)
-            return self._answer(known.row)
+        except DuplicateKey as duplicate:
+            refuse_other_request(duplicate.row, digest, key)
+            return self._answer(duplicate.row)
         self.queue.count_anew()
         if not self.queue.is_behind(row):
             self.queue.dispatch(QUEUE_PATIENCE_S)
@@ -167,12 +167,12 @@ class Service:
     def job(self, job: str) -> Job:
         return self._answer(self._row(job))
 
-    def look(self, job: str) -> Look:
+    def snapshot(self, job: str) -> StatusSnapshot:
         """The job as it stands, with its version."""
-        return self._look(self._row(job))
+        return self._snapshot(self._row(job))
 
     def run(self, job: str) -> Run:
-        """Where the job writes. Asks the store and the disk only, so that it is cheap and works without the cluster."""
+        """The job's run folder. Asks the store and the disk only, so that it is cheap and works without the cluster."""
         row = self._row(job)
         return Run(row.job, Path(row.run_dir), row.state in FINAL)
 
@@ -216,7 +216,7 @@ class Service:
         """Remember a command to a living job and who asked, and hand it over. The outcome is read by ``command``.
 
         Once stored it is as good as handed over: should the job not answer for it, the outbox goes on trying. With
-        ``if_match`` it is refused if something else was asked of the job since the caller's look.
+        ``if_match`` it is refused if something else was asked of the job since the caller read it.
         """
         row = self._row(job)
         stored = row_of(row.job, caller, command)
@@ -238,8 +238,8 @@ class Service:
                 with self._adding:
                     refuse_outdated(if_match, str(self._store.generation(row.job)), f"job {row.job}")
                     self._store.add_command(stored)
-            except AlreadyKnown as known:
-                earlier = known.row
+            except DuplicateKey as duplicate:
+                earlier = duplicate.row
         if earlier is not None:
             refuse_other_request(earlier, digest, key)
             stored = earlier
@@ -272,7 +272,7 @@ class Service:
         outside: tuple[Problem, ...] = ()
         try:
             spec = parse_job(document)
-            outside = places_outside(spec, self.roots, begun=True)
+            outside = problems_outside_roots(spec, self.roots, begun=True)
             spec = resolved(spec, self._store.job, self.roots)
         except InvalidJobSpec as error:
             more = (*outside, *fleet_problems(sections_of(document), groups))
@@ -300,7 +300,7 @@ class Service:
         return row
 
     def record(self, row: JobRow) -> StatusRecord | None:
-        """What is known of the job: its final state if it left one, else the live one; None if there is neither."""
+        """The job's status record: its final state if it left one, else the live one; None if there is neither."""
         if record := read_status(Path(row.run_dir)):
             return record
         if row.state not in ALIVE:
@@ -308,36 +308,36 @@ class Service:
         try:
             return self._control.status(row.job)
         except NotFound:
-            return read_status(Path(row.run_dir))  # it may have ended between the two looks
+            return read_status(Path(row.run_dir))  # it may have ended between the two reads
 
     def _answer(self, row: JobRow, patience_s: float = PATIENCE_S) -> Job:
-        answer = self._look(row, patience_s).answer
-        assert answer is not None, "a look that was had has an answer"
+        answer = self._snapshot(row, patience_s).answer
+        assert answer is not None, "a snapshot has an answer"
         return answer
 
-    def _look(self, row: JobRow, patience_s: float = PATIENCE_S) -> Look:
-        look = self.looks.recent(row, patience_s)
-        if look.answer is None and look.record is None and row.summary and (kept := summary_in(row, Job)):
-            look.answer = kept
-        elif look.answer is None:
-            look.answer = self._made(row, look.record)
-            if look.answer.state is JobState.QUEUED:
+    def _snapshot(self, row: JobRow, patience_s: float = PATIENCE_S) -> StatusSnapshot:
+        snapshot = self.statuses.recent(row, patience_s)
+        if snapshot.answer is None and snapshot.record is None and row.summary and (summary := summary_in(row, Job)):
+            snapshot.answer = summary
+        elif snapshot.answer is None:
+            snapshot.answer = self._job_of(row, snapshot.record)
+            if snapshot.answer.state is JobState.QUEUED:
                 waits = {"queue_position": self._store.queue_position(row), "reason": self.queue.why(row.job)}
-                look.answer = look.answer.model_copy(update=waits)
-            elif look.answer.state.final and not row.summary:
-                values = {"reason": look.answer.reason, "summary": look.answer.model_dump(mode="json")}
-                self._store.update_job(row.job, state=look.answer.state.value, **values)
+                snapshot.answer = snapshot.answer.model_copy(update=waits)
+            elif snapshot.answer.state.final and not row.summary:
+                values = {"reason": snapshot.answer.reason, "summary": snapshot.answer.model_dump(mode="json")}
+                self._store.update_job(row.job, state=snapshot.answer.state.value, **values)
                 if row.state != JobState.CANCELLED:  # who was cancelled in the queue leaves no room
                     self.queue.wake()
-        return look
+        return snapshot
 
-    def _made(self, row: JobRow, record: StatusRecord | None) -> Job:
+    def _job_of(self, row: JobRow, record: StatusRecord | None) -> Job:
         """The answer, whatever row and record are. Raises InfrastructureError where the job answers, and makes no sense."""
         row = readable(row)
         run_dir = Path(row.run_dir)
         try:
-            made = job_of(row, record, *plans_of(row), report=has_report(run_dir))
-            made.model_dump_json()  # what cannot be sent is found here, not by whoever lists all jobs
+            job = job_of(row, record, *plans_of(row), report=has_report(run_dir))
+            job.model_dump_json()  # what cannot be sent is found here, not by whoever lists all jobs
         except Exception as error:
             if record is not None and read_status(run_dir) is None:
                 detail = (
@@ -345,17 +345,17 @@ class Service:
                 )
                 raise InfrastructureError(detail=detail, remedy="Look at its log (`atoll logs`).") from error
             return unreadable(row, error)
-        if record is None and made.state.final and (damage := damage_of_status(run_dir)):
-            made.reason = f"{made.reason} {damage}".strip() if damage not in made.reason else made.reason
-        return made
+        if record is None and job.state.final and (damage := damage_of_status(run_dir)):
+            job.reason = f"{job.reason} {damage}".strip() if damage not in job.reason else job.reason
+        return job
 
     def summary(self, row: JobRow) -> JobSummary:
-        """Of any row that the store may hold: one that is damaged is told as that, and spoils no list.
+        """The summary of any row that the store may hold: a damaged one is shown as that, and spoils no list.
 
         A job that does not say at once how it stands is shown as last known, with the reason.
         """
-        if row.summary and (kept := summary_in(row, JobSummary)):
-            return kept
+        if row.summary and (summary := summary_in(row, JobSummary)):
+            return summary
         if row.state == JobState.QUEUED:
             return self._outlined(row, {"queue_position": self.queue.place(row.job), "reason": self.queue.why(row.job)})
         try:
@@ -366,7 +366,7 @@ class Service:
             return summary_of(unreadable(row, error))
 
     def _outlined(self, row: JobRow, more: dict[str, Any]) -> JobSummary:
-        """What is known of a job without asking it and without reading its specification again."""
+        """The summary of a job without asking it and without reading its specification again."""
         try:
             outline = self.queue.outlines.of(row.job, lambda: row.spec)
             job = job_of(row, None, [], outline.token_budget, report=False)

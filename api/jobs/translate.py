@@ -1,4 +1,4 @@
-"""From what the store and the control port hold to what the API answers with. Pure: no clock, no disk, no port.
+"""The translation from what the store and the control port hold to the API's answers. Pure: no clock, no disk, no port.
 
 Responsible for the meaning of a job's state: alive as the core's phase says, final as its outcome says, and what its row
 says while nothing else is known of it. It refuses to compute statistics; they are passed on.
@@ -23,7 +23,7 @@ GONE = "nothing of it runs any more; it is about to be started again, and goes o
 
 UNREADABLE_REMEDY = "Submit it again, and remove this one."
 LAST_KNOWN = {"epoch": 1, "global_version": 0, "tokens_trained": 0}
-"""What is remembered of a job that trains, and the least that each of it can be."""
+"""The figures that the store keeps of a job that trains, and the least value of each."""
 
 WAITS = "its job has not taken it yet; it is handed over until it has"
 
@@ -46,9 +46,9 @@ def job_of(
     state = state_of(view) if record else JobState(row.state)
     started_at = record["started_at"] if record else None
     resume = (row.spec.get("resume") if isinstance(row.spec, dict) else None) or {}
-    told = {name: view.get(name, least) for name, least in LAST_KNOWN.items()}
+    reported = {name: view.get(name, least) for name, least in LAST_KNOWN.items()}
     before = last_known(row) if record is None or state is JobState.FAILED else {}
-    known = {name: max(value, before.get(name, 0)) for name, value in told.items()}
+    progress = {name: max(value, before.get(name, 0)) for name, value in reported.items()}
     loss = curve[-1].loss if curve else before.get("loss")
     return Job(
         job=row.job,
@@ -62,16 +62,16 @@ def job_of(
         island_count=sum(not island.standby for island in islands),
         islands_training=sum(island.state == "training" for island in islands),
         token_budget=view.get("token_budget", token_budget),
-        tokens_trained=known["tokens_trained"],
-        global_version=known["global_version"],
+        tokens_trained=progress["tokens_trained"],
+        global_version=progress["global_version"],
         loss=loss,
         goodput_ratio=goodput.get("goodput_ratio") or before.get("goodput_ratio"),
         run_dir=row.run_dir,
         priority=row.priority,
         after_s=record["at"] if record else None,
         pause_reason=view.get("pause_reason"),
-        epoch=known["epoch"],
-        last_known=known != told or bool(record and record.get("last_known")),
+        epoch=progress["epoch"],
+        last_known=progress != reported or bool(record and record.get("last_known")),
         loss_train=math.fsum(losses) / len(losses) if losses else None,
         islands=islands,
         fragments=[fragment_of(fragment) for fragment in view.get("fragments", ())],
@@ -108,25 +108,25 @@ def _text(value: object) -> str:
 
 
 def last_known(row: JobRow) -> dict[str, Any]:
-    """What the row says of how far the job was, as far as that can be read."""
-    kept = row.last_known if isinstance(row.last_known, dict) else {}
-    numbers = {name: value for name in LAST_KNOWN if type(value := kept.get(name)) is int and value >= 0}
-    figures = {name: value for name in ("loss", "goodput_ratio") if type(value := kept.get(name)) is float}
+    """The job's progress by its row, as far as that can be read."""
+    stored = row.last_known if isinstance(row.last_known, dict) else {}
+    numbers = {name: value for name in LAST_KNOWN if type(value := stored.get(name)) is int and value >= 0}
+    figures = {name: value for name in ("loss", "goodput_ratio") if type(value := stored.get(name)) is float}
     return numbers | {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def last_known_of(record: StatusRecord) -> dict[str, Any]:
-    """What is to be remembered of how far the job is. Raises as a malformed record has it."""
+    """The job's progress to store in its row. Raises whatever a malformed record causes."""
     view, curve = record["view"], record["loss_curve"]
-    known = {name: int(view[name]) for name in LAST_KNOWN}
+    progress = {name: int(view[name]) for name in LAST_KNOWN}
     figures: dict[str, Any] = finite(
         {"loss": curve[-1][1] if curve else None, "goodput_ratio": record["goodput"]["goodput_ratio"]}
     )
-    return known | figures
+    return progress | figures
 
 
 def gone_for(row: JobRow) -> str:
-    """Why nothing runs of a job that should run."""
+    """The reason shown for a job of which nothing runs, though it should."""
     return f"{GONE} ({row.reason})" if row.reason else GONE
 
 
@@ -201,10 +201,10 @@ def island_of(view: Mapping[str, Any]) -> Island:
 
 def island_in(job: Job, island: str) -> Island:
     """The island of this name. Raises NotFound with those that there are."""
-    for found in job.islands:
-        if found.island == island:
-            return found
-    names = ", ".join(found.island for found in job.islands)
+    for candidate in job.islands:
+        if candidate.island == island:
+            return candidate
+    names = ", ".join(candidate.island for candidate in job.islands)
     raise NotFound(detail=f"Job {job.job} has no island {island!r}.", remedy=f"Its islands are {names}.")
 
 
@@ -219,7 +219,7 @@ def fragment_of(view: Mapping[str, Any]) -> Fragment:
 
 
 def request_in(row: CommandRow) -> commands.Command | None:
-    """What the row asks for; None where this build cannot read that."""
+    """The command in the row; None where this build cannot read it."""
     try:
         return command_codec.decode(row.request)
     except DataError:

@@ -18,44 +18,48 @@ CLOSED_BECAUSE = {
 }
 
 
-def merge_of(told: Explanation) -> Merge:
+def merge_of(explanation: Explanation) -> Merge:
     """The whole explanation."""
-    facts = _renamed(asdict(told), opened_at="opened_after_s", quorum_at="quorum_after_s", merge_seconds="merge_s")
-    facts |= summary_of(told).model_dump()
+    facts = _renamed(
+        asdict(explanation), opened_at="opened_after_s", quorum_at="quorum_after_s", merge_seconds="merge_s"
+    )
+    facts |= summary_of(explanation).model_dump()
     return Merge.model_validate(
         facts
         | {
-            "grace_window_s": None if told.grace_until is None else told.grace_until - told.quorum_at,
-            "grace_used_s": told.closed_at - told.quorum_at,
+            "grace_window_s": None
+            if explanation.grace_until is None
+            else explanation.grace_until - explanation.quorum_at,
+            "grace_used_s": explanation.closed_at - explanation.quorum_at,
             "contributors": [
                 Contributor.model_validate(_renamed(asdict(item), arrived_at="arrived_after_s"))
-                for item in told.contributors
+                for item in explanation.contributors
             ],
-            "absent": [Absence(island=island, state=state) for island, state in told.absent],
-            "refusals": [Refusal.model_validate(_renamed(asdict(item), at="after_s")) for item in told.refusals],
+            "absent": [Absence(island=island, state=state) for island, state in explanation.absent],
+            "refusals": [Refusal.model_validate(_renamed(asdict(item), at="after_s")) for item in explanation.refusals],
         }
     )
 
 
-def summary_of(told: Explanation) -> MergeSummary:
+def summary_of(explanation: Explanation) -> MergeSummary:
     return MergeSummary(
-        fragment=told.fragment,
-        version=told.version,
-        islands=[item.island for item in told.contributors],
-        reason=told.reason,
-        because=because(told),
-        closed_after_s=told.closed_at,
-        merged_after_s=told.merged_at,
+        fragment=explanation.fragment,
+        version=explanation.version,
+        islands=[item.island for item in explanation.contributors],
+        reason=explanation.reason,
+        because=because(explanation),
+        closed_after_s=explanation.closed_at,
+        merged_after_s=explanation.merged_at,
     )
 
 
-def because(told: Explanation) -> str:
-    """Why it closed when it did, and what became of those who are not in it, in one sentence."""
-    waited = f"after {seconds(told.closed_at - told.quorum_at)} of grace"
-    parts = [f"closed because {CLOSED_BECAUSE[told.reason]}, {waited}"]
-    latest = {refusal.island: refusal for refusal in told.refusals}
+def because(explanation: Explanation) -> str:
+    """One sentence: why the round closed when it did, and what became of the islands that are not in it."""
+    waited = f"after {seconds(explanation.closed_at - explanation.quorum_at)} of grace"
+    parts = [f"closed because {CLOSED_BECAUSE[explanation.reason]}, {waited}"]
+    latest = {refusal.island: refusal for refusal in explanation.refusals}
     parts += [f"{r.island} refused: {r.reason.replace('_', ' ')}, {r.detail}" for r in latest.values()]
-    absent = [f"{island} ({state.replace('_', ' ')})" for island, state in told.absent if island not in latest]
+    absent = [f"{island} ({state.replace('_', ' ')})" for island, state in explanation.absent if island not in latest]
     return "; ".join([*parts, f"without {', '.join(absent)}"] if absent else parts)
 
 

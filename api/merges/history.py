@@ -19,12 +19,12 @@ from orchestrator.tape.schema import Header, Record, decode_header, decode_line
 
 JOBS_MAX = 8
 UNEVENTFUL = b'"effects":[]}'
-TELLING = b'{"type":"MergeCompleted"', b'{"type":"Connection', b'{"type":"Island', b'{"type":"Placement'
+RELEVANT = b'{"type":"MergeCompleted"', b'{"type":"Connection', b'{"type":"Island', b'{"type":"Placement'
 """Events that say something of a merge or of an island's state even when nothing was decided on them."""
 
 
-class History:
-    """One job's."""
+class MergeHistory:
+    """One job's explained merges."""
 
     def __init__(self, run: Run, keep: int) -> None:
         self._reader = TapeReader(run.tape)
@@ -42,13 +42,13 @@ class History:
         """Raises NotFound with what there is instead."""
         with self._reading:
             fold = self._caught_up()
-            found = fold.merges.get((FragmentId(fragment), Version(version))) if fold else None
+            explanation = fold.merges.get((FragmentId(fragment), Version(version))) if fold else None
             stands = fold.version(FragmentId(fragment)) if fold else None
-        if found is None:
+        if explanation is None:
             raise NotFound(
                 detail=f"Job {job} has no merge {fragment}:{version}.", remedy=_instead(job, version, stands)
             )
-        return found
+        return explanation
 
     def _caught_up(self) -> Explanations | None:
         """The fold up to the tape's present end; None while there is no tape."""
@@ -77,21 +77,21 @@ class History:
     def _take(self, line: bytes) -> None:
         if self._fold is None:
             self._fold = fold_of(line, self._keep)
-        elif is_telling(line) and isinstance(record := decode_line(line.decode()), Record):
+        elif is_relevant(line) and isinstance(record := decode_line(line.decode()), Record):
             self._fold.apply(record.event, record.effects)  # type: ignore[arg-type]  # its header says: a job's tape
 
 
-class Histories:
-    """Those of the jobs that were asked about last."""
+class MergeHistories:
+    """The merge histories of the jobs that were asked about last."""
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
-        self._histories: OrderedDict[str, History] = OrderedDict()
+        self._histories: OrderedDict[str, MergeHistory] = OrderedDict()
         self._choosing = threading.Lock()
 
-    def of(self, run: Run) -> History:
+    def of(self, run: Run) -> MergeHistory:
         with self._choosing:
-            history = self._histories.pop(run.job, None) or History(run, self._keep)
+            history = self._histories.pop(run.job, None) or MergeHistory(run, self._keep)
             self._histories[run.job] = history
             if len(self._histories) > JOBS_MAX:
                 self._histories.popitem(last=False)
@@ -106,10 +106,10 @@ def fold_of(line: bytes, keep: int) -> Explanations:
     return Explanations(header.policy, keep)
 
 
-def is_telling(line: bytes) -> bool:
+def is_relevant(line: bytes) -> bool:
     if number_of(line) is None:
         return False
-    return not line.endswith(UNEVENTFUL) or any(kind in line for kind in TELLING)
+    return not line.endswith(UNEVENTFUL) or any(kind in line for kind in RELEVANT)
 
 
 def _instead(job: str, version: int, stands: Version | None) -> str:

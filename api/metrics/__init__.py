@@ -1,1 +1,1 @@
-"""What Prometheus scrapes: the catalogue of names, and the values behind them."""
+"""The service's metrics for Prometheus: the catalogue of names, and the values behind them."""

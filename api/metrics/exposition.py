@@ -1,4 +1,4 @@
-"""What `/metrics` says: one registry with the jobs' own totals, this process's request times, and its memory and CPU.
+"""The page `/metrics`: one registry with the jobs' own totals, this process's request times, and its memory and CPU.
 
     JobsCollector ── at a scrape ──▶ store (which jobs), service (how each stands) ──▶ metrics.job ──▶ Prometheus
 
@@ -27,8 +27,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from api.clocks import Ages
+from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.service import Service
-from api.jobs.tending import Complaints, reason_of
 from api.metrics.catalogue import FAMILIES
 from api.metrics.job import Buckets, Sample, samples
 from api.metrics.requests import request_seconds
@@ -44,7 +44,7 @@ PATIENCE_S = 4.0
 """Below the scrape timeout of deploy/prometheus/prometheus.yml."""
 LINGER_S = 900.0
 SAMPLES_MAX = 500_000
-"""Of one job: some thirty an island, and 10,000 islands are the most that one may have."""
+"""The limit for one job: some thirty samples an island, and 10,000 islands are the most that one may have."""
 _KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
@@ -65,9 +65,9 @@ class JobsCollector(Collector):
     def __init__(self, service: Service, store: Store) -> None:
         self._service, self._store = service, store
         self._pool = ThreadPoolExecutor(8, "metrics")
-        self._asked: dict[str, Future[StatusRecord | None]] = {}
+        self._questions: dict[str, Future[StatusRecord | None]] = {}
         self._one_at_a_time = threading.Lock()
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
         self._found: list[Metric] = []
         self._found_at = float("-inf")
         self._ages, self._endings = Ages(), Ages()
@@ -91,38 +91,38 @@ class JobsCollector(Collector):
         queued = [self._ages.of(row.job, row.submitted_at) for row in waiting]
         live = {row.job: row for row in rows if row.state in ALIVE}
         records = self._ask(live)
-        made = {row.job: self._made(row, record) for row in rows if (record := records.get(row.job))}
+        samples_by_job = {row.job: self._samples_of(row, record) for row in rows if (record := records.get(row.job))}
         states = Counter(state_of(row, records.get(row.job)) for row in rows)
         yield from (Sample("atoll_jobs", (state.value,), states[state]) for state in JobState)
         yield Sample("atoll_queue_oldest_seconds", (), max(queued, default=0.0))
-        yield Sample("atoll_queue_hopeless", (), self._service.queue.hopeless)
-        yield Sample("atoll_clock_set_seconds", (), self._service.clock.look())
+        yield Sample("atoll_queue_hopeless", (), self._service.queue.unschedulable)
+        yield Sample("atoll_clock_set_seconds", (), self._service.clock.check())
         for row in rows:
             if row.job in live:
-                yield Sample("atoll_job_answers", (row.job,), made.get(row.job) is not None)
+                yield Sample("atoll_job_answers", (row.job,), samples_by_job.get(row.job) is not None)
             elif self._ended_lately(row) and (record := self._record(row)):
-                made[row.job] = self._made(row, record)
-            yield from made.get(row.job) or ()
-        self._complaints.keep(f"job {row.job}" for row in rows)
+                samples_by_job[row.job] = self._samples_of(row, record)
+            yield from samples_by_job.get(row.job) or ()
+        self._problem_log.keep(f"job {row.job}" for row in rows)
 
-    def _made(self, row: JobRow, record: StatusRecord) -> list[Sample] | None:
-        """All that the record says, or nothing of it: what is damaged in one job costs its own figures only."""
+    def _samples_of(self, row: JobRow, record: StatusRecord) -> list[Sample] | None:
+        """All samples of the record, or None: what is damaged in one job costs its own figures only."""
         try:
-            made = [checked(sample) for sample in islice(samples(record, row.spec), SAMPLES_MAX + 1)]
-            if len(made) > SAMPLES_MAX:
+            checked_samples = [checked(sample) for sample in islice(samples(record, row.spec), SAMPLES_MAX + 1)]
+            if len(checked_samples) > SAMPLES_MAX:
                 raise ValueError(f"it makes more than the {SAMPLES_MAX} samples that are taken of one job")
         except Exception as error:
-            self._complaints.note(f"job {row.job}", f"no figures can be made of what it says: {reason_of(error)}")
+            self._problem_log.note(f"job {row.job}", f"no figures can be made of what it says: {reason_of(error)}")
             return None
-        self._complaints.settle(f"job {row.job}")
-        return made
+        self._problem_log.settle(f"job {row.job}")
+        return checked_samples
 
     def _ask(self, rows: dict[str, JobRow]) -> dict[str, StatusRecord]:
-        """How each of these jobs stands. One that does not answer in time is left out, and not asked again meanwhile."""
-        asked = {job: self._asked.get(job) or self._pool.submit(self._record, row) for job, row in rows.items()}
-        done, _ = wait(asked.values(), timeout=PATIENCE_S)
-        self._asked = {job: future for job, future in asked.items() if future not in done}
-        return {job: record for job, future in asked.items() if future in done and (record := future.result())}
+        """The status records of these jobs. One that does not answer in time is left out, and not asked again meanwhile."""
+        questions = {job: self._questions.get(job) or self._pool.submit(self._record, row) for job, row in rows.items()}
+        done, _ = wait(questions.values(), timeout=PATIENCE_S)
+        self._questions = {job: future for job, future in questions.items() if future not in done}
+        return {job: record for job, future in questions.items() if future in done and (record := future.result())}
 
     def _ended_lately(self, row: JobRow) -> bool:
         try:
@@ -141,9 +141,9 @@ class JobsCollector(Collector):
 def state_of(row: JobRow, record: StatusRecord | None) -> JobState:
     """As last known, or newer where the job itself has said so."""
     try:
-        known = JobState(row.state)
-        if record is None or known.final:
-            return known
+        stored = JobState(row.state)
+        if record is None or stored.final:
+            return stored
         view = record["view"]
         return JobState(view["outcome"] if view["phase"] == "finished" else view["phase"])
     except (ValueError, KeyError, TypeError):  # what is damaged is no job that does anything
@@ -169,15 +169,15 @@ def is_time(value: object) -> bool:
     return isinstance(value, float | int)
 
 
-def families_of(found: Iterable[Sample]) -> list[Metric]:
+def families_of(samples: Iterable[Sample]) -> list[Metric]:
     """The samples by family, in the order of the catalogue. Raises KeyError for a sample that is not in it."""
-    made: dict[str, Any] = {}
+    families: dict[str, Any] = {}
     for family in FAMILIES.values():
-        made[family.name] = _KINDS[family.kind](family.name, family.help, labels=family.labels)
-    for sample in found:
+        families[family.name] = _KINDS[family.kind](family.name, family.help, labels=family.labels)
+    for sample in samples:
         if isinstance(sample.value, Buckets):
             bounds = [(floatToGoString(bound), count) for bound, count in sample.value.cumulative]
-            made[sample.family].add_metric(sample.labels, bounds, sample.value.sum)
+            families[sample.family].add_metric(sample.labels, bounds, sample.value.sum)
         else:
-            made[sample.family].add_metric(sample.labels, float(sample.value))
-    return [family for family in made.values() if family.samples]
+            families[sample.family].add_metric(sample.labels, float(sample.value))
+    return [family for family in families.values() if family.samples]

@@ -1,4 +1,4 @@
-"""One job's samples: a ``StatusRecord`` in the words of ``metrics.catalogue``.
+"""One job's samples: a ``StatusRecord`` as the metrics of ``metrics.catalogue``.
 
 Pure: the same record gives the same samples. It computes nothing that the folds did not count, except that it adds up
 buckets and multiplies payloads by their size. Parts that a record of an earlier build lacks are left out.
@@ -85,7 +85,7 @@ def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
 
 
 def _of_islands(job: str, record: StatusRecord) -> Iterator[Sample]:
-    told = record["statistics"]
+    statistics = record["statistics"]
     for island in record["view"]["islands"]:
         name = island["island"]
         labels = (job, name, island["region"])
@@ -96,16 +96,16 @@ def _of_islands(job: str, record: StatusRecord) -> Iterator[Sample]:
         yield Sample("atoll_island_flagged", labels, bool(island.get("flag")))
         yield Sample("atoll_island_quarantines", labels, island.get("quarantines", 0))
         yield Sample("atoll_island_steps", labels, island["steps_total"])
-        yield Sample("atoll_island_merges", labels, told["merges_per_island"].get(name, 0))
-        known = {
+        yield Sample("atoll_island_merges", labels, statistics["merges_per_island"].get(name, 0))
+        optional = {
             "atoll_island_step_seconds": island["step_seconds"],
             "atoll_training_loss_nats": island["loss"],
             "atoll_island_schedule_step": island["step"] if island["state"] == IslandState.TRAINING else None,
-            "atoll_island_gap_max_seconds": told["gaps_max_s"].get(name),
+            "atoll_island_gap_max_seconds": statistics["gaps_max_s"].get(name),
         }
         if (merged_at := island["last_merge_at"]) is not None:
-            known["atoll_island_last_merge_age_seconds"] = record["at"] - merged_at
-        yield from (Sample(family, labels, value) for family, value in known.items() if value is not None)
+            optional["atoll_island_last_merge_age_seconds"] = record["at"] - merged_at
+        yield from (Sample(family, labels, value) for family, value in optional.items() if value is not None)
         if worth := record["goodput"]["islands"].get(name):
             for kind, seconds in worth["seconds"].items():
                 yield Sample("atoll_island_seconds", (*labels, kind), seconds)
@@ -114,26 +114,26 @@ def _of_islands(job: str, record: StatusRecord) -> Iterator[Sample]:
 
 
 def _of_rounds(job: str, record: StatusRecord) -> Iterator[Sample]:
-    told = record["statistics"]
+    statistics = record["statistics"]
     for fragment in record["view"]["fragments"]:
         labels = (job, str(fragment["fragment"]))
         yield Sample("atoll_fragment_version", labels, fragment["version"])
         yield Sample("atoll_round_offered_islands", labels, len(fragment["offered"]))
-        yield Sample("atoll_merges", labels, told["merges_per_fragment"][fragment["fragment"]])
-    contributors = {int(count): times for count, times in told["merges_by_contributors"].items()}
+        yield Sample("atoll_merges", labels, statistics["merges_per_fragment"][fragment["fragment"]])
+    contributors = {int(count): times for count, times in statistics["merges_by_contributors"].items()}
     yield Sample("atoll_merge_contributors", (job,), _counted(contributors, CONTRIBUTOR_BOUNDS))
-    for closed in told["close_reasons"]:
+    for closed in statistics["close_reasons"]:
         yield Sample("atoll_rounds_closed", (job, closed["reason"]), closed["merges"])
-    for part, histogram in told.get("round_seconds", {}).items():
+    for part, histogram in statistics.get("round_seconds", {}).items():
         yield Sample("atoll_round_part_seconds", (job, part), _buckets(histogram))
-    if "journal_seconds" in told:
-        yield Sample("atoll_journal_seconds", (job,), _buckets(told["journal_seconds"]))
+    if "journal_seconds" in statistics:
+        yield Sample("atoll_journal_seconds", (job,), _buckets(statistics["journal_seconds"]))
     for reason in RefusalReason:  # also those that never were: a rise from nothing must be seen as one
-        yield Sample("atoll_refusals", (job, reason.value), told["refusals"].get(reason.value, 0))
+        yield Sample("atoll_refusals", (job, reason.value), statistics["refusals"].get(reason.value, 0))
 
 
-def _of_recoveries(job: str, told: Mapping[str, Any]) -> Iterator[Sample]:
-    complete = [recovery for recovery in told["recoveries"] if recovery["complete"]]
+def _of_recoveries(job: str, statistics: Mapping[str, Any]) -> Iterator[Sample]:
+    complete = [recovery for recovery in statistics["recoveries"] if recovery["complete"]]
     totals = Counter(recovery["total"] for recovery in complete)
     yield Sample("atoll_recovery_seconds", (job,), _counted(totals, RECOVERY_BOUNDS_S))
     for part in dict.fromkeys(part for recovery in complete for part in recovery["parts"]):
@@ -179,12 +179,12 @@ def _of_commands(job: str, record: StatusRecord) -> Iterator[Sample]:
 
 
 def _buckets(histogram: Mapping[str, Any]) -> Buckets:
-    """What ``accounting.histogram`` counted, added up."""
+    """The counts of ``accounting.histogram``, added up."""
     bounds = (*histogram["bounds"], inf)
     return Buckets(tuple(zip(bounds, accumulate(histogram["counts"]), strict=True)), histogram["sum"])
 
 
 def _counted(values: Mapping[Any, int], bounds: Sequence[float]) -> Buckets:
-    """How often each value was there, in buckets."""
+    """The number of times of each value, in buckets."""
     cumulative = [(bound, sum(n for value, n in values.items() if value <= bound)) for bound in (*bounds, inf)]
     return Buckets(tuple(cumulative), sum(value * n for value, n in values.items()))

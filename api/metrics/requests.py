@@ -1,4 +1,4 @@
-"""How long requests take: a middleware around the whole application, and its histogram.
+"""The durations of requests: a middleware around the whole application, and its histogram.
 
 A request's time ends where its answer begins: a stream of events that lasts for hours is no slow request. Labels are the
 route's template, never the path, and what matches no route is one label together, so that nobody who asks for nonsense
@@ -24,7 +24,7 @@ def request_seconds(registry: CollectorRegistry) -> Histogram:
     return Histogram(family.name, family.help, family.labels, registry=registry, buckets=BOUNDS_S)
 
 
-class Measured:
+class RequestMetrics:
     """Middleware: observe every HTTP request. ``status`` is the class of its answer, 2xx to 5xx."""
 
     def __init__(self, app: ASGIApp, seconds: Histogram) -> None:

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beyond what FastAPI knows: how each operation refuses, and an example of everything.
+"""The parts of the OpenAPI document that FastAPI does not know: how each operation refuses, and an example of everything.
 
 Refusals follow from what an operation is, by ``refusals_of`` alone, so that a new route cannot forget them; who may call
 it is told by ``api.auth.openapi``. schemathesis holds the running service to the result (tests/api/test_openapi.py).
@@ -51,8 +51,8 @@ def describe(document: dict[str, Any]) -> None:
             for parameter in operation.get("parameters", ()):
                 if parameter["name"] in PARAMETERS:
                     parameter["example"] = PARAMETERS[parameter["name"]]
-            for holder in (operation.get("requestBody"), *operation["responses"].values()):
-                _exemplify(holder or {}, schemas)
+            for container in (operation.get("requestBody"), *operation["responses"].values()):
+                _exemplify(container or {}, schemas)
             operation["responses"] = dict(sorted(operation["responses"].items()))
     for content in document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"].values():
         content["example"] = SPECIFICATION
@@ -79,9 +79,9 @@ def refusals_of(method: str, path: str, operation: dict[str, Any]) -> Iterator[t
         yield "503", "The cluster, the disk or this service has no room or does not answer; try again"
 
 
-def _exemplify(holder: dict[str, Any], schemas: dict[str, Any]) -> None:
+def _exemplify(container: dict[str, Any], schemas: dict[str, Any]) -> None:
     """Show an example of what this body or answer holds: the shape's own, or else the one of ``SHAPES``."""
-    for content in holder.get("content", {}).values():
+    for content in container.get("content", {}).values():
         schema = content.get("schema", {})
         for choice in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())):
             name = choice.get("$ref", "").removeprefix(SCHEMAS)

@@ -27,19 +27,19 @@ Seconds = Annotated[float, Field(strict=True, ge=0.001, le=STOP_MAX_S, allow_inf
 Payloads = Annotated[int, Field(strict=True, ge=1, le=PAYLOADS_MAX, description="how many of its next payloads")]
 
 
-class Strike(BaseModel):
+class FaultRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     island: Whom
 
 
-class Kill(Strike):
+class Kill(FaultRequest):
     """SIGKILL, no warning; the island is placed again by itself."""
 
     kind: Literal["kill"]
 
 
-class Stop(Strike):
+class Stop(FaultRequest):
     """SIGSTOP for ``duration_s``: the island neither steps nor answers meanwhile."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"kind": "stop", "island": "asia", "duration_s": 6.0}]})
@@ -48,14 +48,14 @@ class Stop(Strike):
     duration_s: Seconds
 
 
-class Cut(Strike):
+class Cut(FaultRequest):
     """The island's link carries nothing for ``duration_s``: no letter, payload or publication. It trains on."""
 
     kind: Literal["cut"]
     duration_s: Seconds
 
 
-class Slow(Strike):
+class Slow(FaultRequest):
     """The island's link carries payloads and publications at this rate for ``duration_s``."""
 
     kind: Literal["slow"]
@@ -63,14 +63,14 @@ class Slow(Strike):
     bytes_per_second: BytesPerSecond
 
 
-class Corrupt(Strike):
+class Corrupt(FaultRequest):
     """The island's next payloads arrive with flipped bits, and are refused for their checksum."""
 
     kind: Literal["corrupt"]
     payloads: Payloads
 
 
-class Delay(Strike):
+class Delay(FaultRequest):
     """The island's next payloads arrive ``duration_s`` late, each with all that is behind it."""
 
     kind: Literal["delay"]
@@ -78,20 +78,20 @@ class Delay(Strike):
     payloads: Payloads
 
 
-class Drop(Strike):
+class Drop(FaultRequest):
     """The island's next payloads are lost on the way."""
 
     kind: Literal["drop"]
     payloads: Payloads
 
 
-class Continue(Strike):
+class Continue(FaultRequest):
     """SIGCONT before a stop's time is over; a link that is cut, slow or harms payloads is well again."""
 
     kind: Literal["continue"]
 
 
-class KillNode(Strike):
+class KillNode(FaultRequest):
     """SIGKILL of the raylet of the island's node: all islands on it die, of any job, and the node does not come back."""
 
     kind: Literal["kill_node"]
@@ -125,8 +125,8 @@ def inject_fault(
 
 
 def command_of(fault: Fault) -> Inject:
-    """What the kind has no field for is zero."""
+    """The command of a fault; a field that its kind lacks is zero."""
     island = None if isinstance(fault, KillSynchroniser) else IslandId(fault.island)
-    said = fault.model_dump()
-    dose = (said.get("duration_s", 0.0), said.get("bytes_per_second", 0.0), said.get("payloads", 0))
+    fields = fault.model_dump()
+    dose = (fields.get("duration_s", 0.0), fields.get("bytes_per_second", 0.0), fields.get("payloads", 0))
     return Inject(fault.kind, island, *dose)

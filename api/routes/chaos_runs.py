@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 
 from api.chaos.plans import plan_text, shown, text_of
 from api.chaos.runs import ChaosRuns
-from api.chaos.schemas import AskedPlan, ChaosRun, ChaosRunList, ShippedPlan, ShownPlans, VerdictDocument
+from api.chaos.schemas import ChaosRun, ChaosRunList, PlanRequest, ShippedPlan, ShownPlans, VerdictDocument
 from api.http.headers import DOCUMENT
 from api.http.pools import JOBS
 from api.http.routing import runs_in
@@ -37,7 +37,7 @@ def list_chaos_plans() -> ShownPlans:
 @router.post(RUNS, status_code=202)
 def start_chaos_plan(
     job: str,
-    plan: AskedPlan,
+    plan: PlanRequest,
     response: Response,
     runs: RunsHere,
     caller: Caller = ANONYMOUS,

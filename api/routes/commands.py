@@ -1,4 +1,4 @@
-"""What operators asked of a job, who asked, and what became of it."""
+"""The commands given to a job: who asked for each, and what became of it."""
 
 from __future__ import annotations
 

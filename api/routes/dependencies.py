@@ -1,4 +1,4 @@
-"""What routes have in common: the service, who is asking, the idempotency key, and versions."""
+"""The dependencies that routes share: the service, the caller, the idempotency key, and versions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
 
-from api.auth.roles import Holder
-from api.jobs.looks import unchanged
+from api.auth.roles import Principal
 from api.jobs.service import Service
+from api.jobs.status_cache import unchanged
 from api.schemas import Command
 
 
@@ -18,9 +18,9 @@ async def service_of(request: Request) -> Service:
 
 
 async def caller_of(request: Request) -> str:
-    """The name of the token that the gate let in."""
-    holder: Holder = request.state.holder
-    return holder.name
+    """The name of the token that the authentication let in."""
+    principal: Principal = request.state.principal
+    return principal.name
 
 
 ServiceHere = Annotated[Service, Depends(service_of)]
@@ -40,7 +40,7 @@ IfNoneMatch = Annotated[
     Header(max_length=500, description="ETags that the caller has: 304 without a body if one is still right"),
 ]
 ANONYMOUS = "anonymous"
-"""The default that Python wants of a parameter behind others. No caller has it: the gate lets nobody in without a name."""
+"""The default that Python wants of a parameter behind others. No caller has it: every request that passes has a name."""
 
 
 def accepted(command: Command, response: Response) -> Command:
@@ -53,7 +53,7 @@ VERSIONED: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"description": "the answer's version", "schema": {"type": "string"}}}},
     304: {"description": "The caller has this answer already"},
 }
-"""What the document says of an operation that answers by ``versioned``."""
+"""The OpenAPI part of an operation that answers by ``versioned``."""
 
 
 def versioned(body: bytes, tag: str, if_none_match: str | None) -> Response:

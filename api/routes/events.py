@@ -1,4 +1,4 @@
-"""What happened in a job: its tape as server-sent events while it grows, and as a file.
+"""The events of a job: its tape as server-sent events while it grows, and as a file.
 
 Both read ``RUN_DIR/tape.jsonl`` and ask the job nothing, so that onlookers cost it nothing.
 """

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Response
 
 from api.http.pools import FLEET
 from api.http.routing import runs_in
-from api.jobs.looks import tag_of
 from api.jobs.service import Service
+from api.jobs.status_cache import tag_of
 from api.jobs.translate import command_of
 from api.routes.dependencies import ANONYMOUS, VERSIONED, Caller, IfMatch, IfNoneMatch, ServiceHere, versioned
 from api.schemas import NodeGroupChange, NodeGroups
@@ -48,5 +48,5 @@ def uncordon_node_group(
 def _changed(
     service: Service, node_group: str, caller: str, if_match: str | None, *, cordoned: bool
 ) -> NodeGroupChange:
-    after, told = service.cordons.change(node_group, caller, cordoned, if_match)
-    return NodeGroupChange(node_group=after, commands=[command_of(row) for row in told])
+    after, commands = service.cordons.change(node_group, caller, cordoned, if_match)
+    return NodeGroupChange(node_group=after, commands=[command_of(row) for row in commands])

@@ -1,4 +1,4 @@
-"""Is the process alive, and can it do its work? Two questions, for two kinds of watchers."""
+"""Two health checks, for two kinds of watchers: the process is alive, and it can do its work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def readyz(request: Request) -> Health:
     Send no work here when this fails.
     """
     readiness: Readiness = request.app.state.readiness
-    question = readiness.asked()
+    question = readiness.question()
     answer = asyncio.wrap_future(question)
     answer.add_done_callback(lambda done: done.exception())  # asked for here or not, it is said by the question itself
     await asyncio.wait({answer}, timeout=ANSWER_WITHIN_S)

@@ -11,9 +11,9 @@ from api.http.headers import DOCUMENT
 from api.http.pools import JOBS, LISTS, PARSING, SUBMITS, in_pool
 from api.http.routing import BODY, runs_in
 from api.http.streams import File
-from api.jobs.looks import tag_of
+from api.jobs.job_list import JobList
 from api.jobs.service import REPORT
-from api.jobs.shelf import Shelf
+from api.jobs.status_cache import tag_of
 from api.routes.dependencies import (
     ANONYMOUS,
     VERSIONED,
@@ -34,12 +34,12 @@ from orchestrator.core.vocabulary import NodeGroupId
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(JOBS))
 
 
-async def shelf_of(request: Request) -> Shelf:
-    shelf: Shelf = request.app.state.shelf
-    return shelf
+async def job_list_of(request: Request) -> JobList:
+    job_list: JobList = request.app.state.job_list
+    return job_list
 
 
-ShelfHere = Annotated[Shelf, Depends(shelf_of)]
+JobListHere = Annotated[JobList, Depends(job_list_of)]
 
 REPORT_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
 REPORT_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
@@ -81,7 +81,7 @@ async def submit_job(
 @router.get("", response_model=Jobs, responses=VERSIONED)
 @in_pool(LISTS)
 def list_jobs(
-    shelf: ShelfHere,
+    job_list: JobListHere,
     if_none_match: IfNoneMatch = None,
     state: Annotated[JobState | None, Query(description="only jobs in this state")] = None,
     name: Annotated[str | None, Query(max_length=200, description="only jobs of this name")] = None,
@@ -89,7 +89,7 @@ def list_jobs(
     cursor: Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")] = None,
 ) -> Response:
     """Jobs, newest first. One whose state cannot be had right now is shown as last known, with the reason."""
-    body = shelf.page(state, name, limit, cursor).model_dump_json().encode()
+    body = job_list.page(state, name, limit, cursor).model_dump_json().encode()
     return versioned(body, tag_of("list", body), if_none_match)
 
 
@@ -99,8 +99,8 @@ def get_job(job: str, service: ServiceHere, if_none_match: IfNoneMatch = None) -
 
     Its ETag in ``If-Match`` of a cancel, a scale or a delete holds as long as nothing else is asked of the job.
     """
-    look = service.look(job)
-    return versioned(look.body, look.tag, if_none_match)
+    snapshot = service.snapshot(job)
+    return versioned(snapshot.body, snapshot.tag, if_none_match)
 
 
 @router.patch("/{job}")
@@ -110,9 +110,9 @@ def change_job(job: str, change: JobChange, service: ServiceHere) -> Job:
 
 
 @router.delete("/{job}", status_code=204)
-def delete_job(job: str, shelf: ShelfHere, if_match: IfMatch = None) -> None:
+def delete_job(job: str, job_list: JobListHere, if_match: IfMatch = None) -> None:
     """Remove a job that has ended, with all that it left: tape, report, merged parameters. 409 while it lives."""
-    shelf.remove(job, if_match)
+    job_list.remove(job, if_match)
 
 
 @router.post("/{job}/cancel", status_code=202)

@@ -1,4 +1,4 @@
-"""What a job's processes said: which logs there are, and each as plain text, to its end or while it is written."""
+"""The logs of a job's processes: a list of them, and each as plain text, to its end or while it is written."""
 
 from __future__ import annotations
 

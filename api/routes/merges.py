@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from api.http.pools import RECORDS
 from api.http.routing import runs_in
 from api.merges.explaining import merge_of, summary_of
-from api.merges.history import Histories
+from api.merges.history import MergeHistories
 from api.routes.dependencies import ServiceHere
 from api.schemas import Merge, Merges
 from orchestrator.errors import NotFound
@@ -21,12 +21,12 @@ NUMBER_MAX = 2**53
 Number = Annotated[int, Path(ge=0, le=NUMBER_MAX)]
 
 
-async def histories_of(request: Request) -> Histories:
-    histories: Histories = request.app.state.histories
+async def histories_of(request: Request) -> MergeHistories:
+    histories: MergeHistories = request.app.state.histories
     return histories
 
 
-HistoriesHere = Annotated[Histories, Depends(histories_of)]
+HistoriesHere = Annotated[MergeHistories, Depends(histories_of)]
 
 
 @router.get("")
@@ -39,14 +39,14 @@ def list_merges(
     cursor: Annotated[str | None, Query(max_length=40, description="`next_cursor` of the page before")] = None,
 ) -> Merges:
     """A job's merges, newest first, as far back as they are kept: a few thousand. The tape holds all."""
-    found = histories.of(service.run(job)).merges()
+    explanations = histories.of(service.run(job)).merges()
     if cursor is not None:
-        names = [f"{told.fragment}:{told.version}" for told in found]
+        names = [f"{explanation.fragment}:{explanation.version}" for explanation in explanations]
         if cursor not in names:
             raise NotFound(detail=f"The cursor {cursor!r} is no merge that is kept.", remedy="Begin without one.")
-        found = found[names.index(cursor) + 1 :]
-    wanted = (told for told in found if fragment is None or told.fragment == fragment)
-    page = [summary_of(told) for told in islice(wanted, limit)]
+        explanations = explanations[names.index(cursor) + 1 :]
+    wanted = (explanation for explanation in explanations if fragment is None or explanation.fragment == fragment)
+    page = [summary_of(explanation) for explanation in islice(wanted, limit)]
     more = next(wanted, None) is not None
     return Merges(merges=page, next_cursor=f"{page[-1].fragment}:{page[-1].version}" if more else None)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from api.auth.roles import Holder, Role
+from api.auth.roles import Principal, Role
 from api.http.pools import ACCESS
 from api.http.routing import runs_in
 from api.openapi.reference import reference
@@ -72,8 +72,10 @@ async def document(request: Request) -> Response:
     files, digest = web()
     tag = f'"{digest}"'
     headers = HEADERS | {"ETag": tag, "Cache-Control": ASK_AGAIN}
-    known = [given.strip().removeprefix("W/") for given in request.headers.get("if-none-match", "").split(",")]
-    if tag in known or "*" in known:
+    cached_tags = [
+        tag_text.strip().removeprefix("W/") for tag_text in request.headers.get("if-none-match", "").split(",")
+    ]
+    if tag in cached_tags or "*" in cached_tags:
         return Response(status_code=304, headers=headers)
     body = files[DOCUMENT].replace(b'"web/', f'"web/{digest}/'.encode())
     return Response(body, media_type=MEDIA_TYPES[".html"], headers=headers)
@@ -99,8 +101,8 @@ def docs(request: Request) -> Response:
 @router.get("/v1/whoami", tags=["access"])
 async def whoami(request: Request) -> Whoami:
     """Whose token this is, and what it allows. The page shows no button that would be refused."""
-    holder: Holder = request.state.holder
-    return Whoami(name=holder.name, role=holder.role)
+    principal: Principal = request.state.principal
+    return Whoami(name=principal.name, role=principal.role)
 
 
 @cache

@@ -29,9 +29,9 @@ def download_parameters(
     The file's metadata has the job's specification under `spec`, and of a running job the fragments' `versions`. 409 while
     there are none yet.
     """
-    found = parameters.open(job)
+    export = parameters.open(job)
     headers = {
-        "Content-Disposition": f'attachment; filename="{found.job}.safetensors"',
-        "Content-Length": str(found.bytes_count),
+        "Content-Disposition": f'attachment; filename="{export.job}.safetensors"',
+        "Content-Length": str(export.bytes_count),
     }
-    return Stream(request, chunks_in(DOWNLOADS, found.chunks()), "application/octet-stream", headers)
+    return Stream(request, chunks_in(DOWNLOADS, export.chunks()), "application/octet-stream", headers)

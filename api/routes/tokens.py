@@ -34,19 +34,19 @@ TokensHere = Annotated[Tokens, Depends(tokens_of)]
 def create_token(options: TokenOptions, tokens: TokensHere, caller: Caller = ANONYMOUS) -> NewToken:
     """Make a token. It is in this answer and nowhere else: a lost one is revoked, and another made."""
     row, raw = tokens.create(options.name, options.role, caller, options.expires_in_s)
-    return NewToken(**said_of(row, tokens).model_dump(), token=raw)
+    return NewToken(**token_of(row, tokens).model_dump(), token=raw)
 
 
 @router.get("/tokens")
 def list_tokens(tokens: TokensHere) -> TokenList:
     """All tokens that there are or were, oldest first."""
-    return TokenList(tokens=[said_of(row, tokens) for row in tokens.list()])
+    return TokenList(tokens=[token_of(row, tokens) for row in tokens.list()])
 
 
 @router.post("/tokens/{name}/revoke")
 def revoke_token(name: str, tokens: TokensHere) -> Token:
     """From now on the token is refused. Again is no mistake."""
-    return said_of(tokens.revoke(name), tokens)
+    return token_of(tokens.revoke(name), tokens)
 
 
 @router.get("/audit")
@@ -60,12 +60,12 @@ def list_audit(
     """Every request to change something that came with a valid token, newest first."""
     rows = access.audit(limit, int(cursor) if cursor else None)
     fields = AuditEntry.model_fields
-    told = ({field: getattr(row, field) for field in fields} | {"role": role_of(row.role)} for row in rows)
-    entries = [AuditEntry.model_validate(entry) for entry in told]
+    documents = ({field: getattr(row, field) for field in fields} | {"role": role_of(row.role)} for row in rows)
+    entries = [AuditEntry.model_validate(entry) for entry in documents]
     return AuditTrail(entries=entries, next_cursor=str(rows[-1].number) if len(rows) == limit else None)
 
 
-def said_of(row: TokenRow, tokens: Tokens) -> Token:
+def token_of(row: TokenRow, tokens: Tokens) -> Token:
     return Token(
         name=row.name,
         role=role_of(row.role),

@@ -57,7 +57,7 @@ def read_status(run_dir: Path) -> StatusRecord | None:
 
 
 def damage_of_status(run_dir: Path) -> str:
-    """Why what the ended job left as its final state is none, with what to do; empty if there is no such damage."""
+    """The damage of an ended job's final state, with what to do about it; empty if there is none."""
     damage = examine(run_dir).damage
     return f"Its final state is damaged: {damage} Put the file back from a copy, or remove the job." if damage else ""
 

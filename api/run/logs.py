@@ -1,4 +1,4 @@
-"""What a job's processes said, as the service reads it from the run's folder: the last lines, then whatever is added.
+"""The logs of a job's processes, read from the run's folder: the last lines, then whatever is added.
 
 Responsible for following a logbook while it is written and cut short, and an island's next incarnation after the last one.
 It refuses to watch: ``read`` returns what is there now. A log that lies on another machine's disk is not there for it.
@@ -21,7 +21,7 @@ from orchestrator.logbook import Logbook, logbooks
 
 CHUNK_BYTES = 256 * 1024
 TAIL_BYTES_MAX = 8 << 20
-"""Of each of the two halves of a log, from its end: more than logbooks let them become."""
+"""The most bytes read of each of the two halves of a log: more than logbooks let them become."""
 
 
 class Log(Answer):
@@ -58,9 +58,9 @@ def newest(run: Run, source: str, incarnation: int | None = None) -> Logbook:
     of_source = [book for book in books if book.source == source]
     # an island may bear a service's name; the service goes before it
     of_source = [book for book in of_source if not book.of_island] or of_source
-    found = [book for book in of_source if incarnation in (None, book.number)]
-    if found:
-        return found[-1]
+    matches = [book for book in of_source if incarnation in (None, book.number)]
+    if matches:
+        return matches[-1]
     there = ", ".join(f"{book.source} {book.number}" for book in books)
     which = source if incarnation is None else f"{source}, incarnation {incarnation},"
     raise NotFound(
@@ -86,13 +86,13 @@ class LogReader:
             ) from error
 
     def read(self) -> bytes:
-        """What came since; nothing if nothing did."""
+        """The bytes that came since the last read."""
         if self._tail is not None:
             self._file.seek(max(0, os.fstat(self._file.fileno()).st_size - TAIL_BYTES_MAX))
             lines = (self._older() + self._file.read(2 * TAIL_BYTES_MAX)).split(b"\n")
-            kept = max(0, len(lines) - self._tail - (lines[-1] == b""))
+            first_kept = max(0, len(lines) - self._tail - (lines[-1] == b""))
             self._tail = None
-            return b"\n".join(lines[kept:])
+            return b"\n".join(lines[first_kept:])
         if more := self._file.read(CHUNK_BYTES):
             return more
         if self._is_the_one_at(self.book.path):
@@ -111,7 +111,7 @@ class LogReader:
 
     def _older(self) -> bytes:
         if self._is_the_one_at(self.book.older):
-            return b""  # it was cut short between the two looks
+            return b""  # it was cut short between the two reads
         with suppress(OSError), opened(self.book, self.book.older) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES_MAX))
             return file.read(TAIL_BYTES_MAX)

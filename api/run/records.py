@@ -19,7 +19,7 @@ CHUNK_BYTES = 256 * 1024
 """The most that one ``read`` takes from the disk: a few hundred records, so that nobody waits for a long tape."""
 
 LINE_BYTES_MAX = 16 << 20
-"""Of a record. What goes on for longer without an end is no line, and nothing behind it is looked for."""
+"""The longest record. What goes on for longer without an end is no line, and nothing behind it is looked for."""
 _NUMBER = re.compile(rb'\{"n":(\d{1,18}),')
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
 _CONTROL = re.compile(rb"[\x00-\x1f]")
@@ -66,21 +66,21 @@ class TapeReader:
 
 def number_of(line: bytes) -> int | None:
     """The number of the record that this line holds; None for a header or a footer."""
-    found = _NUMBER.match(line)
-    return int(found[1]) if found else None
+    match = _NUMBER.match(line)
+    return int(match[1]) if match else None
 
 
 def is_sound(line: bytes) -> bool:
     """Whether the line can be what was written: of a line without a checksum, that it is text in one piece."""
-    if found := _CHECKSUM.search(line):
-        return zlib.crc32(line[: found.start()] + b"}") == int(found[1], 16)
+    if match := _CHECKSUM.search(line):
+        return zlib.crc32(line[: match.start()] + b"}") == int(match[1], 16)
     with suppress(UnicodeDecodeError):
         return line.endswith(b"}") and not _CONTROL.search(line) and bool(line.decode())
     return False
 
 
 def offset_after(file: BinaryIO, n: int, size: int) -> int:
-    """Where the first line after record ``n`` begins, found by halving: records are numbered in order.
+    """The offset of the first line after record ``n``, found by bisection: records are numbered in order.
 
     The end of the file's last whole line if no such line is there yet.
     """

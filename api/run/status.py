@@ -1,7 +1,7 @@
 """``RUN_DIR/status.json``: the final state that a job leaves, believed only where all of it is what it should be.
 
 Everybody who lists jobs reads these files, so one that is damaged must be no more than the misfortune of its own job.
-Responsible for: a final state, or none, or why what lies there is none; and for finding that out once, not at every look.
+Responsible for: a final state, or none, or why what lies there is none; and for finding that out once, not at every read.
 Refuses to know what becomes of a job whose final state is damaged.
 """
 
@@ -110,15 +110,15 @@ class _Status(_Part):
 _SHAPE = TypeAdapter(_Status)
 
 
-class Examined(NamedTuple):
+class StatusFile(NamedTuple):
     """``record`` is a final state; ``damage`` says why what is there is none. Neither, where nothing final is there."""
 
     record: StatusRecord | None = None
     damage: str = ""
 
 
-class _Kept:
-    """What was found in the files examined last, by what the file system says of each."""
+class _KnownDamages:
+    """The damage of the files examined last, by each file's inode, size and times."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -135,38 +135,38 @@ class _Kept:
                 self._damages.popitem(last=False)
 
 
-_KEPT = _Kept()
+_KNOWN_DAMAGES = _KnownDamages()
 
 
-def examine(run_dir: Path) -> Examined:
-    """What the job left in ``run_dir``, however that is broken. A damaged file is read once, until it is another one."""
+def examine(run_dir: Path) -> StatusFile:
+    """The final state that the job left in ``run_dir``, or its damage. A damaged file is read once, until it changes."""
     path = run_dir / NAME
     try:
         there = os.lstat(path)
     except (OSError, ValueError):
-        return Examined()
+        return StatusFile()
     mark = (str(path), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns)
-    if (known := _KEPT.damage(mark)) is not None:
-        return Examined(damage=known)
+    if (damage := _KNOWN_DAMAGES.damage(mark)) is not None:
+        return StatusFile(damage=damage)
     try:
         record = parsed(read_below(run_dir, NAME, BYTES_MAX), path)
         shape = _SHAPE.validate_python(record)
         if shape.job_id != run_dir.name:
             raise DataError(detail=f"{path} is that of another job, {shape.job_id!r:.80}.")
     except FileNotFoundError:
-        return Examined()
+        return StatusFile()
     except ValidationError as error:
-        damage = _told(path, error)
+        damage = _problem_with(path, error)
     except (DataError, RecursionError, MemoryError) as error:
         damage = str(error) or f"{path} cannot be read: {type(error).__name__}."
     else:
         over = shape.view.phase == "finished"
-        return Examined(record=record) if over else Examined()  # type: ignore[arg-type]  # that is what was checked
-    _KEPT.keep(mark, damage)
-    return Examined(damage=damage)
+        return StatusFile(record=record) if over else StatusFile()  # type: ignore[arg-type]  # that is what was checked
+    _KNOWN_DAMAGES.keep(mark, damage)
+    return StatusFile(damage=damage)
 
 
-def _told(path: Path, error: ValidationError) -> str:
+def _problem_with(path: Path, error: ValidationError) -> str:
     first, count = error.errors(include_url=False)[0], error.error_count()
     more = f", and {count - 1} more such things" if count > 1 else ""
     place = ".".join(str(part) for part in first["loc"])[:120]

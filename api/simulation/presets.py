@@ -14,7 +14,7 @@ Progress = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PresetResult:
     """``plain`` is what --json prints, ``chart`` draws the picture, ``notes`` are said below the table."""
 
     plain: Any
@@ -24,7 +24,7 @@ class Found:
     partial: bool = field(default=False)
 
 
-def goodput_table(seed: int, progress: Progress) -> Found:
+def goodput_table(seed: int, progress: Progress) -> PresetResult:
     from orchestrator.report.simulated import goodput_curves
     from orchestrator.simulation import goodput_table as preset
 
@@ -42,10 +42,10 @@ def goodput_table(seed: int, progress: Progress) -> Found:
     head = [f"A chip is interrupted once a year on average and takes its slice along; seed {seed}."]
     notes = ("By chips of all learners, ± 95 %; uptime is that of the largest fleet.",)
     table = simulated.goodput_table(rows)
-    return Found(rows, table, lambda: goodput_curves(rows, _published(), head), notes, partial)
+    return PresetResult(rows, table, lambda: goodput_curves(rows, _published(), head), notes, partial)
 
 
-def heterogeneous(seed: int, progress: Progress) -> Found:
+def heterogeneous(seed: int, progress: Progress) -> PresetResult:
     from orchestrator.report.simulated import systems_chart
     from orchestrator.simulation import heterogeneous as preset
 
@@ -72,10 +72,10 @@ def heterogeneous(seed: int, progress: Progress) -> Found:
         "goodput: merged tokens over those of the same learners at full speed; stepping: all tokens trained, merged or not.",
         "The published 100 % of K = 1 is stepping; by merged tokens it is 100 % with adoption rebase only.",
     )
-    return Found(rows, simulated.heterogeneous_table(rows), chart, notes, partial)
+    return PresetResult(rows, simulated.heterogeneous_table(rows), chart, notes, partial)
 
 
-def scavenging(seed: int, progress: Progress) -> Found:
+def scavenging(seed: int, progress: Progress) -> PresetResult:
     from orchestrator.report.simulated import SYSTEMS, Axis, Line, lines_chart
     from orchestrator.simulation import scavenging as preset
 
@@ -102,10 +102,10 @@ def scavenging(seed: int, progress: Progress) -> Found:
     notes = (
         "The paper does not say when its extra compute is there. Elastic's misfit: orchestrator/simulation/scavenging.py.",
     )
-    return Found(rows, simulated.scavenging_table(rows), chart, notes, partial)
+    return PresetResult(rows, simulated.scavenging_table(rows), chart, notes, partial)
 
 
-def bandwidth(seed: int, progress: Progress) -> Found:
+def bandwidth(seed: int, progress: Progress) -> PresetResult:
     from orchestrator.report.simulated import SYSTEMS, Axis, Line, lines_chart
     from orchestrator.simulation import bandwidth as preset
 
@@ -138,10 +138,10 @@ def bandwidth(seed: int, progress: Progress) -> Found:
         f"{ratios['ratio_without_4_bit']:.0f} without 4-bit (published about 61)",
     )
     plain: Mapping[str, Any] = {"rows": rows, "ratios": ratios, "published": preset.PUBLISHED}
-    return Found(plain, simulated.bandwidth_table(rows), chart, notes)
+    return PresetResult(plain, simulated.bandwidth_table(rows), chart, notes)
 
 
-PRESETS: Mapping[str, Callable[[int, Progress], Found]] = {
+PRESETS: Mapping[str, Callable[[int, Progress], PresetResult]] = {
     "goodput-table": goodput_table,
     "heterogeneous": heterogeneous,
     "scavenging": scavenging,
@@ -161,11 +161,11 @@ def _published() -> list[dict[str, Any]]:
 
 def _as_far_as_it_goes(rows: Any, total: int, progress: Progress) -> tuple[list[dict[str, Any]], bool]:
     """The rows of a generator, and whether Ctrl-C came before its end."""
-    found: list[dict[str, Any]] = []
+    done: list[dict[str, Any]] = []
     try:
         for row in rows:
-            found.append(row)
-            progress(min(1.0, len(found) / total))
+            done.append(row)
+            progress(min(1.0, len(done) / total))
     except KeyboardInterrupt:
-        return found, True
-    return found, False
+        return done, True
+    return done, False

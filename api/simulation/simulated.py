@@ -1,4 +1,4 @@
-"""What `atoll simulate` shows of a result: tables for people, plain data for programs, pictures. Computes nothing."""
+"""The output of `atoll simulate`: tables for people, plain data for programs, pictures. Computes nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def systems_table(rows: Sequence[Row]) -> Table:
 
 
 def badput_table(rows: Sequence[Row]) -> Table:
-    """What cost most first; systems down and causes across, or the other way round where causes are more."""
+    """The lost time by cause, the largest first; systems down and causes across, or the reverse where causes are more."""
     causes = {cause for row in rows for cause, ratio in row["badput"].items() if ratio >= 0.0005}
     ranked = sorted(causes, key=lambda c: (-sum(row["badput"].get(c, 0.0) for row in rows), c))
     cells = {(label(row), c): percent(row["badput"][c]) for row in rows for c in ranked if row["badput"].get(c)}
@@ -127,8 +127,8 @@ def _table(first: str, *headings: str) -> Table:
 
 def with_error(goodput: float, stderr: float | None) -> str:
     """The figure with its 95 % interval."""
-    known = stderr is not None and stderr == stderr
-    return f"{100 * goodput:.1f} ± {196 * (stderr or 0.0):.1f} %" if known else percent(goodput)
+    has_error = stderr is not None and stderr == stderr
+    return f"{100 * goodput:.1f} ± {196 * (stderr or 0.0):.1f} %" if has_error else percent(goodput)
 
 
 def figure(value: float | None, unit: str) -> str:

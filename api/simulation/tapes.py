@@ -31,7 +31,7 @@ class TapeFiles:
         return writer
 
     def digests(self) -> dict[str, str]:
-        """Of every tape by its path, as its footer says."""
+        """The digest of every tape by its path, as its footer says."""
         return {str(writer.path): writer.digest for writer in self._writers}
 
     def __enter__(self) -> TapeFiles:

@@ -1,4 +1,4 @@
-"""Which world a file means, for a simulation of one job: a fitted world, or a job's specification at the speed it says."""
+"""The world that a file describes, for simulating one job: a fitted one, or a job's specification at the speed it says."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
 
 
 def _parameters(spec: JobSpec) -> int:
-    """How many the job's model has; 0 where only its own code knows."""
+    """The number of parameters of the job's model; 0 where only its own code knows."""
     if spec.trainer.startswith("learners.synthetic"):
         return spec.synthetic.parameters
     own = spec.model.factory or not spec.trainer.startswith("learners.jax_trainer:")
@@ -49,6 +49,6 @@ def _parameters(spec: JobSpec) -> int:
 
 
 def _regions() -> dict[str, str]:
-    """Of the node groups that `atoll up` starts; any other group is a region of its own."""
+    """The regions of the node groups that `atoll up` starts; any other group is a region of its own."""
     groups = read_document(CONFIGS / "groups.yaml")["node_groups"]
     return {group["name"]: group["region"] for group in groups}

@@ -1,1 +1,1 @@
-"""What the service must not forget: rows in SQLite or PostgreSQL, and the migrations that bring a database up to date."""
+"""The service's durable state: rows in SQLite or PostgreSQL, and the migrations that bring a database up to date."""

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL on which nobody waits for ever.
+"""Connections to PostgreSQL whose every wait has a time limit.
 
 Responsible for time limits on this side. The server's own (``statement_timeout``) are worth nothing while the server is
 stopped, or behind a network that swallows packets: TCP then shows a connection on which nothing comes, for hours. What the
@@ -19,7 +19,7 @@ from sqlalchemy import Engine, event
 Result = TypeVar("Result")
 
 
-class PatientConnection(psycopg.Connection[Any]):
+class BoundedConnection(psycopg.Connection[Any]):
     """It fails, and is closed, where the server says nothing for ``answer_timeout_s`` that was waited for."""
 
     answer_timeout_s = float("inf")
@@ -49,9 +49,9 @@ def bound(engine: Engine, answer_timeout_s: float) -> None:
     statement_timeout_ms = int(answer_timeout_s * 800)
 
     @event.listens_for(engine, "do_connect")
-    def _connect(_dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> PatientConnection:
+    def _connect(_dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> BoundedConnection:
         options = {"connect_timeout": max(2, int(answer_timeout_s)), **options}  # a URL may say otherwise
-        connection = PatientConnection.connect(*arguments, **options)
+        connection = BoundedConnection.connect(*arguments, **options)
         connection.answer_timeout_s = answer_timeout_s
         connection.autocommit = True  # a setting made in a transaction would end with it
         connection.execute(f"SET statement_timeout = {statement_timeout_ms}".encode())

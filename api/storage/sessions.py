@@ -72,7 +72,7 @@ class Breaker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._failure = ""
-        """What somebody met after a wait; empty while callers are let through."""
+        """The error that a caller met after a wait; empty while callers are let through."""
         self._failed_at = 0.0
         self._trying = False
         self.failed = False
@@ -98,12 +98,12 @@ class Breaker:
 
 
 _breakers: WeakKeyDictionary[Engine, tuple[Breaker, Breaker]] = WeakKeyDictionary()
-"""To read and to write, of each database: what one store has met, the others on it need not meet again."""
+"""The breakers of each database, to read and to write: what one store has met, its others need not meet again."""
 
 
 @contextmanager
 def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
-    """What the database cannot do is an InfrastructureError; what is wrong with what it was given comes out as it is."""
+    """Turn what the database cannot do into an InfrastructureError; errors of its input pass as they are."""
     trying, began, failed, failure = breaker.enter(remedy), time.monotonic(), False, None
     try:
         yield
@@ -112,7 +112,7 @@ def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
         failure = ""
         raise
     except (DBAPIError, PoolTimeout, PendingRollbackError) as error:
-        detail = f"The database {name} does not do its part: {said_by(error)}"
+        detail = f"The database {name} does not do its part: {message_of(error)}"
         failed, failure = True, detail if time.monotonic() - began > SLOW_S else ""
         raise StoreUnavailable(detail=detail, remedy=remedy) from error
     finally:
@@ -120,13 +120,13 @@ def answering(breaker: Breaker, name: str, remedy: str) -> Iterator[None]:
 
 
 def name_of(url: URL) -> str:
-    """Which one it is, for whoever is to mend it; nothing of how one gets in."""
+    """The database's name for whoever is to mend it, without any credentials."""
     return f"{url.host}:{url.port or ''}/{url.database}" if url.host else str(url.database)
 
 
-def said_by(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """In one line, without the statement and its values."""
     if isinstance(error, PoolTimeout):
         return "all connections to it are busy."
-    told = first_line(error.orig) if isinstance(error, DBAPIError) and error.orig else first_line(error)
-    return told if told.endswith(".") else f"{told}."
+    message = first_line(error.orig) if isinstance(error, DBAPIError) and error.orig else first_line(error)
+    return message if message.endswith(".") else f"{message}."

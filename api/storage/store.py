@@ -1,4 +1,4 @@
-"""What the service must not forget: the jobs it was given, and the commands with who asked for them.
+"""The store of the service: its jobs, and the commands to them with who asked for each.
 
 Responsible for rows: insert, look up, update. It refuses to know what a job is doing (the control port and
 ``RUN_DIR/status.json`` do); of a job that ended it keeps the last summary, so that lists need nobody else.
@@ -139,7 +139,7 @@ class CordonRow(Base):
 Row = TypeVar("Row", JobRow, CommandRow)
 
 
-class AlreadyKnown(Exception):
+class DuplicateKey(Exception):
     """The idempotency key was used before, by ``row``."""
 
     def __init__(self, row: Any) -> None:
@@ -178,11 +178,11 @@ class Store:
                 session.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = version_num"))
 
     def add_job(self, row: JobRow) -> JobRow:
-        """Store a new job. Raises AlreadyKnown with the earlier one if its idempotency key was used before."""
+        """Store a new job. Raises DuplicateKey with the earlier one if its idempotency key was used before."""
         return self._add(row)
 
     def add_command(self, row: CommandRow) -> CommandRow:
-        """Store a new command. Raises AlreadyKnown with the earlier one if its idempotency key was used before."""
+        """Store a new command. Raises DuplicateKey with the earlier one if its idempotency key was used before."""
         return self._add(row)
 
     def job(self, job: str) -> JobRow | None:
@@ -279,7 +279,7 @@ class Store:
             return True
 
     def queue_position(self, row: JobRow) -> int:
-        """Which of the queued jobs this one is, from 1: by priority, then by the order in which they came."""
+        """The job's place in the queue, from 1: by priority, then by the order in which they came."""
         sooner = (JobRow.priority == row.priority) & (JobRow.number < row.number)
         ahead = select(func.count()).where(JobRow.state == "queued", (JobRow.priority > row.priority) | sooner)
         with self._session() as session:
@@ -312,7 +312,7 @@ class Store:
                 earlier = session.scalar(select(kind).where(kind.idempotency_key == row.idempotency_key))
             if row.idempotency_key is None or earlier is None:
                 raise
-            raise AlreadyKnown(earlier) from None
+            raise DuplicateKey(earlier) from None
         return row
 
     def _update(self, kind: type[Any], where: Any, values: dict[str, Any]) -> None:
@@ -324,7 +324,7 @@ class Store:
 
 
 def words(value: object) -> str:
-    """What can be read of a column that should hold text."""
+    """The readable part of a column that should hold text."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 

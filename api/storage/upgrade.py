@@ -26,10 +26,10 @@ LOCK = 0x61746F6C6C
 """PostgreSQL's advisory locks go by number; this one spells atoll."""
 
 
-def url_of(given: str) -> URL:
+def url_of(text: str) -> URL:
     """The database's URL. Raises ConfigurationError for what is none; the message never repeats it, for its password."""
     try:
-        url = make_url(given)
+        url = make_url(text)
         if url.drivername in ("postgres", "postgresql"):
             url = url.set(drivername="postgresql+psycopg")  # the one that is installed
         url.get_dialect()

@@ -1,1 +1,1 @@
-"""What a person sees in a terminal: live tables, a tape's records as sentences, a finished job in three lines."""
+"""The output in a terminal: live tables, a tape's records as sentences, a finished job in three lines."""

@@ -1,4 +1,4 @@
-"""A list that stays: drawn anew as it changes, until whoever watches has seen enough.
+"""A live list: drawn anew as it changes, until whoever watches has seen enough.
 
 Responsible for the three places where a list may go: a terminal (the whole, in place of the last one), a file or pipe for
 people (the lines that changed), and one for programs (the whole as a line of JSON). Refuses to know what is listed.
@@ -18,29 +18,29 @@ from rich.console import Console, Group, RenderableType
 from rich.control import Control
 from rich.text import Text
 
-from api.terminal.looker import Looker
+from api.terminal.poller import Poller
 
-Picture = TypeVar("Picture")
+View = TypeVar("View")
 EVERY_S = 1.0
 
 
-def never(_picture: object) -> bool:
+def never(_view: object) -> bool:
     return False
 
 
 def show(
-    look: Looker[Picture],
-    draw: Callable[[Picture], RenderableType],
+    poller: Poller[View],
+    draw: Callable[[View], RenderableType],
     screen: Console,
-    over: Callable[[Picture], bool] = never,
+    over: Callable[[View], bool] = never,
 ) -> None:
     """Draw what there is, again whenever it has changed, until it is ``over``. KeyboardInterrupt passes."""
     before: list[str] = []
     while True:
-        picture = look()
-        drawn = draw(picture)
-        if look.note:
-            drawn = Group(drawn, Text(look.note, style="cyan"))
+        view = poller()
+        drawn = draw(view)
+        if poller.note:
+            drawn = Group(drawn, Text(poller.note, style="cyan"))
         if screen.is_terminal:
             with screen:  # in one go, so that it does not flicker
                 screen.control(Control.home(), Control.clear())
@@ -52,24 +52,24 @@ def show(
             screen.file.writelines(f"{line}\n" for line in lines if line not in before)
             screen.file.flush()
             before = lines
-        if over(picture):
+        if over(view):
             return
         time.sleep(EVERY_S)
 
 
 def emit(
-    look: Looker[Picture],
-    items: Callable[[Picture], Sequence[BaseModel]],
+    poller: Poller[View],
+    items: Callable[[View], Sequence[BaseModel]],
     write: Callable[[str], None],
-    over: Callable[[Picture], bool] = never,
+    over: Callable[[View], bool] = never,
 ) -> None:
     """For programs: the list as one line of JSON, and again whenever it has changed, until it is ``over``."""
     before = None
     while True:
-        picture = look()
-        if (line := json.dumps([item.model_dump(mode="json") for item in items(picture)])) != before:
+        view = poller()
+        if (line := json.dumps([item.model_dump(mode="json") for item in items(view)])) != before:
             write(line)
             before = line
-        if over(picture):
+        if over(view):
             return
         time.sleep(EVERY_S)

@@ -29,10 +29,10 @@ def _goodput(report: Mapping[str, Any]) -> str:
     if ratio is None or not total:
         return "goodput   nothing was placed"
     causes = sorted(badput.items(), key=lambda item: -item[1])
-    told = [f"{cause.replace('_', ' ')} {100 * spent / total:.1f} %" for cause, spent in causes[:CAUSES_MAX]]
+    shares = [f"{cause.replace('_', ' ')} {100 * spent / total:.1f} %" for cause, spent in causes[:CAUSES_MAX]]
     if rest := sum(spent for _, spent in causes[CAUSES_MAX:]):
-        told.append(f"other {100 * rest / total:.1f} %")
-    lost = f"; lost to {', '.join(told)}" if told else ""
+        shares.append(f"other {100 * rest / total:.1f} %")
+    lost = f"; lost to {', '.join(shares)}" if shares else ""
     return f"goodput   {100 * ratio:.1f} % of {total:,.0f} island-seconds{lost}"
 
 
@@ -44,10 +44,10 @@ def _recovery(report: Mapping[str, Any]) -> str:
             return "recovery  no island was lost"
         return f"recovery  {lost[0]['island']} was lost and had not contributed again when the job ended"
     parts = " + ".join(f"{part.replace('_', ' ')} {slowest[part]:.2f}" for part in PARTS)
-    told = f"recovery  {slowest['island']} was back in {slowest['total']:.2f} s = {parts}"
+    sentence = f"recovery  {slowest['island']} was back in {slowest['total']:.2f} s = {parts}"
     gap, step = report.get("survivor_gap_max_s"), report.get("survivor_step_time_median_s")
     return (
-        told
+        sentence
         if gap is None or step is None
-        else f"{told}; the others' longest gap was {gap:.2f} s at {step:.2f} s a step"
+        else f"{sentence}; the others' longest gap was {gap:.2f} s at {step:.2f} s a step"
     )

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from api.client import Client
 from api.schemas import Island, Job, JobSummary
-from api.terminal.looker import POLL_S, Looker
+from api.terminal.poller import POLL_S, Poller
 
 STATE_STYLES = {
     "placing": "yellow",
@@ -42,28 +42,29 @@ Observer = Callable[[Job], str | None]
 def watch(client: Client, job: str, console: Console, observer: Observer | None = None) -> Job:
     """Show the job until it has ended, and return it as it ended.
 
-    ``observer`` sees every picture before it is drawn; what it returns is shown from then on. KeyboardInterrupt passes.
+    ``observer`` gets each state of the job before it is drawn; what it returns is shown from then on.
+    KeyboardInterrupt passes.
     """
-    look = Looker(asking(client, job), observer)
+    poller = Poller(asking(client, job), observer)
     if not console.is_terminal:
-        return _watch_lines(look, console)
-    picture = look()
-    with Live(render(picture, look.note), console=console, refresh_per_second=4, transient=False) as live:
-        while not picture.state.final:
+        return _watch_lines(poller, console)
+    current = poller()
+    with Live(render(current, poller.note), console=console, refresh_per_second=4, transient=False) as live:
+        while not current.state.final:
             time.sleep(POLL_S)
-            picture = look()
-            live.update(render(picture, look.note))
-    return picture
+            current = poller()
+            live.update(render(current, poller.note))
+    return current
 
 
 def follow(client: Client, job: str, emit: Callable[[Job], None]) -> Job:
-    """For programs: ``emit`` every picture until the job has ended, and return the last one."""
-    look = Looker(asking(client, job))
+    """For programs: ``emit`` the job at every poll until it has ended, and return the last one."""
+    poller = Poller(asking(client, job))
     while True:
-        picture = look()
-        emit(picture)
-        if picture.state.final:
-            return picture
+        current = poller()
+        emit(current)
+        if current.state.final:
+            return current
         time.sleep(2 * POLL_S)
 
 
@@ -73,27 +74,27 @@ def asking(client: Client, job: str) -> Callable[[], Job]:
 
     def ask() -> Job:
         nonlocal name
-        picture = client.job(name)
-        name = picture.job
-        return picture
+        current = client.job(name)
+        name = current.job
+        return current
 
     return ask
 
 
-def _watch_lines(look: Looker[Job], console: Console) -> Job:
+def _watch_lines(poller: Poller[Job], console: Console) -> Job:
     shown_at, shown_states, shown_note = -LINE_EVERY_S, None, None
     while True:
-        picture = look()
-        states = (picture.state, picture.reason, [island.state for island in picture.islands])
+        current = poller()
+        states = (current.state, current.reason, [island.state for island in current.islands])
         due = time.monotonic() - shown_at >= LINE_EVERY_S
         if due or states != shown_states:
-            console.print(line(picture), soft_wrap=True, highlight=False, markup=False)
+            console.print(line(current), soft_wrap=True, highlight=False, markup=False)
             shown_at, shown_states = time.monotonic(), states
-        if look.note and look.note != shown_note and not look.note.startswith("no answer"):
-            console.print(look.note, soft_wrap=True, highlight=False, markup=False)
-            shown_note = look.note
-        if picture.state.final:
-            return picture
+        if poller.note and poller.note != shown_note and not poller.note.startswith("no answer"):
+            console.print(poller.note, soft_wrap=True, highlight=False, markup=False)
+            shown_note = poller.note
+        if current.state.final:
+            return current
         time.sleep(POLL_S)
 
 
@@ -138,7 +139,7 @@ def island_table(islands: list[Island], now_s: float | None) -> Table:
 
 
 def queue_place(job: JobSummary) -> str:
-    """Where a queued job stands, and why it waits."""
+    """The place of a queued job, and why it waits."""
     return f"queued as number {job.queue_position}: {job.reason}"
 
 

@@ -134,28 +134,28 @@ def test_a_token_ends_when_it_is_revoked_or_its_time_is_over(tmp_path: Path) -> 
     book = Tokens(AccessStore(store.engine), clock=lambda: now[0], passed=lambda: now[0])
     _, short = book.create("short", Role.VIEWER, "me", expires_in_s=60.0)
     _, long = book.create("long", Role.OPERATOR, "me")
-    holder = book.holder_of(long)
-    assert holder is not None
-    assert (holder.name, holder.role) == ("long", Role.OPERATOR)
+    principal = book.principal_of(long)
+    assert principal is not None
+    assert (principal.name, principal.role) == ("long", Role.OPERATOR)
     now[0] += 59.9
-    assert book.holder_of(short) is not None
+    assert book.principal_of(short) is not None
     now[0] += 0.1
-    assert book.holder_of(short) is None
+    assert book.principal_of(short) is None
     book.revoke("long")
     revoked_at = book.revoke("long").revoked_at
     now[0] += 1
     assert book.revoke("long").revoked_at == revoked_at, "the first time counts"
-    assert book.holder_of(long) is None
+    assert book.principal_of(long) is None
     with pytest.raises(Conflict, match="never used"):
         book.create("long", Role.ADMIN, "me")
     with pytest.raises(NotFound):
         book.revoke("nobody")
     assert all(raw not in str(vars(row)) for row in book.list() for raw in (short, long))
     _, elsewhere = book.create("elsewhere", Role.VIEWER, "me")
-    assert book.holder_of(elsewhere) is not None
+    assert book.principal_of(elsewhere) is not None
     Tokens(AccessStore(store.engine)).revoke("elsewhere")
     now[0] += REMEMBERED_S + 0.01
-    assert book.holder_of(elsewhere) is None, "by another service on the same database"
+    assert book.principal_of(elsewhere) is None, "by another service on the same database"
     store.close()
 
 
@@ -173,7 +173,7 @@ def test_whoever_owns_the_home_gets_an_admin_back_by_starting_the_service(tmp_pa
     (tmp_path / "token").write_text(book.create("weak", Role.VIEWER, "me")[1])
     book.leave_first(home)
     assert [row.name for row in book.list()] == ["local", "local-2", "weak", "local-3"]
-    assert book.holder_of(home.token()).role is Role.ADMIN
+    assert book.principal_of(home.token()).role is Role.ADMIN
     store.close()
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.installation.check_result import State
 from api.installation.clock import DATE_AGE_MAX_S, offset, own_clock, service_clock, synchronised
-from api.installation.finding import State
 from tests.api.clocks import a_service
 
 TIME_ERROR = 5
@@ -25,14 +25,14 @@ def test_a_service_with_another_time_is_a_warning_with_the_remedy(ahead_s: float
     with a_service(ahead_s) as url:
         finding = service_clock(url, None)
     assert finding.state is State.WARNING
-    assert told in finding.found
-    assert url in finding.found
+    assert told in finding.detail
+    assert url in finding.detail
     assert "chrony" in finding.remedy
 
 
 def test_the_offset_told_is_never_more_than_it_is() -> None:
     with a_service(-30) as url:
-        found = service_clock(url, None).found
+        found = service_clock(url, None).detail
     (seconds,) = [int(word) for word in found.split() if word.isdigit()]
     assert 30 - DATE_AGE_MAX_S - 1 <= seconds <= 30
 
@@ -45,12 +45,12 @@ def test_a_service_with_the_same_time_is_in_order() -> None:
 
 def test_a_service_that_tells_no_time_or_does_not_answer_is_a_warning() -> None:
     with a_service(None) as url:
-        assert "does not say its time" in service_clock(url, None).found
+        assert "does not say its time" in service_clock(url, None).detail
     with socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))
         finding = service_clock(f"http://127.0.0.1:{taken.getsockname()[1]}", None)
     assert finding.state is State.WARNING
-    assert "does not answer" in finding.found
+    assert "does not answer" in finding.detail
 
 
 @given(st.floats(1e9, 2e9), st.floats(-100, 100), st.floats(0, 10), st.floats(0, 1), st.floats(0, DATE_AGE_MAX_S))
@@ -68,9 +68,9 @@ def test_an_offset_has_the_sign_of_the_true_one_and_is_no_larger(
 def test_a_clock_that_nobody_keeps_is_a_warning(tmp_path: Path) -> None:
     finding = own_clock(False, tmp_path / "none", 0.0)
     assert finding.state is State.WARNING
-    assert "nothing synchronises it" in finding.found
+    assert "nothing synchronises it" in finding.detail
     assert "systemd-timesyncd" in finding.remedy
-    assert own_clock(True, tmp_path / "none", 0.0).found == "1970-01-01 00:00:00 UTC, synchronised"
+    assert own_clock(True, tmp_path / "none", 0.0).detail == "1970-01-01 00:00:00 UTC, synchronised"
     assert own_clock(None, tmp_path / "none", 0.0).state is State.OK, "a kernel that cannot be asked says nothing"
 
 
@@ -81,7 +81,7 @@ def test_a_clock_behind_our_own_files_is_wrong(tmp_path: Path) -> None:
     os.utime(older, (now + 3600, now + 3600))
     finding = own_clock(True, older, now)
     assert finding.state is State.WRONG
-    assert "3600 s" in finding.found
+    assert "3600 s" in finding.detail
     os.utime(older, (now - 3600, now - 3600))
     assert own_clock(True, older, now).state is State.OK
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from api.client import Client
-from api.jobs.looks import FRESH_S
 from api.jobs.service import Service
+from api.jobs.status_cache import FRESH_S
 from api.metrics.exposition import Metrics
 from api.schemas import Job
 from api.storage.store import Store

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from api.installation.check_result import CheckResult, State
 from api.installation.doctor import examine, locked
-from api.installation.finding import Finding, State
 from api.installation.home import Home
 from api.installation.shipped import CONFIGS
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finding]:
+def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CheckResult]:
     """Of this machine, with a home that is wrong in two ways and no groups file."""
     folder = tmp_path_factory.mktemp("home")
     folder.chmod(0o777)
@@ -35,24 +35,24 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finding]:
     return {finding.check: finding for finding in found}
 
 
-def test_what_is_in_order_is_said_to_be(findings: dict[str, Finding]) -> None:
+def test_what_is_in_order_is_said_to_be(findings: dict[str, CheckResult]) -> None:
     for check in ("python", "versions", "ports", "service's clock", "ray", "jax"):
         assert findings[check].state is State.OK, findings[check]
-    assert findings["ray"].found.startswith("2.")
-    assert findings["jax"].found.endswith(":0")
-    assert findings["versions"].found == "as requirements.lock says"
+    assert findings["ray"].detail.startswith("2.")
+    assert findings["jax"].detail.endswith(":0")
+    assert findings["versions"].detail == "as requirements.lock says"
 
 
-def test_a_home_open_to_others_is_wrong_and_the_secret_is_not_told(findings: dict[str, Finding]) -> None:
+def test_a_home_open_to_others_is_wrong_and_the_secret_is_not_told(findings: dict[str, CheckResult]) -> None:
     home = findings["home"]
     assert home.state is State.WRONG
-    assert "written by everybody" in home.found
-    assert "read by others" in home.found
+    assert "written by everybody" in home.detail
+    assert "read by others" in home.detail
     assert "chmod" in home.remedy
-    assert "secret" not in home.found + home.remedy
+    assert "secret" not in home.detail + home.remedy
 
 
-def test_a_missing_groups_file_is_wrong(findings: dict[str, Finding]) -> None:
+def test_a_missing_groups_file_is_wrong(findings: dict[str, CheckResult]) -> None:
     assert findings["cores"].state is State.WRONG
     assert "groups.yaml" in findings["cores"].remedy
 

@@ -27,7 +27,7 @@ from api.http.streams import SEATS_EACH
 from api.routes import events
 from api.run.records import CHUNK_BYTES, TapeReader, number_of, offset_after
 from api.schemas import TapeRecord
-from api.terminal.telling import EFFECTS, EVENTS, fields_of, sentence, tell
+from api.terminal.record_text import EFFECTS, EVENTS, fields_of, sentence, tell
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import CommandRequested, Event
 from orchestrator.errors import InfrastructureError, NotFound, ServiceUnreachable, Unauthenticated

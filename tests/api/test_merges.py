@@ -10,7 +10,7 @@ import pytest
 
 from api.client import Client
 from api.merges.explaining import because, merge_of
-from api.merges.history import JOBS_MAX, Histories
+from api.merges.history import JOBS_MAX, MergeHistories
 from api.run.folder import Run
 from orchestrator.accounting.explanation import REFUSALS_LISTED_MAX, Explanation, Explanations
 from orchestrator.core import effects as f
@@ -185,7 +185,7 @@ def test_a_history_reads_on_where_it_stopped_and_agrees_with_the_fold_at_any_tim
     story.timer(the(f.SetTimer, story.dies("c")))
     story.happen(e.IslandPlaced, "c", 2, "node", 1)  # nothing is decided on it, yet it says where c is
     story.timer(the(f.SetTimer, story.offers_fragment("a")))
-    histories = Histories()
+    histories = MergeHistories()
     assert histories.of(run_at(tmp_path)).merges() == []
     fold = Explanations(policy())
     with TapeWriter(tmp_path / "tape.jsonl", Header("j", policy())) as writer:
@@ -205,14 +205,14 @@ def test_a_merge_older_than_those_kept_is_left_to_the_tape(tmp_path: Path) -> No
     with TapeWriter(tmp_path / "tape.jsonl", Header("j", policy())) as writer:
         for record in story.records:
             writer.append(record)
-    history = Histories(keep=2).of(run_at(tmp_path))
+    history = MergeHistories(keep=2).of(run_at(tmp_path))
     assert [told.version for told in history.merges()] == [5, 4]
     with pytest.raises(NotFound, match="older than the merges that are kept"):
         history.merge("j", 0, 3)
 
 
 def test_histories_let_go_of_the_job_asked_about_longest_ago(tmp_path: Path) -> None:
-    histories = Histories()
+    histories = MergeHistories()
     first = histories.of(run_at(tmp_path, "first"))
     assert histories.of(run_at(tmp_path, "first")) is first
     for number in range(JOBS_MAX):
@@ -223,7 +223,7 @@ def test_histories_let_go_of_the_job_asked_about_longest_ago(tmp_path: Path) -> 
 def test_a_damaged_tape_is_said_to_be_so_every_time(tmp_path: Path) -> None:
     with TapeWriter(tmp_path / "tape.jsonl", Header("j", policy())) as writer:
         writer.append_lines(b'{"n":1,"event":{"type":"MergeCompleted"},"effects":[]}\n', 1)
-    history = Histories().of(run_at(tmp_path))
+    history = MergeHistories().of(run_at(tmp_path))
     for _ in range(2):
         with pytest.raises(DataError, match="MergeCompleted needs the field 'at'"):
             history.merges()

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.jobs import tending
+from api.jobs import background_loop
 from api.jobs.control import ControlPort
 from api.jobs.outbox import NEVER_REACHED, STRIKE_WITHIN_S, TOO_LATE, UNDECIDED, row_of
 from api.jobs.service import Service
@@ -220,14 +220,14 @@ def test_a_running_service_hands_over_by_itself_what_waits(service: Installation
 
 
 def test_a_round_of_tending_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tending, "EVERY_S", 0.01)
+    monkeypatch.setattr(background_loop, "EVERY_S", 0.01)
     rounds: list[int] = []
 
     def fail() -> None:
         rounds.append(len(rounds))
         raise OSError("the disk is full")
 
-    thread = tending.Tending(fail)
+    thread = background_loop.BackgroundLoop(fail)
     thread.start()
     wait_until(lambda: len(rounds) > 2)
     thread.stop()

@@ -93,14 +93,14 @@ def test_a_lost_job_goes_on_and_is_given_what_was_asked_of_it_meanwhile(desk: De
     desk.service.tend()
     assert desk.service.command(desk.job, asked.command).state == "undelivered"
 
-    desk.overseer.look()
+    desk.overseer.check()
     assert desk.control.asked == [desk.job]
     after = wait_until(lambda: (told := desk.service.job(desk.job)).global_version > before.global_version and told)
     assert (after.state, after.started_at) == ("running", before.started_at)
     desk.service.tend()
     wait_until(lambda: desk.service.command(desk.job, asked.command).state == "accepted")
     assert desk.control.status(desk.job)["view"]["cordoned"] == ("asia",)
-    desk.overseer.look()
+    desk.overseer.check()
     assert desk.control.asked == [desk.job], "once"
 
 
@@ -110,7 +110,7 @@ def test_a_command_that_was_handed_over_and_lost_with_the_job_is_handed_over_aga
     desk.lose()
     desk.service.tend()
     assert desk.service.command(desk.job, asked.command).state == "pending", "not refused: its job is not over"
-    desk.overseer.look()
+    desk.overseer.check()
     for _ in range(2):
         desk.service.tend()
     wait_until(lambda: desk.service.command(desk.job, asked.command).state == "accepted")
@@ -121,7 +121,7 @@ def test_a_lost_job_keeps_its_room(desk: Desk) -> None:
     desk.lose()
     desk.service.queue.dispatch()
     assert desk.service.job(waiting).state == "queued"
-    desk.overseer.look()
+    desk.overseer.check()
     desk.service.queue.dispatch()
     assert [desk.service.job(job).state for job in (desk.job, waiting)] == ["running", "queued"]
 
@@ -129,7 +129,7 @@ def test_a_lost_job_keeps_its_room(desk: Desk) -> None:
 def test_a_job_that_does_not_answer_is_left_alone(desk: Desk) -> None:
     (desk.folder / "jobs-are-silent").touch()
     desk.taken_down.touch()
-    desk.overseer.look()
+    desk.overseer.check()
     assert (desk.control.asked, desk.state()[0]) == ([], "running")
     assert desk.taken_down.exists(), "whether it is gone is not known yet"
 
@@ -145,10 +145,10 @@ def test_a_job_that_cannot_be_started_again_has_failed_after_some_tries_with_the
     desk.lose()
     asked = desk.service.submit_command(desk.job, commands.Kill("asia", restart=False), "me")
     for tried in range(1, TRIES_MAX):
-        desk.overseer.look()
+        desk.overseer.check()
         assert (len(desk.control.asked), desk.state()[0]) == (tried, "running")
     for _ in range(3):
-        desk.overseer.look()
+        desk.overseer.check()
     assert len(desk.control.asked) == TRIES_MAX
     told = desk.service.job(desk.job)
     assert told.state == "failed"
@@ -165,10 +165,10 @@ def test_tries_count_in_a_row(desk: Desk) -> None:
     for _ in range(TRIES_MAX + 1):
         desk.lose()
         (desk.folder / "no-more-jobs").touch()
-        desk.overseer.look()
+        desk.overseer.check()
         (desk.folder / "no-more-jobs").unlink()
-        desk.overseer.look()
-        desk.overseer.look()
+        desk.overseer.check()
+        desk.overseer.check()
     assert desk.state()[0] == "running"
 
 
@@ -183,8 +183,8 @@ def test_a_job_whose_own_files_say_that_it_cannot_go_on_is_asked_once(desk: Desk
 
     desk.control.before = refuse
     desk.lose()
-    desk.overseer.look()
-    desk.overseer.look()
+    desk.overseer.check()
+    desk.overseer.check()
     told = desk.service.job(desk.job)
     assert (told.state, told.reason, desk.control.asked) == ("failed", "DataError: not here", [desk.job])
 
@@ -192,7 +192,7 @@ def test_a_job_whose_own_files_say_that_it_cannot_go_on_is_asked_once(desk: Desk
 def test_a_job_of_which_nothing_is_left_has_failed(desk: Desk) -> None:
     desk.lose()
     (desk.installation.runs / desk.job / "tape.jsonl").unlink()
-    desk.overseer.look()
+    desk.overseer.check()
     assert desk.control.asked == []
     assert desk.state()[0] == "failed"
     assert "neither a final state nor a tape" in desk.state()[1]
@@ -202,7 +202,7 @@ def test_what_was_taken_down_on_purpose_stays_down_and_what_is_lost_later_goes_o
     desk.taken_down.touch()
     desk.lose()
     desk.begin()
-    desk.overseer.look()
+    desk.overseer.check()
     assert desk.control.asked == []
     assert desk.state()[0] == "failed"
     assert "taken down" in desk.state()[1]
@@ -210,7 +210,7 @@ def test_what_was_taken_down_on_purpose_stays_down_and_what_is_lost_later_goes_o
     desk.job = desk.submit()
     wait_until(lambda: desk.service.job(desk.job).islands_training == 2)
     desk.lose()
-    desk.overseer.look()
+    desk.overseer.check()
     assert desk.service.job(desk.job).state == "running"
 
 
@@ -231,10 +231,10 @@ def test_a_service_killed_while_it_starts_a_job_again_leaves_it_to_the_next(desk
     desk.control.before = die
     desk.lose()
     with pytest.raises(Killed):
-        desk.overseer.look()
+        desk.overseer.check()
     assert desk.state()[0] == JobState.STARTING
     desk.control.before = lambda _run_dir: None
     desk.begin()
-    desk.overseer.look()
+    desk.overseer.check()
     assert desk.service.job(desk.job).state == "running"
     assert len(desk.control.asked) == (1 if begun else 2)

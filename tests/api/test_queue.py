@@ -8,13 +8,13 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.jobs.queue import QueuedJob, Room, Wants, decide, wants_of
+from api.jobs.queue import QueuedJob, Resources, Wants, decide, wants_of
 from orchestrator.actors.records import NodeGroupRecord
 from orchestrator.sections import IslandsSection
 
 NAMES = ("asia", "europe", "mars")
-rooms = st.builds(Room, st.integers(4, 16).map(lambda n: n / 4), st.integers(0, 2))
-asked = st.builds(Room, st.integers(1, 6).map(lambda n: n / 4), st.sampled_from((0, 0, 0, 1)))
+rooms = st.builds(Resources, st.integers(4, 16).map(lambda n: n / 4), st.integers(0, 2))
+asked = st.builds(Resources, st.integers(1, 6).map(lambda n: n / 4), st.sampled_from((0, 0, 0, 1)))
 wants = st.dictionaries(st.sampled_from(NAMES), asked, min_size=1, max_size=2)
 """Small beside what a group has, so that several fit and the next one does not."""
 
@@ -31,7 +31,7 @@ def fleets(draw: st.DrawFn) -> list[NodeGroupRecord]:
     return [group(name, draw(rooms)) for name in NAMES if name != away]
 
 
-def group(name: str, room: Room) -> NodeGroupRecord:
+def group(name: str, room: Resources) -> NodeGroupRecord:
     cpus, accelerators = room.cpus, int(room.accelerators)
     return NodeGroupRecord(name=name, region=name, nodes=1, cpus=cpus, cpus_free=0.0, accelerators=accelerators)
 
@@ -69,7 +69,7 @@ def test_whoever_is_first_starts_if_there_is_room_and_nobody_overtakes(
         started = [{name: room for name, room in job.wants.items() if name in first.wants} for job in in_order[:count]]
         full = len(running) + count >= jobs_max
         assert full or not fits([*beside, *started, first.wants], groups)
-        assert decision.hopeless == (not fits([first.wants], groups))
+        assert decision.unschedulable == (not fits([first.wants], groups))
 
 
 @given(queues(), fleets(), st.integers(1, 3), st.randoms())
@@ -98,23 +98,23 @@ def test_all_that_the_fleet_can_hold_start_once_and_in_order_while_jobs_come_and
 
 
 def test_the_reason_names_what_is_lacking_and_who_holds_the_others_up() -> None:
-    groups = [group("asia", Room(4.0, 1)), group("europe", Room(4.0))]
-    large = QueuedJob("large", 0, 1, {"asia": Room(3.0)})
-    small = QueuedJob("small", 0, 2, {"europe": Room(0.5)})
-    waits = decide([large, small], [{"asia": Room(2.0)}], groups, 9).waits
+    groups = [group("asia", Resources(4.0, 1)), group("europe", Resources(4.0))]
+    large = QueuedJob("large", 0, 1, {"asia": Resources(3.0)})
+    small = QueuedJob("small", 0, 2, {"europe": Resources(0.5)})
+    waits = decide([large, small], [{"asia": Resources(2.0)}], groups, 9).waits
     why = "it asks for 3 cpus on asia, where running jobs leave 2 of 4"
     assert waits == {"large": why, "small": f"behind large: {why}"}
-    gpu = QueuedJob("gpu", 0, 3, {"asia": Room(1.0, 1)})
-    assert "1 accelerators on asia" in decide([gpu], [{"asia": Room(1.0, 1)}], groups, 9).waits["gpu"]
+    gpu = QueuedJob("gpu", 0, 3, {"asia": Resources(1.0, 1)})
+    assert "1 accelerators on asia" in decide([gpu], [{"asia": Resources(1.0, 1)}], groups, 9).waits["gpu"]
     assert "1 jobs run" in decide([small], [{}], groups, 1).waits["small"]
 
 
 def test_what_the_fleet_has_lost_is_said_and_is_hopeless() -> None:
-    job = QueuedJob("job", 0, 1, {"asia": Room(3.0), "mars": Room(1.0)})
-    gone = decide([job], [], [group("asia", Room(4.0))], 9)
-    assert (gone.hopeless, gone.waits["job"]) == (True, "node group mars has no nodes")
-    less = decide([job], [], [group("asia", Room(2.0)), group("mars", Room(4.0))], 9)
-    assert (less.hopeless, less.waits["job"]) == (True, "it asks for 3 cpus on asia, which has 2 in all now")
+    job = QueuedJob("job", 0, 1, {"asia": Resources(3.0), "mars": Resources(1.0)})
+    gone = decide([job], [], [group("asia", Resources(4.0))], 9)
+    assert (gone.unschedulable, gone.waits["job"]) == (True, "node group mars has no nodes")
+    less = decide([job], [], [group("asia", Resources(2.0)), group("mars", Resources(4.0))], 9)
+    assert (less.unschedulable, less.waits["job"]) == (True, "it asks for 3 cpus on asia, which has 2 in all now")
 
 
 def test_the_islands_of_a_group_are_added_up_and_tenths_of_a_cpu_do_not_spoil_it() -> None:
@@ -122,4 +122,4 @@ def test_the_islands_of_a_group_are_added_up_and_tenths_of_a_cpu_do_not_spoil_it
     asked = wants_of([third] * 3)
     assert asked["asia"].accelerators == 3
     assert asked["asia"].cpus != 0.3, "as floats are"
-    assert decide([QueuedJob("job", 0, 1, asked)], [], [group("asia", Room(0.3, 3))], 1).starts == ("job",)
+    assert decide([QueuedJob("job", 0, 1, asked)], [], [group("asia", Resources(0.3, 3))], 1).starts == ("job",)

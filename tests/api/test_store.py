@@ -19,7 +19,7 @@ from api.auth.roles import Role
 from api.auth.store import AccessStore, AuditRow
 from api.auth.tokens import Tokens
 from api.jobs.idempotency import digest_of
-from api.storage.store import AlreadyKnown, Base, CommandRow, JobRow, Store
+from api.storage.store import Base, CommandRow, DuplicateKey, JobRow, Store
 from api.storage.upgrade import MIGRATIONS, url_of
 from orchestrator.core import commands
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
@@ -82,7 +82,7 @@ def test_rows_come_back_as_they_went_in_also_after_a_restart(url: str) -> None:
     store.add_job(job_row("a-1"))
     store.add_job(job_row("b-2", "once"))
     assert [store.job(job).priority for job in ("a-1", "b-2")] == [0, 0]
-    with pytest.raises(AlreadyKnown) as known:
+    with pytest.raises(DuplicateKey) as known:
         store.add_job(job_row("c-3", "once"))
     assert known.value.row.job == "b-2"
     kill = {"kind": "kill", "island": "ü", "restart": True}
@@ -103,7 +103,7 @@ def test_rows_come_back_as_they_went_in_also_after_a_restart(url: str) -> None:
         (kill, False, True, "no")
     ]
     access = AccessStore(again.engine)
-    assert Tokens(access).holder_of(raw).role is Role.OPERATOR
+    assert Tokens(access).principal_of(raw).role is Role.OPERATOR
     access.end_audit(access.audit(1, None)[0].number, 201)
     assert [(row.caller, row.status) for row in access.audit(10, None)] == [("ci", 201)]
     again.close()
@@ -117,7 +117,7 @@ def test_of_many_at_once_with_one_key_or_one_name_exactly_one_is_stored(url: str
         stored = named = True
         try:
             store.add_job(job_row(f"job-{number}", key="same"))
-        except AlreadyKnown:
+        except DuplicateKey:
             stored = False
         try:
             book.create("one", Role.VIEWER, str(number))

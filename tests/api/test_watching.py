@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from api.client import Client
-from api.terminal.looker import Looker
+from api.terminal.poller import Poller
 from orchestrator.errors import ServiceUnreachable
 from tests.api.installation import ROOT, Installation, environment, interruptible
 from tests.waiting import PATIENCE_S, wait_until
@@ -112,7 +112,7 @@ def test_while_the_service_is_away_the_last_picture_stays_and_says_so() -> None:
             raise answer
         return answer
 
-    look = Looker(ask)
+    look = Poller(ask)
     assert (look(), look.note) == (["a"], None)
     assert look() == ["a"]
     assert look.note is not None
@@ -125,4 +125,4 @@ def test_a_service_that_never_answered_is_no_empty_list() -> None:
         raise ServiceUnreachable(detail="connection refused", remedy="")
 
     with pytest.raises(ServiceUnreachable):
-        Looker(ask)()
+        Poller(ask)()

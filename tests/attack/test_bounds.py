@@ -19,7 +19,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from api.app import create_app
-from api.chaos.runs import _KnownReport
+from api.chaos.runs import _ReferenceReport
 from api.http.routing import StrictBody
 from api.jobs.idempotency import digest_of
 from api.storage.store import Store
@@ -66,7 +66,9 @@ def fields_of(model: type[BaseModel], where: str = "", seen: frozenset[type] = f
     if model in seen:
         return
     where = where or model.__name__
-    assert model.model_config.get("extra") == "forbid" or model.__name__.startswith("_Known"), f"{where} ignores keys"
+    assert model.model_config.get("extra") == "forbid" or model.__name__.startswith("_Reference"), (
+        f"{where} ignores keys"
+    )
     for name, field in model.model_fields.items():
         yield f"{where}.{name}", Annotated[field.annotation, field]
         for inner in models_in(field.annotation):
@@ -149,7 +151,7 @@ FREE_TEXT = {
     "WrittenPlan.plan": "a text of many lines, which the strict parser reads",
     "WorldPart.notes": "remarks in a file of one's own",
 }
-MODELS = (JobSpec, ChaosPlan, SimulationSpec, WorldPart, NodeGroup, Settings, _KnownReport)
+MODELS = (JobSpec, ChaosPlan, SimulationSpec, WorldPart, NodeGroup, Settings, _ReferenceReport)
 
 
 def inner_kinds(kind: Any) -> Iterator[Any]:

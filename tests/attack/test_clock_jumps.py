@@ -55,12 +55,12 @@ def test_a_token_that_another_service_revoked_is_forgotten_in_a_second_however_t
     here = Tokens(AccessStore(store.engine), clocks.wall, clocks.passed)
     there = Tokens(AccessStore(store.engine), clocks.wall, clocks.passed)
     _, raw = here.create("ci", Role.OPERATOR, "me")
-    assert here.holder_of(raw)
+    assert here.principal_of(raw)
     clocks.ahead += jump_s
     there.revoke("ci")
     clocks.up += REMEMBERED_S + 0.1
     assert here.remembered(raw) is None
-    assert here.holder_of(raw) is None
+    assert here.principal_of(raw) is None
     store.close()
 
 
@@ -70,17 +70,17 @@ def test_a_clock_that_is_set_back_lengthens_no_tokens_life(tmp_path: Path) -> No
     book = Tokens(AccessStore(store.engine), TimeOfDay(clocks.wall, clocks.passed), clocks.passed)
     _, raw = book.create("short", Role.VIEWER, "me", expires_in_s=60)
     clocks.up += 61
-    assert book.holder_of(raw) is None
+    assert book.principal_of(raw) is None
     clocks.ahead -= HOURS_S
-    assert book.holder_of(raw) is None, "it expired, and has not become valid again"
+    assert book.principal_of(raw) is None, "it expired, and has not become valid again"
     _, later = book.create("later", Role.VIEWER, "me", expires_in_s=60)
-    assert book.holder_of(later)
+    assert book.principal_of(later)
     clocks.up += 61
-    assert book.holder_of(later) is None
+    assert book.principal_of(later) is None
     clocks.ahead += 2 * HOURS_S
     _, last = book.create("last", Role.VIEWER, "me", expires_in_s=60)
     clocks.up += 59
-    assert book.holder_of(last)
+    assert book.principal_of(last)
     store.close()
 
 
@@ -115,7 +115,7 @@ def test_what_the_clock_was_set_by_adds_up(jumps: list[tuple[float, float]]) -> 
     for passes_s, set_by_s in jumps:
         clocks.up += passes_s
         clocks.ahead += set_by_s
-        assert watch.look() == pytest.approx(clocks.ahead - 1_800_000_000.0, abs=1e-4)
+        assert watch.check() == pytest.approx(clocks.ahead - 1_800_000_000.0, abs=1e-4)
 
 
 @settings(max_examples=50)

@@ -83,7 +83,7 @@ def test_the_service_and_its_second_life_have_what_they_need(started: Installati
     first = service_of(started)
     assert leaked(first) == {"AWS_ACCESS_KEY_ID"}
     assert first.environ()["ATOLL_DATABASE"].endswith("other.sqlite")
-    again = [sys.executable, "-m", "api.installation.second_life", str(started.home.path)]
+    again = [sys.executable, "-m", "api.installation.service_restart", str(started.home.path)]
     subprocess.run(again, cwd=ROOT, env={**os.environ, **SECRETS}, check=True, timeout=PATIENCE_S)
     wait_until(lambda: answering(started, not_by=first.pid))
     assert leaked(service_of(started)) == {"AWS_ACCESS_KEY_ID"}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from api.installation import doctor
-from api.installation.finding import Finding, State
+from api.installation.check_result import CheckResult, State
 from api.installation.home import Home
 from api.installation.shipped import CONFIGS
 from orchestrator.host.records import write_parameters
@@ -103,7 +103,7 @@ def failing_home(tmp_path: Path) -> Iterator[tuple[Installation, Callable[[], No
             there.atoll("down")
 
 
-def found_of_disks(home: Home, runs: Path, patch: pytest.MonkeyPatch) -> Finding:
+def found_of_disks(home: Home, runs: Path, patch: pytest.MonkeyPatch) -> CheckResult:
     """What ``atoll doctor`` finds. Whether Ray and JAX can be imported, which takes long, it is not to see."""
     patch.setattr(doctor, "PROBES", dict.fromkeys(doctor.PROBES, "print('not tried')"))
     (finding,) = (one for one in doctor.examine(home, runs, CONFIGS / "groups.yaml") if one.check == "disk")
@@ -179,7 +179,7 @@ def test_a_service_on_a_home_that_became_read_only_answers_and_can_be_ended(
         assert [http.get(path).status_code for path in ("/healthz", "/v1/whoami", "/metrics")] == [200] * 3
     finding = found_of_disks(there.home, there.runs, monkeypatch)
     assert finding.state is State.WRONG
-    assert finding.found == f"{there.home.path} cannot be written: Read-only file system"
+    assert finding.detail == f"{there.home.path} cannot be written: Read-only file system"
     assert "down" in there.atoll("down")
     assert not there.home.running()
     said = there.atoll("up", "--control", CONTROL, code=1)

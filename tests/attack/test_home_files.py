@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from api.installation import past
+from api.installation import store_history
 from api.installation.home import Home
 from orchestrator.errors import AtollError, DataError
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -80,11 +80,11 @@ ASKED: dict[str, tuple[str, Callable[[Home], Any]]] = {
     "running": ("service.lock", Home.running),
     "be the service": ("service.lock", lambda home: enter(home.locked())),
     "change": ("change.lock", lambda home: enter(home.locked_for_change("up"))),
-    "had store": ("stores.json", lambda home: past.had_store(home, None)),
-    "note store": ("stores.json", lambda home: past.note_store(home, None)),
-    "note store, draft": ("stores.json.new", lambda home: past.note_store(home, None)),
-    "lost store": ("service.sqlite", lambda home: past.refuse_lost_store(home, None)),
-    "begin anew": ("stores.json", lambda home: past.begin_anew(home, None)),
+    "had store": ("stores.json", lambda home: store_history.had_store(home, None)),
+    "note store": ("stores.json", lambda home: store_history.note_store(home, None)),
+    "note store, draft": ("stores.json.new", lambda home: store_history.note_store(home, None)),
+    "lost store": ("service.sqlite", lambda home: store_history.refuse_lost_store(home, None)),
+    "begin anew": ("stores.json", lambda home: store_history.begin_anew(home, None)),
     "cluster": ("cluster.json", lambda home: ClusterFile.find(home.path)),
     "write cluster": ("cluster.json", lambda home: ClusterFile("i", "h:1", "/x", {}).write(home.path)),
     "write cluster, draft": ("cluster.json.new", lambda home: ClusterFile("i", "h:1", "/x", {}).write(home.path)),
@@ -157,11 +157,11 @@ def test_what_is_written_is_read_again_whatever_lay_there(tmp_path: Path) -> Non
             damage(home.path / name)
         home.write_address("http://127.0.0.1:8472", Path("runs"))
         home.write_token("a-token")
-        past.note_store(home, None)
+        store_history.note_store(home, None)
         cluster.write(home.path)
         address = home.address()
         assert (address and address.port, home.port_before(), home.token()) == (8472, 8472, "a-token"), what
-        assert past.had_store(home, None), what
+        assert store_history.had_store(home, None), what
         assert ClusterFile.find(home.path) == cluster, what
         assert (home.path / "token").stat().st_mode & 0o077 == 0
 

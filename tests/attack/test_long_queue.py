@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from api.jobs import dispatcher
+from api.jobs.job_list import JobList
 from api.jobs.service import Service
-from api.jobs.shelf import Shelf
 from api.storage.store import JobRow, Store
 from orchestrator.config import parse_job
 from orchestrator.core import commands
@@ -114,10 +114,10 @@ class Counting(Store):
 
 def test_who_leaves_from_behind_has_nobody_look_at_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round reads the whole queue and asks what runs how it stands: only who leaves the first place makes it worth one."""
-    monkeypatch.setattr(dispatcher, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "POLL_EVERY_S", 3600.0)
     installation, store = Installation(tmp_path), Counting(f"sqlite:///{tmp_path / 'store.sqlite'}")
     service = Service(Clockwork(tmp_path / "clockwork"), store, installation.runs, jobs_max=1)
-    shelf = Shelf(service, store)
+    job_list = JobList(service, store)
     _, first, *behind = (service.submit(installation.spec(), "me", None).job for _ in range(12))
     service.queue.begin()
     try:
@@ -125,7 +125,7 @@ def test_who_leaves_from_behind_has_nobody_look_at_the_queue(tmp_path: Path, mon
         before = store.rounds
         for job in behind:
             service.submit_command(job, commands.Cancel(), "me")
-            shelf.remove(job)
+            job_list.remove(job)
         service.submit_command(first, commands.Cancel(), "me")
         wait_until(lambda: store.rounds > before)
         assert store.rounds == before + 1

@@ -21,7 +21,7 @@ import pytest
 
 from api.client import Client
 from api.installation.home import Home
-from api.installation.past import begin_anew, had_store, note_store, refuse_lost_store
+from api.installation.store_history import begin_anew, had_store, note_store, refuse_lost_store
 from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.marks import HOME_MARKER, is_foreign, is_of, mark_of, marked_pids
 from orchestrator.runtime import embedded, processes

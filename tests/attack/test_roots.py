@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.installation.places import roots_of
+from api.installation.job_roots import roots_of
 from learners import checkpointing, corpus
 from orchestrator.checkpoints import manifest as manifests
 from orchestrator.checkpoints.folder import Folder
@@ -533,7 +533,7 @@ def test_what_a_job_went_on_from_is_looked_at_again_only_below_a_root(tmp_path: 
 
 
 def test_digests_and_sizes_of_files_outside_are_told_to_nobody(tmp_path: Path, sound: dict[str, Any]) -> None:
-    """Finding 3: a manifest with a name that leads up was answered with that file's size and digest."""
+    """CheckResult 3: a manifest with a name that leads up was answered with that file's size and digest."""
     folder = make(tmp_path / "root", 1)
     (tmp_path / "secret").write_text("secret")
     names = ("../../secret", str(tmp_path / "secret"))
@@ -560,7 +560,7 @@ class Hostile(MemoryFileSystem):  # type: ignore[misc]
 
 
 def test_a_listing_of_a_store_that_leads_out_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding 2: an island that restored an Orbax part wrote what the store listed, wherever that was."""
+    """CheckResult 2: an island that restored an Orbax part wrote what the store listed, wherever that was."""
     url = f"memory://{tmp_path.name}/ck"
     folder = make(url, 1, ("a",), orbax=True)
     part = manifest_of(folder).parts[0]

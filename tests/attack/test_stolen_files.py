@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from api.checkpoints.archive import unpack
-from api.installation.second_life import kill_and_start_again
+from api.installation.service_restart import kill_and_start_again
 from orchestrator.checkpoints.sealed import seal
 from orchestrator.config import read_job_document
 from orchestrator.errors import DataError
@@ -131,7 +131,7 @@ def hostile(installed: Installation, attackers: Attackers) -> list[str]:
 def test_no_folder_of_checkpoints_outside_the_roots_is_taken_and_nobody_is_asked_for_it(
     installed: Installation, operator: httpx.Client, attackers: Attackers
 ) -> None:
-    """Finding 1, and the protocols and paths beside it, written as a folder and gone on from."""
+    """CheckResult 1, and the protocols and paths beside it, written as a folder and gone on from."""
     loot = {"/000001/manifest.json": "x", "/000001/loot": [f"file://{installed.home.path}/token"]}
     attackers.references = json.dumps(loot).encode()  # type: ignore[attr-defined]
     for url in hostile(installed, attackers):
@@ -153,7 +153,7 @@ def test_no_folder_of_checkpoints_outside_the_roots_is_taken_and_nobody_is_asked
 def test_a_viewer_downloads_nothing_of_the_home_through_a_checkpoint(
     installed: Installation, operator: httpx.Client, viewer: httpx.Client
 ) -> None:
-    """Finding 3: names of a manifest that lead up, and links, in a folder that a job may use."""
+    """CheckResult 3: names of a manifest that lead up, and links, in a folder that a job may use."""
     secret = (installed.home.path / "token").read_text().strip()
     job = operator.post("/v1/jobs", json=installed.spec()).json()["job"]
     root = installed.runs / job / "checkpoints"
@@ -186,7 +186,7 @@ def test_a_viewer_downloads_nothing_of_the_home_through_a_checkpoint(
 def test_no_text_outside_the_roots_is_trained_on_and_the_answer_is_the_same_whatever_is_there(
     installed: Installation, operator: httpx.Client
 ) -> None:
-    """Finding 3, by reading: `data.files` of HOME/token, whose model memorises it."""
+    """CheckResult 3, by reading: `data.files` of HOME/token, whose model memorises it."""
     home, folder = installed.home.path, installed.folder
     (folder / "text.txt").write_text("text")
     (folder / "link.txt").symlink_to(home / "token")

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from api.chaos.conductor import FAILURES_MAX, _UnderWay
+from api.chaos.run_threads import FAILURES_MAX, RunThread
 from api.chaos.schemas import RunState
 from api.chaos.store import ChaosRunRow, ChaosStore
+from api.jobs.background_loop import BackgroundLoop
+from api.jobs.job_list import JobList
 from api.jobs.overseer import TRIES_MAX, Overseer
 from api.jobs.service import Service
-from api.jobs.shelf import Shelf
-from api.jobs.tending import Tending
 from api.metrics.exposition import JobsCollector, families_of
 from api.schemas import JobState
 from api.storage.store import CommandRow, JobRow, Store
@@ -88,7 +88,7 @@ class Desk:
         """As a process finds things that comes after one that was killed."""
         self.store = Store(f"sqlite:///{self.database}")
         self.service = Service(self.control, self.store, self.installation.runs)
-        self.shelf = Shelf(self.service, self.store)
+        self.job_list = JobList(self.service, self.store)
         service = self.service
         self.overseer = Overseer(
             self.control, self.store, service.cordons, service.record, service.roots, self.taken_down
@@ -139,7 +139,7 @@ def test_two_jobs_of_unusable_checkpoint_folders_stop_the_supervision_of_nobody(
     (desk.folder / "clockwork" / "no-more-jobs").touch()
     desk.lose(bad, worse, well)
     for _ in range(TRIES_MAX):
-        desk.overseer.look()
+        desk.overseer.check()
     assert desk.states(bad, worse, well) == ["failed"] * 3
     assert "checkpoints.folder" in desk.service.job(bad).reason
     assert "checkpoints.folder" in desk.service.job(worse).reason
@@ -192,7 +192,7 @@ def test_what_was_taken_down_is_forgotten_whatever_one_job_is(desk: Desk) -> Non
     desk.control.answers[bad] = raising(TypeError("not of this world"))
     desk.taken_down.touch()
     desk.lose(well)
-    desk.overseer.look()
+    desk.overseer.check()
     assert desk.states(bad, well) == ["running", "failed"]
     assert not desk.taken_down.exists()
 
@@ -201,11 +201,11 @@ def test_a_flag_that_cannot_be_removed_stops_no_round_and_concerns_no_later_job(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.taken_down.mkdir()
-    desk.overseer.look()
+    desk.overseer.check()
     later = desk.submit()
     desk.lose(later)
     for _ in range(3):
-        desk.overseer.look()
+        desk.overseer.check()
     assert desk.states(later) == ["running"], "it was started again"
     assert len([r for r in caplog.records if "cannot be removed" in r.message]) == 1
 
@@ -218,18 +218,18 @@ def test_a_job_whose_answer_makes_no_sense_is_its_own_misfortune(
     desk.control.answers[bad] = MALFORMED[answer]
     desk.lose(well)
     for _ in range(3):
-        desk.overseer.look()
+        desk.overseer.check()
         desk.service.cordons.tell_all("me")
         desk.service.tend()
     assert desk.states(bad, well) == ["running", "running"]
     wait_until(lambda: desk.service.job(well).islands_training == 2)
-    page = {job.job: job for job in desk.shelf.page(None, None, 10, None).jobs}
+    page = {job.job: job for job in desk.job_list.page(None, None, 10, None).jobs}
     assert page[well].state == "running"
     assert set(page) == {bad, well}
     assert f"'job': '{well}'" in desk.metrics()
     assert len([r for r in caplog.records if bad in r.message]) <= 4, "once each, not each round"
     desk.begin()  # the next process begins as well
-    assert desk.shelf.page(JobState.RUNNING, None, 10, None).jobs
+    assert desk.job_list.page(JobState.RUNNING, None, 10, None).jobs
 
 
 PRECIOUS = "somebody else's"
@@ -257,10 +257,10 @@ def test_a_damaged_row_is_told_of_its_own_job_which_can_be_removed(desk: Desk, d
     precious.mkdir()
     desk.edit(bad, **{name: str(precious) if value == PRECIOUS else value for name, value in ROWS[damage].items()})
     for _ in range(TRIES_MAX + 1):
-        desk.overseer.look()
+        desk.overseer.check()
         desk.service.tend()
     assert desk.states(well) == ["running"]
-    page = {job.job: job for job in desk.shelf.page(None, None, 10, None).jobs}
+    page = {job.job: job for job in desk.job_list.page(None, None, 10, None).jobs}
     assert page[well].state == "running"
     desk.metrics()
     desk.service.job(bad)
@@ -269,7 +269,7 @@ def test_a_damaged_row_is_told_of_its_own_job_which_can_be_removed(desk: Desk, d
         desk.service.submit_command(bad, commands.Cancel(), "me")
         wait_until(lambda: desk.service.job(bad).state.final)
     time.sleep(0.3)
-    desk.shelf.remove(bad)
+    desk.job_list.remove(bad)
     assert desk.states(bad, well) == ["removed", "running"]
     assert precious.is_dir()
 
@@ -296,7 +296,7 @@ def test_a_failed_job_keeps_what_was_last_known_of_it(desk: Desk, again: bool) -
     job = desk.submit()
     wait_until(lambda: desk.service.job(job).global_version >= 8)
     before = desk.service.job(job)
-    desk.overseer.look()
+    desk.overseer.check()
     if again:  # another process, which never saw the job alive
         desk.overseer.close()
         desk.begin()
@@ -306,7 +306,7 @@ def test_a_failed_job_keeps_what_was_last_known_of_it(desk: Desk, again: bool) -
     assert (gone.state, gone.last_known) == ("running", True)
     assert gone.global_version >= before.global_version
     for _ in range(TRIES_MAX):
-        desk.overseer.look()
+        desk.overseer.check()
     told = desk.service.job(job)
     assert (told.state, told.last_known, told.epoch) == ("failed", True, 1)
     assert told.global_version >= before.global_version
@@ -316,10 +316,10 @@ def test_a_failed_job_keeps_what_was_last_known_of_it(desk: Desk, again: bool) -
 def test_an_emptied_tape_of_a_job_that_had_merged_is_no_beginning_even_without_a_witness(desk: Desk) -> None:
     job = desk.submit()
     wait_until(lambda: desk.service.job(job).global_version >= 4)
-    desk.overseer.look()
+    desk.overseer.check()
     desk.lose(job)
     (desk.installation.runs / job / "tape.jsonl").write_bytes(b"")
-    desk.overseer.look()
+    desk.overseer.check()
     told = desk.service.job(job)
     assert (told.state, "is empty, though it had merged" in told.reason) == ("failed", True)
 
@@ -331,7 +331,7 @@ def test_a_round_that_fails_for_hours_is_logged_once(caplog: pytest.LogCaptureFi
         rounds.append(1)
         raise OSError(5, "Input/output error" if len(rounds) < 20 else "something else")
 
-    tending = Tending(fail, "test", 0.001)
+    tending = BackgroundLoop(fail, "test", 0.001)
     with caplog.at_level(logging.INFO):
         tending.start()
         wait_until(lambda: len(rounds) > 40)
@@ -354,9 +354,9 @@ def test_a_run_of_a_plan_whose_rows_are_damaged_ends_and_is_logged_once(
     def begun(_: ChaosRunRow) -> Any:
         raise KeyError("planned_at")
 
-    thread = _UnderWay(row, desk.service, book, begun, lambda run: None)
-    looks = [thread._look() for _ in range(FAILURES_MAX)]
-    assert looks == [True] * (FAILURES_MAX - 1) + [False]
+    thread = RunThread(row, desk.service, book, begun, lambda run: None)
+    polls = [thread._poll() for _ in range(FAILURES_MAX)]
+    assert polls == [True] * (FAILURES_MAX - 1) + [False]
     found = book.run(job, "chaos-1")
     assert found is not None
     assert (found.state, found.holds) == (RunState.FAILED, None)
@@ -384,9 +384,9 @@ def test_a_silent_job_is_left_alone_and_holds_up_only_what_is_about_it(desk: Des
     desk.control.answers[silent] = raising(InfrastructureError(detail="The synchroniser does not answer."))
     desk.taken_down.touch()
     desk.lose(well)
-    desk.overseer.look()
+    desk.overseer.check()
     later = desk.submit()
     desk.lose(later)
-    desk.overseer.look()
+    desk.overseer.check()
     assert desk.states(silent, well, later) == ["running", "failed", "running"]
     assert desk.taken_down.exists(), "whether it is gone is not known yet"

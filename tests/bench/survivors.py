@@ -25,7 +25,7 @@ def main(_asked: Options) -> list[Goal]:
             "alone": lambda: None,
             "a SIGKILL": lambda: client.kill(job, VICTIM),
             "alone again": lambda: None,
-            f"{STOP_S:g} s of SIGSTOP": lambda: client.strike(job, "stop", VICTIM, STOP_S),
+            f"{STOP_S:g} s of SIGSTOP": lambda: client.inject(job, "stop", VICTIM, STOP_S),
             "at last": lambda: None,
         }
         bounds = []

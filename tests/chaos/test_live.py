@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from api.installation.home import Home
-from api.installation.second_life import kill_and_start_again
+from api.installation.service_restart import kill_and_start_again
 from orchestrator.chaos.plan import parse
 from orchestrator.chaos.schedule import schedule
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
@@ -172,7 +172,7 @@ def test_a_fault_that_makes_no_sense_is_refused(
     service: Installation, kind: str, seconds: float, more: dict[str, Any]
 ) -> None:
     with pytest.raises(RequestError, match="cannot be used"):
-        service.client().strike("latest", kind, "asia", seconds, **more)
+        service.client().inject("latest", kind, "asia", seconds, **more)
 
 
 def test_a_plan_kills_the_service_and_starts_it_again_as_it_was(service: Installation) -> None:

@@ -12,11 +12,11 @@ import httpx
 import pytest
 import yaml
 
-from api.chaos.conducting import MISSED, Conducting
+from api.chaos.active_run import MISSED, ActiveRun
 from api.chaos.runs import ChaosRuns
 from api.chaos.store import ChaosRunRow, ChaosStore
 from api.client import Client
-from api.installation.second_life import no_second_life
+from api.installation.service_restart import no_restart
 from api.jobs.service import Service
 from api.storage.store import CommandRow, Store
 from orchestrator.chaos.conduct import LATE_MAX_S
@@ -79,7 +79,7 @@ def test_one_plan_runs_at_a_time_and_a_key_names_one_run(service: Installation) 
         assert "attrition runs against" in second.json()["detail"]
         client.stop_chaos(job)
         assert http.post(path, json={"shipped": "quiet"}).status_code == 202
-        assert [run.state.strikes for run in client.chaos_runs(job)] == [True, False]
+        assert [run.state.injects for run in client.chaos_runs(job)] == [True, False]
         client.cancel(job)
         assert settled(client, job).state == "failed", "a cancelled job did not complete"
 
@@ -132,7 +132,7 @@ def test_a_plan_that_cannot_be_used_is_refused_with_every_problem_and_starts_not
 
 def test_a_removed_job_takes_its_runs_with_it(stage: Stage) -> None:
     stage.begin(KILL_ASIA)
-    stage.conducting().look(stage.service.job(stage.job).model_copy(update={"after_s": 1e6}))
+    stage.active_run().advance(stage.service.job(stage.job).model_copy(update={"after_s": 1e6}))
     stage.store.remove_job(stage.job)
     assert stage.book.runs(stage.job) == stage.book.decisions("chaos-1") == stage.book.unsettled() == []
 
@@ -252,10 +252,10 @@ class Stage:
         about = {"run": "chaos-1", "job": self.job, "plan": "trial", "caller": "me", "requested_at": 1.0}
         self.book.add(ChaosRunRow(**about, text=yaml.safe_dump(document(*faults)), fleet=islands, holds=self.job))
 
-    def conducting(self) -> Conducting:
+    def active_run(self) -> ActiveRun:
         row = self.book.run(self.job, "chaos-1")
         assert row is not None
-        return Conducting(row, self.service, self.store, self.book, no_second_life)
+        return ActiveRun(row, self.service, self.store, self.book, no_restart)
 
     def faults_on_the_tape(self) -> int:
         return len(self.service.job(self.job).statistics["faults"])
@@ -274,10 +274,10 @@ def test_a_decision_that_was_stored_strikes_once_wherever_the_process_dies(stage
     picture = stage.service.job(stage.job)
     stage.control.dies = where
     with pytest.raises(Death):
-        stage.conducting().look(picture)
+        stage.active_run().advance(picture)
     assert len(stage.book.decisions("chaos-1")) == 1, "decided, and stored"
     for _ in range(2):
-        stage.conducting().look(stage.service.job(stage.job))
+        stage.active_run().advance(stage.service.job(stage.job))
     wait_until(lambda: stage.faults_on_the_tape() == 1)
     assert len(stage.store.commands(stage.job)) == 1
     assert stage.book.decisions("chaos-1")[0].decision["spared"] == ""
@@ -288,10 +288,10 @@ def test_a_decision_that_was_not_handed_over_is_spared_once_it_is_late(stage: St
     picture = stage.service.job(stage.job)
     stage.control.dies = "before anything is stored"
     with pytest.raises(Death):
-        stage.conducting().look(picture)
+        stage.active_run().advance(picture)
     later = stage.service.job(stage.job)
     later = later.model_copy(update={"after_s": (later.after_s or 0.0) + LATE_MAX_S + 1})
-    stage.conducting().look(later)
+    stage.active_run().advance(later)
     assert stage.store.commands(stage.job) == []
     assert stage.book.decisions("chaos-1")[0].decision["spared"] == MISSED
 
@@ -301,11 +301,11 @@ def test_islands_that_nobody_asked_for_yet_are_drawn_for_no_fault(tmp_path: Path
     (tmp_path / "clockwork").mkdir()
     control, store = Clockwork(tmp_path / "clockwork"), Store(f"sqlite:///{tmp_path}/store.sqlite")
     service = Service(control, store, tmp_path / "runs")
-    runs = ChaosRuns(service, store, no_second_life)
+    runs = ChaosRuns(service, store, no_restart)
     job = service.submit(Installation(tmp_path).spec(islands=islands), "me", None).job
     asked = document({"kind": "kill", "target": {"random": 1}, "every": 10})
     runs.start(job, yaml.safe_dump(asked), asked, None, "me", None)
-    runs.conductor.close()
+    runs.threads.close()
     row = ChaosStore(store.engine).run(job, "latest")
     assert [island for island, *_ in row.fleet] == ["us-east-0", "asia"]
     store.close()

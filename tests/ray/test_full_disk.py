@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.installation.finding import State
+from api.installation.check_result import State
 from orchestrator.core import events as e
 from orchestrator.tape.storage import read_tape
 from tests.api.installation import ROOT, Installation
@@ -109,7 +109,7 @@ def test_without_room_under_rays_folder_islands_train_on_and_who_died_is_back_on
             assert row["state"] == "running"
             finding = found_of_disks(place.home, place.runs, monkeypatch)
             assert finding.state is State.WRONG
-            assert finding.found.startswith(f"0.0 GiB free in {place.disk}/atoll-")
+            assert finding.detail.startswith(f"0.0 GiB free in {place.disk}/atoll-")
             assert "TMPDIR" in finding.remedy
             assert not gone(stays)
         job.wait_until(job.restarts, "the next life")

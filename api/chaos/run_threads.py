@@ -1,9 +1,9 @@
-"""The threads behind runs of plans: one a run, which looks at its job twice a second until nothing is left to do.
+"""The threads behind runs of plans: one a run, which polls its job twice a second until nothing is left to do.
 
 Responsible for going on whatever happens. A job or a cluster that does not answer is asked again, and so is a store that
-does not. Anything unforeseen throws the picture in memory away and builds it again from the rows, as after a restart: there
+does not. Anything unforeseen throws the run in memory away and builds it again from the rows, as after a restart: there
 is one way back, used often. A run that fails so again and again is over: what is wrong lies in its rows, or in the job's.
-Refuses to know what a look does (``api.chaos.conducting``).
+Refuses to know what a poll does (``api.chaos.active_run``).
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.chaos.conducting import Conducting
+from api.chaos.active_run import ActiveRun
 from api.chaos.schemas import RunState
 from api.chaos.store import ChaosRunRow, ChaosStore
-from api.installation.second_life import SecondLife
+from api.installation.service_restart import RestartService
+from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.service import Service
-from api.jobs.tending import Complaints, reason_of
 from api.storage.store import Store
 from orchestrator.errors import DataError, InfrastructureError, NotFound, first_line
 
-LOOK_EVERY_S = 0.5
+POLL_EVERY_S = 0.5
 FAILURES_MAX = 20
-"""In a row; between two of them lies a look's time."""
+"""In a row; between two of them lies one poll."""
 
 logger = logging.getLogger(__name__)
 
 
-class Conductor:
-    """Conducts the runs of one service."""
+class RunThreads:
+    """The threads that carry out the runs of one service."""
 
-    def __init__(self, service: Service, store: Store, book: ChaosStore, second_life: SecondLife) -> None:
+    def __init__(self, service: Service, store: Store, book: ChaosStore, restart_service: RestartService) -> None:
         self._service, self._book = service, book
-        self._begun = lambda row: Conducting(row, service, store, book, second_life)
+        self._rebuild = lambda row: ActiveRun(row, service, store, book, restart_service)
         self._changing = threading.Lock()
-        self._under_way: dict[str, _UnderWay] = {}
+        self._under_way: dict[str, RunThread] = {}
         self._closed = False
 
     def resume(self) -> None:
         """After a restart: go on with every run that is not settled."""
         for row in self._book.unsettled():
-            self.conduct(row)
+            self.start_run(row)
 
-    def conduct(self, row: ChaosRunRow) -> None:
-        """From now on the run is under way. Nothing happens if it was."""
+    def start_run(self, row: ChaosRunRow) -> None:
+        """Start the run's thread. Nothing happens if it was started before."""
         with self._changing:
             if row.run not in self._under_way and not self._closed:
-                found = _UnderWay(row, self._service, self._book, self._begun, self._forget)
-                self._under_way[row.run] = found
-                found.start()
+                thread = RunThread(row, self._service, self._book, self._rebuild, self._forget)
+                self._under_way[row.run] = thread
+                thread.start()
 
     def stop(self, run: str, reason: str) -> None:
         """Nothing of this run strikes any more. Nothing happens if it is over."""
         with self._changing:
-            found = self._under_way.get(run)
-        if found:
-            found.stop(reason)
+            thread = self._under_way.get(run)
+        if thread:
+            thread.stop(reason)
 
     def close(self) -> None:
         """Let go of every run; the next service goes on with it."""
@@ -75,7 +75,7 @@ class Conductor:
             self._under_way.pop(run, None)
 
 
-class _UnderWay(threading.Thread):
+class RunThread(threading.Thread):
     """One run, looked after until it is settled."""
 
     def __init__(
@@ -83,22 +83,22 @@ class _UnderWay(threading.Thread):
         row: ChaosRunRow,
         service: Service,
         book: ChaosStore,
-        begun: Callable[[ChaosRunRow], Conducting],
+        rebuild: Callable[[ChaosRunRow], ActiveRun],
         forget: Callable[[str], None],
     ) -> None:
         super().__init__(name=row.run, daemon=True)
         self._job, self._run_id = row.job, row.run
-        self._service, self._book, self._begun, self._forget = service, book, begun, forget
+        self._service, self._book, self._rebuild, self._forget = service, book, rebuild, forget
         self._one_at_a_time = threading.Lock()
         self._leaving = threading.Event()
-        self._conducting: Conducting | None = None
-        self._complaints = Complaints(logger)
+        self._active: ActiveRun | None = None
+        self._problem_log = ProblemLog(logger)
         self._failures = 0
         self._over = False
 
     def run(self) -> None:
         try:
-            while self._look() and not self._leaving.wait(LOOK_EVERY_S):
+            while self._poll() and not self._leaving.wait(POLL_EVERY_S):
                 pass
         finally:
             self._forget(self._run_id)
@@ -112,19 +112,19 @@ class _UnderWay(threading.Thread):
             except Exception as error:  # its rows are damaged: then this is all that can be done
                 self._complain(reason_of(error))
                 self._over = self._end(RunState.STOPPED, reason)
-        self._look()
+        self._poll()
 
     def leave(self) -> None:
         self._leaving.set()
 
-    def _look(self) -> bool:
-        """Look once. Returns whether to look again."""
+    def _poll(self) -> bool:
+        """Poll the job once. Returns whether to poll again."""
         with self._one_at_a_time:
             if self._over:
                 return False  # whoever stopped it has looked for the last time
             try:
-                self._over = not self._rebuilt().look(self._service.job(self._job))
-                self._complaints.settle(self._run_id)
+                self._over = not self._rebuilt().advance(self._service.job(self._job))
+                self._problem_log.settle(self._run_id)
                 self._failures = 0
                 return not self._over
             except (InfrastructureError, SQLAlchemyError) as error:
@@ -136,7 +136,7 @@ class _UnderWay(threading.Thread):
                 return not self._end(RunState.FAILED, str(error))
             except Exception as error:
                 self._complain(f"begun again from its rows: {reason_of(error)}", error)
-                self._conducting = None
+                self._active = None
                 self._failures += 1
                 if self._failures >= FAILURES_MAX:
                     return not self._end(RunState.FAILED, f"it cannot be conducted: {reason_of(error)}")
@@ -151,15 +151,15 @@ class _UnderWay(threading.Thread):
             return False
         return True
 
-    def _rebuilt(self) -> Conducting:
+    def _rebuilt(self) -> ActiveRun:
         """The run in memory, from its rows where it is not there."""
-        if self._conducting is None:
+        if self._active is None:
             row = self._book.run(self._job, self._run_id)
             if row is None:
                 raise NotFound(detail=f"There is no run {self._run_id}.")
-            self._conducting = self._begun(row)
-        return self._conducting
+            self._active = self._rebuild(row)
+        return self._active
 
     def _complain(self, words: str, error: Exception | None = None) -> None:
         """Once for each reason, not twice a second."""
-        self._complaints.note(self._run_id, words, error)
+        self._problem_log.note(self._run_id, words, error)

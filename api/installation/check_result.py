@@ -1,4 +1,4 @@
-"""What `atoll doctor` says of one thing it looked at: the check, how it stands, what was found, what to do about it."""
+"""The result of one check of `atoll doctor`: the check, its state, the detail, and the remedy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     check: str
     state: State
-    found: str
+    detail: str
     remedy: str = ""

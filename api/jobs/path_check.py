@@ -15,14 +15,14 @@ from orchestrator.roots import Allowed, AllowedRoots
 FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoint"
 
 
-def places_outside(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> tuple[Problem, ...]:
-    """What jobs may not touch of what it names. Of one that has ``begun``, what it went on from is not read any more."""
+def problems_outside_roots(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> tuple[Problem, ...]:
+    """The paths of the specification that jobs may not touch. One that has ``begun`` reads its resume checkpoint no more."""
     return tuple(_problems(spec, roots, begun))
 
 
 def refuse_outside(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> None:
-    """Raises InvalidJobSpec with every one."""
-    if problems := places_outside(spec, roots, begun=begun):
+    """Raises InvalidJobSpec with every such path."""
+    if problems := problems_outside_roots(spec, roots, begun=begun):
         raise InvalidJobSpec(detail="it names files that jobs may not touch (any more)", problems=problems)
 
 

@@ -1,4 +1,4 @@
-"""A record of a tape in one line, for people: when, what happened, and what was decided on it.
+"""A tape record as one line for people: when it was, what happened, and what was decided on it.
 
         75.318 s  #1924   contribution of asia to fragment 5: 24 steps, 3,072 tokens on version 11 → admitted towards …
 
@@ -85,7 +85,7 @@ EFFECTS = {
     "ResolveCommand": "{accepted}: {detail}",
     "FinishJob": "the job is {outcome}: {reason}",
 }
-"""What is empty here is bookkeeping that the other words already imply."""
+"""Effects with empty words are bookkeeping that the others already imply."""
 
 
 def tell(record: TapeRecord) -> str:
@@ -107,8 +107,8 @@ def sentence(forms: Mapping[str, str], message: Mapping[str, Any]) -> str:
 
 def _request_form(message: Mapping[str, Any]) -> str:
     """Words for a command that has none of its own: who asks for what, and with which fields."""
-    said = [f"{name} {{{name}}}" for name in message if name not in ("type", "at", "command", "caller")]
-    return " ".join(["{caller} asks to", message["type"].removesuffix(REQUESTED).lower(), *said])
+    fields = [f"{name} {{{name}}}" for name in message if name not in ("type", "at", "command", "caller")]
+    return " ".join(["{caller} asks to", message["type"].removesuffix(REQUESTED).lower(), *fields])
 
 
 @cache

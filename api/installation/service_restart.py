@@ -1,10 +1,10 @@
-"""``kill_api``: the service dies as by the kernel's hand, and is started again as it was.
+"""The fault ``kill_api``: the service is killed with SIGKILL, and is started again with the same options.
 
 Nothing else would start it: whoever ran ``atoll up`` has gone home, and it is no supervisor. So a process that the service
 leaves behind does what ``up`` would: the same command line and environment, a listening socket on the same port. A service
 that something else started (a container, a unit of systemd) refuses, for that something would start it as well.
 
-    python -m api.installation.second_life HOME
+    python -m api.installation.service_restart HOME
 """
 
 from __future__ import annotations
@@ -26,49 +26,49 @@ from api.installation.up import bound_listener
 from orchestrator.environment import built
 from orchestrator.errors import ConfigurationError, InfrastructureError
 
-SecondLife = Callable[[], None]
-"""The service ends soon after this returns, and another one takes its place. Raises ConfigurationError where none would."""
+RestartService = Callable[[], None]
+"""Ends the service soon after it returns; another one takes its place. Raises ConfigurationError where none would."""
 
 GONE_WITHIN_S = 10.0
 LISTENER, HOST = "--listener", "--host"
 
 
-def no_second_life() -> None:
+def no_restart() -> None:
     """For a service that has no home folder of its own. Raises ConfigurationError."""
     raise ConfigurationError(detail="the service was not started by `atoll up`, so nothing here would start it again")
 
 
-def second_life_of(home: Home) -> SecondLife:
-    """The end and the next beginning of the service of ``home``, by a process that outlives it."""
+def restart_of(home: Home) -> RestartService:
+    """Kills and restarts the service of ``home``, by a process that outlives it."""
 
     def begin() -> None:
-        command = [sys.executable, "-m", "api.installation.second_life", str(home.path)]
+        command = [sys.executable, "-m", "api.installation.service_restart", str(home.path)]
         start_detached(command, home, environment=built(os.environ), folder=_of_up(home).folder)
 
     return begin
 
 
 def kill_and_start_again(home: Home) -> None:
-    """The service of ``home`` was ended by SIGKILL, and another one is starting; it answers within seconds.
+    """End the service of ``home`` with SIGKILL, and start it again; it answers within seconds.
 
     Raises ConfigurationError where there is none, or where it was not started by ``atoll up``.
     """
-    life = _of_up(home)
+    service = _of_up(home)
     with suppress(psutil.NoSuchProcess):
-        life.process.kill()
+        service.process.kill()
     deadline = time.monotonic() + GONE_WITHIN_S
     while home.running():
         if time.monotonic() > deadline:
             raise InfrastructureError(
-                detail=f"The service (pid {life.process.pid}) does not end.", remedy="See its log."
+                detail=f"The service (pid {service.process.pid}) does not end.", remedy="See its log."
             )
         time.sleep(0.02)
-    _start(home, life)
+    _start(home, service)
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
-    """A service's process, and how it was started."""
+class _RunningService:
+    """A running service's process, and the command line, environment and folder it was started with."""
 
     process: psutil.Process
     url: str
@@ -77,30 +77,30 @@ class _Life:
     folder: Path
 
 
-def _of_up(home: Home) -> _Life:
+def _of_up(home: Home) -> _RunningService:
     address = home.address()
     if address is None or not home.running():
         raise ConfigurationError(detail=f"no service runs in {home.path}")
     try:
         process = psutil.Process(address.pid)
-        life = _Life(process, address.url, process.cmdline(), process.environ(), Path(process.cwd()))
+        service = _RunningService(process, address.url, process.cmdline(), process.environ(), Path(process.cwd()))
     except psutil.NoSuchProcess as error:
         raise ConfigurationError(detail=f"the service of {home.path} ended just now") from error
-    if LISTENER not in life.command:
+    if LISTENER not in service.command:
         raise ConfigurationError(
             detail=f"the service (pid {address.pid}) was not started by `atoll up`: whatever started it would start it "
             "again, beside this. Kill it yourself, or take kill_api out of the plan"
         )
-    return life
+    return service
 
 
-def _start(home: Home, life: _Life) -> None:
-    command = [*life.command]
+def _start(home: Home, service: _RunningService) -> None:
+    command = [*service.command]
     binding = Binding(host=command[command.index(HOST) + 1])
-    port = int(life.url.rpartition(":")[2])
+    port = int(service.url.rpartition(":")[2])
     with bound_listener(binding, port, None) as listener:
         command[command.index(LISTENER) + 1] = str(listener.fileno())
-        start_detached(command, home, environment=life.environment, folder=life.folder, listener=listener)
+        start_detached(command, home, environment=service.environment, folder=service.folder, listener=listener)
 
 
 if __name__ == "__main__":

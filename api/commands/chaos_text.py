@@ -1,4 +1,4 @@
-"""How runs of chaos plans are told on a terminal: a line, the news since the last look, a verdict.
+"""Runs of chaos plans as text in a terminal: a headline, the news since the last poll, a verdict.
 
 Responsible for words and for the exit code of a verdict. Refuses to ask the service for more than how a run stands.
 """
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from api.schemas import Job
 
 
-class Teller:
-    """Asks how the run stands whenever the job is looked at (``watch.Observer``), and tells what is new."""
+class ChaosObserver:
+    """Reads the run whenever the job is polled (``watch.Observer``), and returns what is new as a note."""
 
     def __init__(self, client: Client, begun: ChaosRun) -> None:
         self._client = client
@@ -37,11 +37,11 @@ class Teller:
 
     @staticmethod
     def news(before: ChaosRun, now: ChaosRun) -> list[str]:
-        """What is in ``now`` and was not before."""
-        told = lines(now)[len(before.decisions) : len(now.decisions)]
+        """Lines for what is in ``now`` and was not in ``before``."""
+        news = lines(now)[len(before.decisions) : len(now.decisions)]
         if now.state != before.state and now.state in ("aborted", "stopped"):
-            told.append(f"{now.state}: {now.reason}")
-        return told
+            news.append(f"{now.state}: {now.reason}")
+        return news
 
 
 def conclude_verdict(verdict: Mapping[str, Any], page: Path | None, as_json: bool) -> None:
@@ -73,7 +73,7 @@ def headline(run: ChaosRun) -> str:
 
 
 def lines(run: ChaosRun) -> list[str]:
-    """What became of every fault, a line each."""
+    """One line for the outcome of each fault."""
     return [
         f"{one.after_s:.1f} s: {one.told}" + (f" spared, {one.spared}" if one.spared else "") for one in run.decisions
     ]

@@ -1,7 +1,7 @@
-"""What the service does without being asked: a thread that does a piece of work round after round.
+"""A background thread of the service, which does a piece of work round after round.
 
 Responsible for the rhythm, for one round's failure not being the last, and for what one job makes fail being no matter of
-the others (``Complaints``). A failure is logged when it is another one than before, not each time that it is met: what is
+the others (``ProblemLog``). A failure is logged when it is another one than before, not each time that it is met: what is
 broken stays broken for days. Refuses to know what is to be done. It holds nothing that a SIGKILL could lose.
 """
 
@@ -20,15 +20,15 @@ STOP_TIMEOUT_S = 2.0
 """A round may wait for a cluster that does not answer; the service's end does not wait for that."""
 
 
-class Complaints:
-    """What is wrong with each of many, said once for each reason. For one thread, or under its caller's lock."""
+class ProblemLog:
+    """Problems of many jobs, each logged once for each reason. For one thread, or under its caller's lock."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._reasons: dict[str, str] = {}
 
     def note(self, whom: str, reason: str, error: BaseException | None = None) -> bool:
-        """Log it unless it is what was said last of them; with ``error``, also where it came from. Whether it is new."""
+        """Log the reason unless it was the last one for ``whom``, with the traceback of ``error``. Whether it is new."""
         if reason == self._reasons.get(whom):
             return False
         self._reasons[whom] = reason
@@ -37,11 +37,11 @@ class Complaints:
         return True
 
     def settle(self, whom: str) -> bool:
-        """There is nothing to complain of any more. Whether there was."""
+        """``whom`` has no problem any more. Returns whether it had one."""
         return self._reasons.pop(whom, None) is not None
 
     def keep(self, them: Iterable[str]) -> None:
-        """Forget all others."""
+        """Forget the problems of all others."""
         there = set(them)
         self._reasons = {whom: reason for whom, reason in self._reasons.items() if whom in there}
 
@@ -51,13 +51,13 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
-class Tending:
+class BackgroundLoop:
     def __init__(self, round_of_work: Callable[[], None], name: str = "tending", every_s: float | None = None) -> None:
         self._round, self._name = round_of_work, name
         self._every_s = EVERY_S if every_s is None else every_s
         self._stopped, self._woken = Event(), Event()
         self._thread = Thread(target=self._run, name=name, daemon=True)
-        self._complaints = Complaints(logger)
+        self._problem_log = ProblemLog(logger)
 
     def start(self) -> None:
         """From now on there is a round every ``every_s``, the first one at once."""
@@ -81,12 +81,12 @@ class Tending:
                 self._round()
             except InfrastructureError as error:  # it waits for what is away: no story of ours is needed
                 if not self._stopped.is_set():
-                    self._complaints.note(who, f"it waits: {error}")
+                    self._problem_log.note(who, f"it waits: {error}")
             except Exception as error:  # the next one may find things mended, and nobody is here to be told
                 if not self._stopped.is_set():
-                    self._complaints.note(who, f"it failed, and is tried again: {reason_of(error)}", error)
+                    self._problem_log.note(who, f"it failed, and is tried again: {reason_of(error)}", error)
             else:
-                if self._complaints.settle(who):
+                if self._problem_log.settle(who):
                     logger.info("%s: it works again", who)
             self._woken.wait(self._every_s)
             self._woken.clear()

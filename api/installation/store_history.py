@@ -1,10 +1,11 @@
-"""Whether a home that had a store has it still: one that is lost, emptied or damaged is told, and not begun anew in silence.
+"""The record of the stores that a home has had. A lost, emptied or damaged store is reported, not silently begun anew.
 
     HOME/stores.json      the databases that this home's services have begun, by a digest of their place
 
-Responsible for the question before anything is started, for the way forward (``begin_anew``), and for the answer not resting
-on what it is about. A home from before there was that file is known by its token, which only a service leaves. Refuses to
-know tables: SQLite is asked itself whether its file is whole; whether another database is empty, ``api.storage`` sees.
+Responsible for the check before anything is started, for the way forward (``begin_anew``), and for a record that lies
+outside the stores that it is about. A home that is older than that file is recognised by its token, which only a service
+leaves. Refuses to know tables: SQLite is asked itself whether its file is whole; whether another database is empty,
+``api.storage`` sees.
 """
 
 from __future__ import annotations
@@ -97,18 +98,18 @@ def _lost(path: Path, what: str) -> InfrastructureError:
 
 
 def _problem_of(path: Path, had: bool) -> str:
-    """What SQLite says is wrong with the file; empty if it is whole."""
+    """The problem that SQLite reports of the file; empty if it is whole."""
     try:
         with closing(sqlite3.connect(f"file:{_quoted(path)}?mode=rw", uri=True, timeout=BUSY_S)) as connection:
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
     except sqlite3.OperationalError as error:
         # locked, full or not to be written: whoever opens it says so
         return "" if "malformed" not in str(error) and "not a database" not in str(error) else str(error)
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         return str(error)
-    if found != "ok":
-        return str(found).splitlines()[-1]
+    if verdict != "ok":
+        return str(verdict).splitlines()[-1]
     return "it has no tables" if had and not tables else ""
 
 

@@ -1,4 +1,4 @@
-"""The jobs that the service knows, as a shelf: looked through page by page, and cleared of those that ended.
+"""The list of all jobs: shown page by page, and cleared of those that ended.
 
 Responsible for filters and pages, and for leaving nothing of a job that was removed. What is removed is gone for good: the
 row, its commands, and the run's folder with tape, report and merged parameters. It refuses to remove what lives.
@@ -10,14 +10,14 @@ import shutil
 from itertools import islice
 from pathlib import Path
 
-from api.jobs.looks import refuse_outdated
 from api.jobs.service import Service
+from api.jobs.status_cache import refuse_outdated
 from api.schemas import ALIVE, Jobs, JobState
 from api.storage.store import Store
 from orchestrator.errors import Conflict, InfrastructureError, NotFound
 
 
-class Shelf:
+class JobList:
     def __init__(self, service: Service, store: Store) -> None:
         self._service = service
         self._store = store
@@ -32,9 +32,9 @@ class Shelf:
             rows = self._store.jobs(name=name, before=before, limit=limit + 1)
         else:
             rows = self._store.jobs(name=name, before=before, states={state, *ALIVE})
-        self._service.looks.ask_all(rows)
-        found = (self._service.summary(row) for row in rows)
-        wanted = (job for job in found if state is None or job.state == state)
+        self._service.statuses.ask_all(rows)
+        summaries = (self._service.summary(row) for row in rows)
+        wanted = (job for job in summaries if state is None or job.state == state)
         page = list(islice(wanted, limit))
         more = next(wanted, None) is not None
         return Jobs(jobs=page, next_cursor=page[-1].job if more else None)
@@ -44,12 +44,14 @@ class Shelf:
         if job == "latest":
             detail = "`latest` is another job once this one is removed, so that a repeated request would remove two."
             raise Conflict(detail=detail, remedy="Give the job's own id.")
-        found = self._service.job(job)
-        if not found.state.final:
+        details = self._service.job(job)
+        if not details.state.final:
             remedy = f"End it first with `atoll cancel {job}`."
-            raise Conflict(detail=f"Job {job} is {found.state}; only one that has ended can be removed.", remedy=remedy)
+            raise Conflict(
+                detail=f"Job {job} is {details.state}; only one that has ended can be removed.", remedy=remedy
+            )
         refuse_outdated(if_match, str(self._store.generation(job)), f"job {job}")
-        folder = Path(found.run_dir)
+        folder = Path(details.run_dir)
         if folder.name == job:  # else the row is damaged, and names the folder of something else
             clear(folder)
         self._store.remove_job(job)

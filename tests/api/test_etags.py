@@ -1,4 +1,4 @@
-"""Versions of what is answered: nothing is sent twice, and nobody changes what another has just changed, unseen."""
+"""Entity tags of answers: nothing is sent twice, and nobody changes what another has just changed, unseen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from api.client import Client
-from api.jobs.looks import FRESH_S, STALE_MAX_S, Looks
+from api.jobs.status_cache import FRESH_S, STALE_MAX_S, StatusCache
 from api.storage.store import JobRow
 from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import InfrastructureError
@@ -90,12 +90,12 @@ class Asked:
 
 def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent() -> None:
     asked, row = Asked(), JobRow(job="a-1", state="running")
-    looks = Looks(asked, lambda _: 0)
+    statuses = StatusCache(asked, lambda _: 0)
     for asked.silent in (False, True):
         asked.count = 0
         asked.gate.clear()
         with ThreadPoolExecutor(20) as pool:
-            futures = [pool.submit(looks.recent, row) for _ in range(20)]
+            futures = [pool.submit(statuses.recent, row) for _ in range(20)]
             asked.gate.set()
         errors = [future.exception() for future in futures]
         assert asked.count == 1
@@ -106,22 +106,22 @@ def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent() -> None:
 def test_nobody_but_one_waits_for_a_job_that_is_slow_to_answer() -> None:
     asked, row = Asked(), JobRow(job="a-1", state="running")
     asked.gate.set()
-    looks = Looks(asked, lambda _: 0)
-    first = looks.recent(row)
+    statuses = StatusCache(asked, lambda _: 0)
+    first = statuses.recent(row)
     threading.Event().wait(FRESH_S * 1.2)
     asked.gate.clear()
     with ThreadPoolExecutor(1) as pool:
-        patient = pool.submit(looks.recent, row)
+        patient = pool.submit(statuses.recent, row)
         wait_until(lambda: asked.count == 2)
-        assert looks.recent(row) is first
+        assert statuses.recent(row) is first
         asked.gate.set()
-        assert patient.result() is looks.recent(row)
+        assert patient.result() is statuses.recent(row)
 
 
 def test_nobody_sees_an_older_state_than_another_has_seen() -> None:
     asked, row = Asked(), JobRow(job="a-1", state="running")
     asked.gate.set()
-    looks = Looks(asked, lambda _: 0)
-    first, fresh = looks.recent(row), looks.fresh(row)
+    statuses = StatusCache(asked, lambda _: 0)
+    first, fresh = statuses.recent(row), statuses.fresh(row)
     assert first.record != fresh.record
-    assert looks.recent(row) is fresh
+    assert statuses.recent(row) is fresh

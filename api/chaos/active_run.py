@@ -1,12 +1,12 @@
-"""One run of a plan under way: the job is looked at, the plan decides, the decision is stored, and then the service strikes.
+"""One run of a plan under way: it polls the job, lets the plan decide, stores the decision, and then injects the fault.
 
-    look ─▶ chaos.conduct ─▶ rows ─▶ strikes, commands under keys of their own ─▶ … the job ends ─▶ verdict
+    poll ─▶ chaos.conduct ─▶ rows ─▶ faults, commands under keys of their own ─▶ … the job ends ─▶ verdict
 
-Responsible for a run that survives its process: it is rebuilt from its rows by looking again at every picture that
-something was decided on, so what was decided stays decided. A strike's idempotency key names run and fault, so that none
-strikes twice, whenever the process is killed. What was decided and not handed over by then strikes only if it is not late.
-The service's own death is no command: it has struck whoever finds it decided. Refuses to know threads
-(``api.chaos.conductor``).
+Responsible for a run that survives its process: it is rebuilt from its rows by replaying every status that something was
+decided on, so what was decided stays decided. A fault's idempotency key names run and fault, so that none is injected
+twice, whenever the process is killed. What was decided and not handed over by then is injected only if it is not late.
+The service's own death is no command: whoever finds it decided knows that it has happened. Refuses to know threads
+(``api.chaos.run_threads``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from api.chaos.schemas import RunState
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
-from api.installation.second_life import SecondLife
+from api.installation.service_restart import RestartService
 from api.jobs.service import Service
 from api.schemas import CommandState, Job, JobState
 from api.storage.store import Store
@@ -42,7 +42,7 @@ from orchestrator.errors import (
 )
 
 REPORT_TIMEOUT_S = 60.0
-"""How long an ended job may take to leave its report."""
+"""The time that an ended job may take to leave its report."""
 MISSED = "missed: the service, or the job, was away when it was to strike"
 
 logger = logging.getLogger(__name__)
@@ -73,22 +73,22 @@ def key_of(run: str, fault: int | str) -> str:
     return f"{run}/{fault}"
 
 
-class Conducting:
+class ActiveRun:
     """The run of ``row``, as it stands in the store. Raises DataError if this build would have decided otherwise."""
 
     def __init__(
-        self, row: ChaosRunRow, service: Service, store: Store, book: ChaosStore, second_life: SecondLife
+        self, row: ChaosRunRow, service: Service, store: Store, book: ChaosStore, restart_service: RestartService
     ) -> None:
-        self._service, self._store, self._book, self._second_life = service, store, book, second_life
+        self._service, self._store, self._book, self._restart_service = service, store, book, restart_service
         self._reference = row.reference
         self._run, self._job, self._caller = row.run, row.job, row.caller
         self._state, self._reason = RunState(row.state), row.reason
         self._conduct = Conduct(*planned(row))
-        self._unstruck: list[int] = []
+        self._pending: list[int] = []
         self._report_due: float | None = None
         self._restore(row)
 
-    def look(self, job: Job) -> bool:
+    def advance(self, job: Job) -> bool:
         """Do what is due as the job stands now. Returns whether anything is left to do later."""
         if self._state is RunState.STOPPED:
             return not self._let_go(job)
@@ -97,11 +97,11 @@ class Conducting:
         if job.state is JobState.RUNNING and job.after_s is not None:
             if not self._conduct.over:
                 self._decide(job, job.after_s)
-            self._unstruck = [n for n in self._unstruck if not self._strike(n, job.after_s)]
+            self._pending = [n for n in self._pending if not self._inject(n, job.after_s)]
         return True
 
     def stop(self, reason: str) -> None:
-        """Nothing strikes any more, and there will be no verdict. What is stopped goes on at the next look."""
+        """No fault is injected any more, and there will be no verdict. What is stopped goes on at the next poll."""
         self._conduct.abort(reason)
         self._tell(RunState.STOPPED, reason=reason)
 
@@ -120,7 +120,7 @@ class Conducting:
                 for n, decision in enumerate(decided, first)
             ]
         )
-        self._unstruck += [n for n, decision in enumerate(decided, first) if not decision.spared]
+        self._pending += [n for n, decision in enumerate(decided, first) if not decision.spared]
         if conduct.aborted is not None:
             self._tell(RunState.ABORTED, reason=conduct.aborted)
             self._continue_all(now)
@@ -142,20 +142,20 @@ class Conducting:
             elif reason or decision.fault.kind is Kind.KILL_API:
                 continue
             elif (command := commands.get(key_of(self._run, n))) is None or not command.delivered:
-                self._unstruck.append(n)
-        if not self._state.strikes:
+                self._pending.append(n)
+        if not self._state.injects:
             conduct.abort(row.reason)
 
-    # ── striking ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── injecting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _strike(self, n: int, now: float) -> bool:
+    def _inject(self, n: int, now: float) -> bool:
         """Hand a decided fault to the job. False if that is to be tried again."""
         decision, key = self._conduct.decisions[n], key_of(self._run, n)
         fault = decision.fault
         if fault.kind is Kind.KILL_API:
             return self._die(n, decision)
         if now - decision.at > LATE_MAX_S and self._store.command_by_key(key) is None:
-            self._spare(n, decision, MISSED)
+            self._skip(n, decision, MISSED)
             return True
         try:
             inject = Inject(fault.kind.value, fault.island or None, **asdict(fault.dose))
@@ -164,32 +164,32 @@ class Conducting:
             logger.warning("%s: %s could not be handed over: %s", self._run, fault.told(), error)
             return False
         except AtollError as error:
-            self._spare(n, decision, str(error))
+            self._skip(n, decision, str(error))
         return True
 
     def _die(self, n: int, decision: Decision) -> bool:
-        """This process ends soon, and another one takes its place; or is spared where nobody would start one."""
+        """End this process soon, for another one to take its place; skip the fault where none would be started."""
         try:
-            self._second_life()
+            self._restart_service()
         except AtollError as error:
-            self._spare(n, decision, str(error))
+            self._skip(n, decision, str(error))
         return True
 
-    def _spare(self, n: int, decision: Decision, reason: str) -> None:
+    def _skip(self, n: int, decision: Decision, reason: str) -> None:
         self._conduct.refused(decision, reason)
-        self._book.spare(self._run, n, reason)
+        self._book.skip(self._run, n, reason)
 
     def _continue_all(self, now: float) -> list[str]:
-        """What stands still goes on now. Returns the islands that were told to."""
-        told = []
+        """Continue every island that stands still. Returns those that were told to."""
+        continued = []
         for island in self._conduct.still_stopped(now):
             key = key_of(self._run, f"continue/{island}")
             try:
                 self._service.submit_command(self._job, Inject(CONTINUE, island), self._caller, key)
             except RequestError:
                 continue  # the job has just ended
-            told.append(str(island))
-        return told
+            continued.append(str(island))
+        return continued
 
     # ── ending ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -197,8 +197,8 @@ class Conducting:
         """After a stop: what stands still was told to go on, once. Returns that nothing is left to do."""
         alive = not job.state.final and job.after_s is not None
         islands = self._continue_all(job.after_s or 0.0) if alive else []
-        said = f"{self._reason}; {', '.join(islands)} may go on" if islands else self._reason
-        self._tell(RunState.STOPPED, reason=said, ended_at=time.time())
+        reason = f"{self._reason}; {', '.join(islands)} may go on" if islands else self._reason
+        self._tell(RunState.STOPPED, reason=reason, ended_at=time.time())
         return True
 
     def _settle(self, job: Job) -> bool:
@@ -224,7 +224,7 @@ class Conducting:
         return True
 
     def _believe_outcomes(self) -> None:
-        """What the job did not take after all did not strike."""
+        """Mark the faults that the job refused as skipped."""
         self._service.commands(self._job)  # so that what the job decided is known
         commands = self._commands()
         for n, decision in enumerate(list(self._conduct.decisions)):
@@ -232,9 +232,9 @@ class Conducting:
                 continue
             command = commands.get(key_of(self._run, n))
             if command is None:
-                self._spare(n, decision, MISSED)
+                self._skip(n, decision, MISSED)
             elif not command.accepted:
-                self._spare(n, decision, command.detail or CommandState.UNDELIVERED.value)
+                self._skip(n, decision, command.detail or CommandState.UNDELIVERED.value)
 
     def _report(self) -> dict[str, Any] | None:
         try:

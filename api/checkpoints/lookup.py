@@ -1,4 +1,4 @@
-"""Which checkpoints a job has, and which one a specification means that says ``resume``.
+"""A job's checkpoints, and the one that a specification with ``resume`` refers to.
 
 A checkpoint is asked for by a job's name, by its folder, or by a folder of several. It is verified here, every byte, before
 the job is queued: one that is damaged is passed over for the one before it, with the reason in the specification.
@@ -41,7 +41,7 @@ def checkpoints_of(row: JobRow, roots: AllowedRoots) -> list[Checkpoint]:
     """
     try:
         root = _root(row, roots)
-        found = listed(root)
+        manifests = listed(root)
     except ConfigurationError as error:
         detail = f"The checkpoints of job {row.job} are where jobs may not look: {getattr(error, 'detail', error)}"
         raise Conflict(detail=detail, remedy=getattr(error, "remedy", "")) from error
@@ -61,7 +61,7 @@ def checkpoints_of(row: JobRow, roots: AllowedRoots) -> list[Checkpoint]:
             islands=[part.island for part in manifest.parts],
             bytes=manifest.byte_count,
         )
-        for manifest in found
+        for manifest in manifests
     ]
 
 
@@ -72,19 +72,19 @@ def resolved(spec: JobSpec, job_named: Callable[[str], JobRow | None], roots: Al
     """
     if spec.resume is None:
         return spec
-    asked = spec.resume.checkpoint
-    row = job_named(asked)
-    if row is None and not asked.startswith("/") and "://" not in asked:
-        raise _problem(f"{asked!r} is no job of this service, no URL, and no absolute path.")
+    source = spec.resume.checkpoint
+    row = job_named(source)
+    if row is None and not source.startswith("/") and "://" not in source:
+        raise _problem(f"{source!r} is no job of this service, no URL, and no absolute path.")
     try:
         of_row = roots.with_run(Path(row.run_dir)) if row else roots
-        found = find(of_row, _url(row) if row else asked, spec.model_dump(mode="json"))
+        checkpoint = find(of_row, _url(row) if row else source, spec.model_dump(mode="json"))
     except OutsideRoots as error:
         raise _problem(error.detail, error.remedy) from error
     except (AtollError, OSError, ValueError) as error:
         raise _problem(f"{type(error).__name__}: {error}") from error
-    refused = tuple(reason[:REMARK_CHARACTERS_MAX] for reason in found.refused[:REFUSED_MAX])
-    return spec.model_copy(update={"resume": ResumeSection(checkpoint=found.url, refused=refused)})
+    refused = tuple(reason[:REMARK_CHARACTERS_MAX] for reason in checkpoint.refused[:REFUSED_MAX])
+    return spec.model_copy(update={"resume": ResumeSection(checkpoint=checkpoint.url, refused=refused)})
 
 
 def _root(row: JobRow, roots: AllowedRoots) -> Folder:

@@ -1,4 +1,4 @@
-"""The pure pieces: fleet checks, whose code may run, summaries, pictures."""
+"""Pure functions of the service: the fleet check, the code allow-list, summaries, and a job's live table."""
 
 from __future__ import annotations
 

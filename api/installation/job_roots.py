@@ -1,4 +1,4 @@
-"""What jobs of an installation may touch: the roots that ``atoll up`` was given, or those that there are by default.
+"""The roots below which jobs of an installation may read and write: those given to ``atoll up``, or the default ones.
 
 The same decision for ``atoll up``, which refuses a root that can be none before anything is started, and for the service.
 """
