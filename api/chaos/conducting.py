@@ -161,7 +161,7 @@ class Conducting:
             inject = Inject(fault.kind.value, fault.island or None, **asdict(fault.dose))
             self._service.submit_command(self._job, inject, self._caller, key)
         except InfrastructureError as error:
-            logger.warning("%s: %s could not be handed over: %s", self._run, fault.told(), error)
+            logger.warning("%s: %s could not be handed over: %s", self._run, fault.description(), error)
             return False
         except AtollError as error:
             self._spare(n, decision, str(error))

@@ -97,9 +97,9 @@ class Conduct:
     def _aborts(self, figures: Figures) -> bool:
         if not self.plan.abort:
             return False
-        known = figures()
+        current = figures()
         for condition in self.plan.abort:
-            value = condition.value_in(known)
+            value = condition.value_in(current)
             if condition.holds(value):
                 self.abort(f"{condition.text} (it is {value:.4g})")
                 return True

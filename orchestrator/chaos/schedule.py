@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from orchestrator.chaos.kinds import ISLANDLESS, Kind, told
+from orchestrator.chaos.kinds import ISLANDLESS, Kind, describe
 from orchestrator.chaos.plan import ChaosPlan, FaultSection, Target
 from orchestrator.core.vocabulary import Dose, Duration, Instant, IslandId, IslandPlan, NodeGroupId
 from orchestrator.simulation.distributions import Exponential
@@ -41,8 +41,8 @@ class PlannedFault:
     def dose(self) -> Dose:
         return Dose(self.duration, self.bytes_per_second, self.payloads)
 
-    def told(self) -> str:
-        return told(self.kind, self.island, self.dose)
+    def description(self) -> str:
+        return describe(self.kind, self.island, self.dose)
 
 
 def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFault, ...]:

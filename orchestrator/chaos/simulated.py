@@ -130,5 +130,5 @@ class _Driver:
 
     def _figures(self) -> dict[str, Any]:
         now: Instant = self._world.now
-        worth, told = self._world.goodput.summary(now), self._world.statistics.summary(now)
-        return figures_now(len(self._training()), worth, told)
+        worth, statistics = self._world.goodput.summary(now), self._world.statistics.summary(now)
+        return figures_now(len(self._training()), worth, statistics)

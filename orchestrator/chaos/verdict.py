@@ -55,7 +55,7 @@ class Verdict:
         return all(one.passed for one in self.judged)
 
     def plain(self) -> dict[str, Any]:
-        told: dict[str, Any] = finite(
+        document: dict[str, Any] = finite(
             {
                 "schema": SCHEMA,
                 "plan": self.plan.name,
@@ -68,7 +68,7 @@ class Verdict:
                 "notes": list(self.notes),
             }
         )
-        return told
+        return document
 
 
 def judge(
@@ -125,8 +125,8 @@ def _conducted(conduct: Conduct, end: Instant) -> list[Judged]:
 def _judged(objective: Comparison, report: Mapping[str, Any], conduct: Conduct, end: Instant) -> Judged:
     value = objective.value_in(report)
     if value is None:
-        said = f"{objective.figure} has no value in this job's report, and what was not measured was not shown"
-        return Judged(objective.text, False, None, objective.limit, None, end, said)
+        detail = f"{objective.figure} has no value in this job's report, and what was not measured was not shown"
+        return Judged(objective.text, False, None, objective.limit, None, end, detail)
     passed = objective.holds(value)
     margin = objective.limit - value if objective.sign.startswith("<") else value - objective.limit
     by = f"{abs(margin):.4g} {'to spare' if margin >= 0 else 'too much' if objective.sign[0] == '<' else 'too little'}"

@@ -34,62 +34,64 @@ def read(tape: Tape, rule: AdoptionRule) -> Reading:
     """The course of the tape's job, whose islands adopt by ``rule``."""
     policy = tape.header.policy
     assert isinstance(policy, JobPolicy), "matching refuses the tapes of fleets"
-    heard = _Heard(tape)
-    tokens_per_step = heard.tokens_per_step()
-    stories = dict(_stories(heard, rule, tokens_per_step))
+    contents = _TapeContents(tape)
+    tokens_per_step = contents.tokens_per_step()
+    stories = dict(_stories(contents, rule, tokens_per_step))
     shards = {plan.island: index for index, plan in enumerate(policy.islands)}
-    lives = {life: _life(life, heard.diaries[life], story, shards[life[0]]) for life, story in stories.items()}
+    lives = {life: _life(life, contents.diaries[life], story, shards[life[0]]) for life, story in stories.items()}
     course = Course(
         policy=policy,
         lives=lives,
-        acts=tuple(heard.acts),
+        acts=tuple(contents.acts),
         tokens_per_step=tokens_per_step,
-        tokens_trained=heard.tokens_trained,
-        steps_trained=sum(diary.steps_trained for diary in heard.diaries.values()),
+        tokens_trained=contents.tokens_trained,
+        steps_trained=sum(diary.steps_trained for diary in contents.diaries.values()),
         inferred_count=sum(story.inferred_count for story in stories.values()),
-        ended=heard.ended,
+        ended=contents.ended,
     )
-    problems = [*_untold(heard, stories), *_problems(course, list(stories.values()), rule)]
+    problems = [*_unreadable_states(contents, stories), *_problems(course, list(stories.values()), rule)]
     return Reading(course, tuple(problems))
 
 
 def _life(life: LifeId, diary: Diary, story: Story, shard: int) -> Life:
     assert diary.begun is not None
-    began, asked = diary.begun
-    return Life(life, shard, asked.donor, asked.cursor, began.versions, began.step, diary.fix, story.moments)
+    caught_up, catch_up = diary.begun
+    return Life(
+        life, shard, catch_up.donor, catch_up.cursor, caught_up.versions, caught_up.step, diary.fix, story.moments
+    )
 
 
-def _stories(heard: _Heard, rule: AdoptionRule, tokens_per_step: int) -> Iterator[tuple[LifeId, Story]]:
+def _stories(contents: _TapeContents, rule: AdoptionRule, tokens_per_step: int) -> Iterator[tuple[LifeId, Story]]:
     """The stories of all lives that some merge needs: those that contributed, and those they took their state from."""
     receivers: dict[LifeId, list[Receiver]] = {}
-    payloads = {item.payload for act in heard.merges() for item in act.inputs}
-    wanted = sorted({heard.author[payload] for payload in payloads if payload in heard.author})
+    payloads = {item.payload for act in contents.merges() for item in act.inputs}
+    wanted = sorted({contents.author[payload] for payload in payloads if payload in contents.author})
     needed = set(wanted)
     while wanted:
         life = wanted.pop()
-        diary = heard.diaries[life]
+        diary = contents.diaries[life]
         if diary.begun is None or (donor := diary.begun[1].donor) is None:
             continue
         receivers.setdefault(donor, []).append(Receiver(life, diary.begun[0].versions, diary.begun[0].step))
         if donor not in needed:
             needed.add(donor)
             wanted.append(donor)
-    merged = {(act.fragment, act.version) for act in heard.merges()}
+    merged = {(act.fragment, act.version) for act in contents.merges()}
     for life in sorted(needed):
-        diary = heard.diaries.get(life) or Diary()
+        diary = contents.diaries.get(life) or Diary()
         if diary.begun is not None:
             yield life, tell(life, diary, rule, tokens_per_step, sorted(receivers.get(life, [])), payloads, merged)
 
 
-def _untold(heard: _Heard, stories: Iterable[LifeId]) -> Iterator[Problem]:
+def _unreadable_states(contents: _TapeContents, stories: Iterable[LifeId]) -> Iterator[Problem]:
     """States that no course tells of: a standby's is of two times, one in pieces of as many as there were pieces."""
-    begun = [(f"{life[0]}.{life[1]}", diary) for life in stories if (diary := heard.diaries[life].begun) is not None]
-    if taken := sorted(name for name, (_, asked) in begun if asked.held):
-        told = f"tells of islands that went on as the processes of standbys ({', '.join(taken)})."
-        yield Problem("tape", told, "Take the tape of a job without standbys, or on which none was needed.")
+    begun = [(f"{life[0]}.{life[1]}", diary) for life in stories if (diary := contents.diaries[life].begun) is not None]
+    if taken := sorted(name for name, (_, catch_up) in begun if catch_up.held):
+        message = f"tells of islands that went on as the processes of standbys ({', '.join(taken)})."
+        yield Problem("tape", message, "Take the tape of a job without standbys, or on which none was needed.")
     if dealt := sorted(name for name, (began, _) in begun if began.sources):
-        told = f"tells of islands that took their states in pieces ({', '.join(dealt)})."
-        yield Problem("tape", told, "Take the tape of a job with recovery.donors_max 1 and no donor_bytes_per_s.")
+        message = f"tells of islands that took their states in pieces ({', '.join(dealt)})."
+        yield Problem("tape", message, "Take the tape of a job with recovery.donors_max 1 and no donor_bytes_per_s.")
 
 
 def _problems(course: Course, stories: list[Story], rule: AdoptionRule) -> Iterator[Problem]:
@@ -100,24 +102,26 @@ def _problems(course: Course, stories: list[Story], rule: AdoptionRule) -> Itera
     inputs = [item.payload for act in course.merges for item in act.inputs]
     offered = {getattr(moment, "payload", None) for life in lives.values() for moment in life.moments}
     if lost := [payload for payload in inputs if payload not in offered]:
-        told = f"{len(lost)} merged contributions, {lost[0]} first, come from islands that it does not tell of."
-        yield Problem("tape", told, "Take a whole tape: one that begins with its job.")
-    kept, could_keep = (any(getattr(story, name) for story in stories) for name in ("kept", "could_keep"))
-    if rule == "replace" and kept:
-        told = "is replace, but on the tape islands kept work of their own when they adopted."
-        yield Problem("synchroniser.adoption", told, "Set it to rebase, or to what the tape's job had.")
+        message = f"{len(lost)} merged contributions, {lost[0]} first, come from islands that it does not tell of."
+        yield Problem("tape", message, "Take a whole tape: one that begins with its job.")
+    kept_work, could_keep_work = (
+        any(getattr(story, name) for story in stories) for name in ("kept_work", "could_keep_work")
+    )
+    if rule == "replace" and kept_work:
+        message = "is replace, but on the tape islands kept work of their own when they adopted."
+        yield Problem("synchroniser.adoption", message, "Set it to rebase, or to what the tape's job had.")
         return
-    if rule == "rebase" and could_keep and not kept:
-        told = "is rebase, but on the tape no island ever kept work of its own when it adopted."
-        yield Problem("synchroniser.adoption", told, "Set it to replace, or to what the tape's job had.")
+    if rule == "rebase" and could_keep_work and not kept_work:
+        message = "is rebase, but on the tape no island ever kept work of its own when it adopted."
+        yield Problem("synchroniser.adoption", message, "Set it to replace, or to what the tape's job had.")
         return
-    if told_wrong := [line for story in stories for line in story.contradictions]:
-        more = f" ({len(told_wrong) - 1} more)" if len(told_wrong) > 1 else ""
+    if contradictions := [line for story in stories for line in story.contradictions]:
+        more = f" ({len(contradictions) - 1} more)" if len(contradictions) > 1 else ""
         remedy = "Was its job of another adoption rule, or recorded by another build? `atoll replay` may know."
-        yield Problem("tape", f"contradicts itself: {told_wrong[0]}{more}.", remedy)
+        yield Problem("tape", f"contradicts itself: {contradictions[0]}{more}.", remedy)
 
 
-class _Heard:
+class _TapeContents:
     """Everything on a tape that matters here, by incarnation."""
 
     def __init__(self, tape: Tape) -> None:
@@ -161,8 +165,8 @@ class _Heard:
                 self._trained(life, event.tokens_total)
             case events.IslandCaughtUp():
                 diary = self._diary((event.island, event.incarnation))
-                if diary.begun is None and diary.asked is not None:
-                    diary.begun = (event, diary.asked)
+                if diary.begun is None and diary.catch_up is not None:
+                    diary.begun = (event, diary.catch_up)
             case events.MergeCompleted():
                 if (order := self._merging.pop((event.fragment, event.version), None)) is not None:
                     self.acts.append(Merged(event.fragment, event.version, order.inputs, event.digest))
@@ -170,7 +174,7 @@ class _Heard:
     def _read(self, effect: object) -> None:
         match effect:
             case effects.BeginCatchUp():
-                self._diary((effect.island, effect.incarnation)).asked = effect
+                self._diary((effect.island, effect.incarnation)).catch_up = effect
             case effects.StartTraining():
                 diary = self._diary((effect.island, effect.incarnation))
                 diary.started = diary.started or effect

@@ -25,7 +25,7 @@ from orchestrator.replica.work import AdoptionRule, FragmentWork, Rebase, Traine
 class Diary:
     """What a tape tells of an incarnation, in the order of the telling; each thing once.
 
-    ``begun`` is how it came to its state, ``asked`` how it was last asked to; ``published[p, v]`` its latest offer of p
+    ``begun`` is how it came to its state, ``catch_up`` the latest order to; ``published[p, v]`` its latest offer of p
     whose work is in v; ``reports`` by tokens trained; ``started`` is how it was first let train.
     """
 
@@ -33,7 +33,7 @@ class Diary:
     contributions: dict[PayloadId, Contribution] = field(default_factory=dict)
     adoptions: dict[tuple[FragmentId, Version], FragmentAdopted] = field(default_factory=dict)
     published: dict[tuple[FragmentId, Version], int] = field(default_factory=dict)
-    asked: BeginCatchUp | None = None
+    catch_up: BeginCatchUp | None = None
     begun: tuple[IslandCaughtUp, BeginCatchUp] | None = None
     started: StartTraining | None = None
 
@@ -65,13 +65,16 @@ class Receiver:
 
 @dataclass(slots=True)
 class Story:
-    """``kept``: an adoption kept own work; ``could_keep``: by rebasing one would have. Moments end with the last needed."""
+    """``kept_work``: an adoption kept own work; ``could_keep_work``: by rebasing one would have.
+
+    Moments end with the last needed.
+    """
 
     moments: tuple[Moment, ...] = ()
     contradictions: list[str] = field(default_factory=list)
     inferred_count: int = 0
-    kept: bool = False
-    could_keep: bool = False
+    kept_work: bool = False
+    could_keep_work: bool = False
 
 
 _Entry = Contribution | FragmentAdopted | Receiver
@@ -103,13 +106,13 @@ def tell(
             needed_count = len(moments)
         elif isinstance(entry, Contribution):
             own = work[entry.fragment]
-            has = own.since_origin(_told(tokens)).tokens
+            has = own.since_origin(_trained(tokens)).tokens
             if entry.base_version != own.version or entry.token_count != has:
                 story.contradictions.append(
                     f"{name} offers {entry.token_count} tokens on version {entry.base_version} of fragment "
                     f"{entry.fragment}, but by what it told before it has {has} on version {own.version}"
                 )
-            own.offered(entry.offer, _told(own.origin.tokens + entry.token_count), snapshots_max=None)
+            own.offered(entry.offer, _trained(own.origin.tokens + entry.token_count), snapshots_max=None)
             payloads[entry.fragment, entry.offer] = entry.payload
             if entry.payload in wanted:
                 moments.append(Offered(steps, entry.fragment, entry.payload))
@@ -137,41 +140,41 @@ def _adopt(
 ) -> Adopted:
     """Put the fragment on its new version, and say what survived. ``published`` is the offer that is merged in it."""
     merged_offer = published if published in own.offers else None
-    uncontributed = own.kept(Rebase(merged_offer), _told(event.tokens_total)).tokens
-    kept = uncontributed if event.kept_tokens == _UNTOLD and rule == "rebase" else max(0, event.kept_tokens)
+    uncontributed = own.kept(Rebase(merged_offer), _trained(event.tokens_total)).tokens
+    kept_tokens = uncontributed if event.kept_tokens == _UNREPORTED and rule == "rebase" else max(0, event.kept_tokens)
     if rule == "rebase":
-        keeps = kept == uncontributed
-        if kept not in (0, uncontributed):
+        keeps = kept_tokens == uncontributed
+        if kept_tokens not in (0, uncontributed):
             story.contradictions.append(
-                f"{name} kept {kept} of {uncontributed} tokens in no version when it adopted version {event.version} of "
-                f"fragment {event.fragment}"
+                f"{name} kept {kept_tokens} of {uncontributed} tokens in no version when it adopted "
+                f"version {event.version} of fragment {event.fragment}"
             )
-        story.could_keep |= uncontributed > 0
+        story.could_keep_work |= uncontributed > 0
     else:
         keeps = rule == "mix" and bool(own.offers)
-    story.kept |= kept > 0
-    own.adopt(event.version, _told(kept), _told(event.tokens_total), own.latest_offer)
+    story.kept_work |= kept_tokens > 0
+    own.adopt(event.version, _trained(kept_tokens), _trained(event.tokens_total), own.latest_offer)
     since = payloads[event.fragment, merged_offer] if keeps and rule == "rebase" and merged_offer is not None else None
     return Adopted(steps, event.fragment, event.version, event.step, event.fix, keeps, since)
 
 
-def _told(tokens: int) -> Trained:
+def _trained(tokens: int) -> Trained:
     """Only tokens are compared; adoptions that no report told of have no count of steps."""
     return Trained(0, tokens)
 
 
-_UNTOLD = -1
+_UNREPORTED = -1
 """Stands for ``kept_tokens`` where an adoption was inferred."""
 
 
 def _in_order(
     life: LifeId, diary: Diary, receivers: Sequence[Receiver], tokens_per_step: int, story: Story
 ) -> list[_Placed]:
-    told: list[Contribution | FragmentAdopted] = [*diary.contributions.values(), *diary.adoptions.values()]
-    told.sort(key=_own_order)
-    placed: list[_Placed] = [(entry.tokens_total, float(place), entry) for place, entry in enumerate(told)]
+    entries: list[Contribution | FragmentAdopted] = [*diary.contributions.values(), *diary.adoptions.values()]
+    entries.sort(key=_own_order)
+    placed: list[_Placed] = [(entry.tokens_total, float(place), entry) for place, entry in enumerate(entries)]
     for receiver in receivers:
-        placed += _export(life, diary, told, receiver, tokens_per_step, story)
+        placed += _export(life, diary, entries, receiver, tokens_per_step, story)
     return sorted(placed, key=lambda item: item[:2])
 
 
@@ -184,7 +187,7 @@ def _own_order(entry: Contribution | FragmentAdopted) -> tuple[int, int, int, in
 def _export(
     life: LifeId,
     diary: Diary,
-    told: Sequence[Contribution | FragmentAdopted],
+    entries: Sequence[Contribution | FragmentAdopted],
     receiver: Receiver,
     tokens_per_step: int,
     story: Story,
@@ -196,8 +199,8 @@ def _export(
     assert diary.begun is not None
     began = diary.begun[0]
     versions = list(began.versions)
-    logical_step, tokens, place, before = began.step, 0, len(told), None
-    for index, entry in enumerate(told):
+    logical_step, tokens, place, before = began.step, 0, len(entries), None
+    for index, entry in enumerate(entries):
         if not isinstance(entry, FragmentAdopted):
             continue
         if entry.version > receiver.versions[entry.fragment]:
@@ -216,6 +219,6 @@ def _export(
             yield (
                 tokens,
                 place - 0.6,
-                FragmentAdopted(0.0, *life, FragmentId(fragment), wanted, receiver.logical_step, tokens, _UNTOLD),
+                FragmentAdopted(0.0, *life, FragmentId(fragment), wanted, receiver.logical_step, tokens, _UNREPORTED),
             )
     yield tokens, place - 0.5, receiver

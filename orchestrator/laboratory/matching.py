@@ -47,9 +47,9 @@ class Match:
 def match(tape: Tape, spec: JobSpec) -> Match:
     """Raises InvalidJobSpec with every reason why the tape cannot be trained with this specification."""
     if not isinstance(tape.header, Header):
-        told = "is a fleet's: its failures are on it, but no steps, merges or versions."
+        message = "is a fleet's: its failures are on it, but no steps, merges or versions."
         remedy = "Simulate with level: protocol, which makes the tape of a job."
-        raise _misfit(spec, [Problem("tape", told, remedy)])
+        raise _misfit(spec, [Problem("tape", message, remedy)])
     reading = course_reader.read(tape, spec.synchroniser.adoption)
     problems = [*_problems(tape.header.policy, spec), *reading.problems]
     if problems:
@@ -69,14 +69,16 @@ def _misfit(spec: JobSpec, problems: list[Problem]) -> InvalidJobSpec:
 def _problems(policy: JobPolicy, spec: JobSpec) -> Iterator[Problem]:
     islands, sync = len(policy.islands), spec.synchroniser
     if islands != spec.island_count:
-        told = f"are {spec.island_count}, but the tape is of a job with {islands}."
-        yield Problem("islands", told, f"List {islands} islands.")
+        message = f"are {spec.island_count}, but the tape is of a job with {islands}."
+        yield Problem("islands", message, f"List {islands} islands.")
     if policy.fragment_count != sync.fragments:
-        told = f"is {sync.fragments}, but on the tape the parameters are cut into {policy.fragment_count} fragments."
-        yield Problem("synchroniser.fragments", told, f"Set it to {policy.fragment_count}.")
+        message = f"is {sync.fragments}, but on the tape the parameters are cut into {policy.fragment_count} fragments."
+        yield Problem("synchroniser.fragments", message, f"Set it to {policy.fragment_count}.")
     if policy.sync_interval_steps != sync.interval_steps:
-        told = f"is {sync.interval_steps}, but on the tape a fragment is due every {policy.sync_interval_steps} steps."
-        yield Problem("synchroniser.interval_steps", told, f"Set it to {policy.sync_interval_steps}.")
+        message = (
+            f"is {sync.interval_steps}, but on the tape a fragment is due every {policy.sync_interval_steps} steps."
+        )
+        yield Problem("synchroniser.interval_steps", message, f"Set it to {policy.sync_interval_steps}.")
     if not spec.trainer.startswith("learners.jax_trainer:"):
         yield Problem("trainer", f"is {spec.trainer}, which trains no model.", "Leave it out.")
 

@@ -60,9 +60,9 @@ class TapeRuns:
         # what is trained by a tape depends on all of it; data-parallel only on the budget, which is the specification's
         decides = "" if method == "data-parallel" else digest_of(tape)
         key = key_of(method, decides, spec.model_dump_json())
-        kept = self._finished.get(key)
-        if kept is not None and not again:
-            return kept
+        finished = self._finished.get(key)
+        if finished is not None and not again:
+            return finished
         task = shown.add_task(method, total=spec.token_budget)
         match method:
             case "tape":
@@ -72,9 +72,9 @@ class TapeRuns:
             case "data-parallel":
                 steps = _data_parallel(key, spec)
         run = _followed(steps, lambda tokens: shown.update(task, completed=tokens))
-        if kept is not None:
-            same = "the same bits as" if kept.digest == run.digest else "OTHER BITS than"
-            self._console.print(f"{method}: {same} in the finished run of before ({run.digest}, {kept.digest}).")
+        if finished is not None:
+            same = "the same bits as" if finished.digest == run.digest else "OTHER BITS than"
+            self._console.print(f"{method}: {same} in the finished run of before ({run.digest}, {finished.digest}).")
         return self._finished.keep(run)
 
 

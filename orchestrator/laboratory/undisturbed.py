@@ -57,5 +57,5 @@ def _step_s(tape: Tape, policy: JobPolicy) -> tuple[Duration, ...]:
     for record in tape.records:
         if isinstance(record.event, ProgressReported):
             steps.setdefault(record.event.island, []).append(record.event.step_seconds_median)
-    known = median(seconds for island in steps.values() for seconds in island)
-    return tuple(median(steps.get(plan.island, [known])) for plan in policy.islands)
+    overall_median = median(seconds for island in steps.values() for seconds in island)
+    return tuple(median(steps.get(plan.island, [overall_median])) for plan in policy.islands)

@@ -143,13 +143,13 @@ def least_squares(
         for index in range(len(best)):
             for change in (step, -step):
                 tried = [max(0.0, p + change) if i == index else p for i, p in enumerate(best)]
-                if (found := cost(tried)) < least:
-                    best, least = tried, found
+                if (trial_cost := cost(tried)) < least:
+                    best, least = tried, trial_cost
         onward = [max(0.0, 2.0 * now - then) for now, then in zip(best, before, strict=True)]
         if best == before:
             step /= 2.0
-        elif (found := cost(onward)) < least:
-            best, least = onward, found
+        elif (trial_cost := cost(onward)) < least:
+            best, least = onward, trial_cost
     return best
 
 

@@ -54,7 +54,7 @@ def strike(world: Surroundings, fault: Fault) -> None:
             world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Cancel()))
         case FaultKind.CRASH:
             if host is not None and host.placed:
-                world.die(host, "the process crashed", said=True)
+                world.die(host, "the process crashed", announced=True)
         case FaultKind.DIVERGE | FaultKind.EXPLODE:
             if host is not None and host.alive:
                 host.process.diverged |= fault.kind is FaultKind.DIVERGE

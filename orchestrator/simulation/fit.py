@@ -76,15 +76,17 @@ class _Fit:
         self._notes: list[str] = []
         silent = {island: [s.span(seen.until) for s in seen.silences if s.island == island] for island in self._islands}
         self._speeds = {island: speeds.of(_reports(seen, island), silent[island]) for island in self._islands}
-        known = [found.step_s for found in self._speeds.values() if found.step_s]
-        if not known:
+        step_times = [island_speeds.step_s for island_speeds in self._speeds.values() if island_speeds.step_s]
+        if not step_times:
             raise DataError(
                 detail=f"no island trains on the tape of {header.job!r}, so there is no world to fit. "
                 "Take the tape of a job that ran for a while."
             )
-        self._usual_step_s = median(known)
+        self._usual_step_s = median(step_times)
         self._letter_s = median(seen.letters) if seen.letters else 0.0
-        self._wrong = Misfortune(seen, {island: found.stops for island, found in self._speeds.items()}, header.policy)
+        self._wrong = Misfortune(
+            seen, {island: island_speeds.stops for island, island_speeds in self._speeds.items()}, header.policy
+        )
 
     def world(self) -> FittedWorld:
         seen, fastest = self._seen, self._tokens_per_step()
@@ -128,27 +130,27 @@ class _Fit:
     # ── speeds ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _step_s(self, island: IslandId) -> Duration:
-        found = self._speeds[island].step_s
-        if found is None:
+        step_s = self._speeds[island].step_s
+        if step_s is None:
             self._notes.append(
                 f"{island} never trained: its step time is the others' median, {self._usual_step_s:.3g} s"
             )
-        return round(found or self._usual_step_s, DIGITS)
+        return round(step_s or self._usual_step_s, DIGITS)
 
     def _tokens_per_step(self) -> int:
-        return round(max(tokens for found in self._speeds.values() for _, tokens in found.tokens))
+        return round(max(tokens for island_speeds in self._speeds.values() for _, tokens in island_speeds.tokens))
 
     def _capacity(self, tokens_per_step: int) -> tuple[Capacity, ...]:
         """Fewer tokens a step, and stops during which the island was not missed: it stood still, and answered."""
         changes: list[Capacity] = []
-        for island, found in self._speeds.items():
+        for island, island_speeds in self._speeds.items():
             ratio = 1.0
-            for n, (at, tokens) in enumerate(found.tokens):
+            for n, (at, tokens) in enumerate(island_speeds.tokens):
                 ratio = tokens / tokens_per_step
                 if abs(ratio - 1.0) > speeds.CAPACITY_CHANGE or n:
                     changes.append(Capacity(at if n else 0.0, island, round(ratio, 4)))
             missed = [silence.span(self._seen.until) for silence in self._seen.silences if silence.island == island]
-            for stop in found.stops:
+            for stop in island_speeds.stops:
                 if not any(since < stop.until and stop.since < until for since, until in missed):
                     changes += [Capacity(stop.since, island, 0.0), Capacity(stop.until, island, ratio)]
         return tuple(sorted(changes, key=lambda change: (change.at, change.island)))
@@ -161,7 +163,7 @@ class _Fit:
             for before, after in pairwise(life.reports)
             if after.steps_total == before.steps_total + 1
         ]
-        if any(abs(took - told) > 1e-6 * took for took, told in pairs):
+        if any(abs(took - reported) > 1e-6 * took for took, reported in pairs):
             return STEP_TIMES_KEPT
         return 1 if pairs or self._header.started_at == 0.0 else STEP_TIMES_KEPT
 
@@ -169,23 +171,23 @@ class _Fit:
 
     def _starts(self, again: bool) -> dict[str, list[Duration]]:
         """Each part of the starts that the tape shows, of first incarnations or of all later ones."""
-        found: dict[str, list[Duration]] = {"place": [], "start": [], "transfer": [], "begin": []}
+        durations: dict[str, list[Duration]] = {"place": [], "start": [], "transfer": [], "begin": []}
         for life in self._lives():
             if (life.incarnation > 1) == again:
-                for part in found:
+                for part in durations:
                     if (seconds := getattr(life, f"{part}_s")) is not None:
-                        found[part].append(seconds)
-        return found
+                        durations[part].append(seconds)
+        return durations
 
     def _lives(self) -> tuple[Life, ...]:
         return tuple(self._life(island, incarnation, life) for (island, incarnation), life in self._seen.lives.items())
 
     def _life(self, island: IslandId, incarnation: Incarnation, life: ObservedLife) -> Life:
         begin_s = None
-        if life.told_at is not None and life.reports:
+        if life.training_ordered_at is not None and life.reports:
             first = life.reports[0]
             pauses = self._speeds[island].pause_s * first.steps_total
-            begin_s = first.at - self._letter_s - first.stepping_seconds - pauses - life.told_at
+            begin_s = first.at - self._letter_s - first.stepping_seconds - pauses - life.training_ordered_at
         placed_at = life.refused_at if life.placed_at is None else life.placed_at
         return Life(
             island,
@@ -213,12 +215,12 @@ class _Fit:
             return default
         return round(max(0.0, median(gaps) - self._usual_step_s / 2.0), DIGITS)
 
-    def _latency(self, what: str, found: Sequence[Duration], default: Latency) -> Latency:
+    def _latency(self, what: str, samples: Sequence[Duration], default: Latency) -> Latency:
         """Evenly spaced quantiles of what was seen."""
-        if not found:
-            self._notes.append(f"{what} was never seen: {_told(default)} is assumed")
+        if not samples:
+            self._notes.append(f"{what} was never seen: {_in_seconds(default)} is assumed")
             return _distribution(default)
-        ordered = sorted(max(0.0, seconds) for seconds in found)
+        ordered = sorted(max(0.0, seconds) for seconds in samples)
         if len(ordered) > SAMPLES_MAX:
             ordered = [ordered[(2 * n + 1) * len(ordered) // (2 * SAMPLES_MAX)] for n in range(SAMPLES_MAX)]
         return Empirical(tuple(round(seconds, DIGITS) for seconds in ordered))
@@ -232,15 +234,15 @@ def _between(since: Instant | None, until: Instant | None, less: Duration = 0.0)
     return None if since is None or until is None else max(0.0, round(until - since - less, DIGITS))
 
 
-def _alone(found: Sequence[Duration]) -> Latency | None:
-    return Empirical(tuple(round(seconds, DIGITS) for seconds in found)) if found else None
+def _alone(samples: Sequence[Duration]) -> Latency | None:
+    return Empirical(tuple(round(seconds, DIGITS) for seconds in samples)) if samples else None
 
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def _told(latency: Latency) -> str:
+def _in_seconds(latency: Latency) -> str:
     return f"{latency[0]:g} to {latency[1]:g} s" if isinstance(latency, tuple) else f"{latency.mean:g} s"
 
 

@@ -123,7 +123,7 @@ class Links:
         missing = [p for p in map(FragmentId, range(count)) if p not in host.pieces]
         began = world.now
 
-        def given(donor: tuple[IslandId, Incarnation], share: Sequence[FragmentId], fails: bool) -> None:
+        def give_piece(donor: tuple[IslandId, Incarnation], share: Sequence[FragmentId], fails: bool) -> None:
             if len(host.pieces) == count or (process := self._giving(host, donor, fails)) is None:
                 return
             for p in share:
@@ -137,7 +137,7 @@ class Links:
         for index, donor in enumerate(donors):
             fails = world.chance(world.plan.catch_up_failure)
             takes = world.draw(world.plan.transfer_s) / len(donors) if transfer_s is None else transfer_s
-            world.later(takes, world.addressed(host, partial(given, donor, missing[index :: len(donors)], fails)))
+            world.later(takes, world.addressed(host, partial(give_piece, donor, missing[index :: len(donors)], fails)))
 
     def _giving(self, host: Host, donor: tuple[IslandId, Incarnation], fails: bool) -> SimulatedIsland | None:
         """The donor's process as it stands, unless it has no state to give, which its receiver says then."""
@@ -181,7 +181,7 @@ class Links:
                 world.while_alive(fault.late, lambda: self._come_late(host, letter))
                 return
             if fault is None or fault.kind is not LinkFault.DROP:
-                self._take(host, letter, self._found(host, spoilt=fault is not None))
+                self._take(host, letter, self._refusal(host, spoilt=fault is not None))
         self.carry(host)
 
     def _come_late(self, host: Host, offer: Offer) -> None:
@@ -191,7 +191,7 @@ class Links:
             self._take(host, offer, None)
             self.carry(host)
 
-    def _found(self, host: Host, *, spoilt: bool) -> tuple[RefusalReason, str] | None:
+    def _refusal(self, host: Host, *, spoilt: bool) -> tuple[RefusalReason, str] | None:
         """What is wrong with the bytes of an offer."""
         if not spoilt and host.process.diverged:
             return RefusalReason.NON_FINITE, "a value is not finite"

@@ -92,8 +92,8 @@ def end(world: Surroundings, effect: f.KillIsland | f.StopIsland) -> None:
     if host is None:
         return
     if isinstance(effect, f.StopIsland):
-        world.reach(host, lambda: world.die(host, effect.reason, said=False))
+        world.reach(host, lambda: world.die(host, effect.reason, announced=False))
     elif (takes := world.draw(world.plan.kill_s)) > 0.0:
-        world.later(takes, lambda: world.reach(host, lambda: world.die(host, effect.reason, said=True)))
+        world.later(takes, lambda: world.reach(host, lambda: world.die(host, effect.reason, announced=True)))
     else:
-        world.reach(host, lambda: world.die(host, effect.reason, said=True))
+        world.reach(host, lambda: world.die(host, effect.reason, announced=True))

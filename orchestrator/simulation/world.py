@@ -242,14 +242,14 @@ class World:
         elif host.alive:
             call()
 
-    def die(self, host: Host, reason: str, *, said: bool) -> None:
+    def die(self, host: Host, reason: str, *, announced: bool) -> None:
         """The process is gone at once; if anybody listens, its connection breaks a moment later."""
         if not host.alive:
             return
         host.alive = host.process.stepping = False
         host.outbox.clear()
         lost = e.ConnectionLost(0.0, host.process.island, host.process.incarnation, True, reason)
-        if said:
+        if announced:
             self.links.say(lost, self.draw(self.plan.detect_s))
 
     # ── stepping ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -46,15 +46,15 @@ class MortalWorkshop(Workshop):
         self._mortal = world
         self.shard: ParameterShard | None = None
         self.under_way: dict[FragmentId, Version] = {}
-        self.made: dict[tuple[FragmentId, Version], tuple[FragmentState, int]] = {}
+        self.versions: dict[tuple[FragmentId, Version], tuple[FragmentState, int]] = {}
         """Every version of this life, with its step."""
 
     def seed(self, outer: OuterState, journal: Journal) -> None:
         world = self._mortal
         shard = ParameterShard(journal, world.epoch, insist, lambda: world.now)
         shard.seed(outer, {})
-        for p, made in shard.states().items():
-            self.made[p, outer.version(p)] = made
+        for p, state_and_step in shard.states().items():
+            self.versions[p, outer.version(p)] = state_and_step
         self.shard = shard
         world.tell(e.OuterStateSeeded(world.now, SIZE * world.policy.fragment_count, "0" * 32))
 
@@ -66,7 +66,7 @@ class MortalWorkshop(Workshop):
         self.outer = [(facts.version, facts.step) for facts in merges]
         for facts in merges:
             p = FragmentId(facts.fragment)
-            self.made[p, facts.version] = (outer.state(p), facts.step)
+            self.versions[p, facts.version] = (outer.state(p), facts.step)
 
     def receive(self, contribution: Contribution) -> None:
         """What the island sent arrives, and is held by the shard."""
@@ -109,17 +109,17 @@ class MortalWorkshop(Workshop):
             assert self.shard is not None
             facts = self.shard.restore(fragment, version, step, states[fragment]).facts
             self._stands(fragment, version, step)
-            told = (fragment, version, order.checkpoint, facts.digest, facts.base_digest)
+            fields = (fragment, version, order.checkpoint, facts.digest, facts.base_digest)
             if left:
                 world.while_alive(world.draw(world.plan.merge_s), next_one)
-            world.tell(FragmentRestored(world.now, *told))
+            world.tell(FragmentRestored(world.now, *fields))
 
         world.while_alive(world.draw(world.plan.merge_s), next_one)
 
     def _stands(self, fragment: FragmentId, version: Version, step: int) -> None:
         assert self.shard is not None
         self.outer[fragment] = (version, step)
-        self.made[fragment, version] = (self.shard.state(fragment), step)
+        self.versions[fragment, version] = (self.shard.state(fragment), step)
 
 
 def insist(what: str, work: Callable[[], None]) -> None:

@@ -121,15 +121,15 @@ class MortalLinks(Links):
         world, mail = self._mortal, mail_of(host)
         number = mail.reading(overtaken=seconds > 0.0)
 
-        def heard() -> None:
+        def deliver() -> None:
             world.tell(replace(event, at=world.now))
             if world.alive:
                 mail.became(number, world.count)
 
         if seconds > 0.0:
-            world.while_alive(seconds, heard)
+            world.while_alive(seconds, deliver)
         else:
-            heard()
+            deliver()
 
     def connect(self, host: Host, *, lost: bool) -> None:
         """Read this process's letters from the first that was not acknowledged on; ``lost``: it was not heard of before."""

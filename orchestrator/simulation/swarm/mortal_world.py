@@ -80,7 +80,7 @@ class MortalWorld(RoughWorld):
         self._merges_max, self._power_was_lost = mortality.merges_max, False
         self._power = Random(f"atoll swarm {seed} power")
         self._unheard: list[e.CommandRequested] = []
-        self._asked: dict[int, int] = {}
+        self._placing_generations: dict[int, int] = {}
         self.links, self.workshop = MortalLinks(self), MortalWorkshop(self)
         first = first_outer_state(policy.fragment_count)
         fragments = [first.state(FragmentId(p)) for p in range(policy.fragment_count)]
@@ -127,7 +127,7 @@ class MortalWorld(RoughWorld):
     def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:
         epoch, mail = self.epoch, mail_of(host)
 
-        def heard() -> None:
+        def deliver() -> None:
             if not host.alive:
                 return
             newest = mail.newest_epoch
@@ -141,17 +141,17 @@ class MortalWorld(RoughWorld):
                 mail.extend(mail.letters.missing(host.process.standing_offers()))
             call()
 
-        return heard
+        return deliver
 
     def host_of(self, process: SimulatedIsland) -> Host:
         host = Host(process)
         host.outbox = Mail()  # type: ignore[assignment]
-        self._asked[id(host)] = self.generation
+        self._placing_generations[id(host)] = self.generation
         return host
 
     def answer(self, host: Host, event: e.Event) -> None:
         """By the controller, which lives elsewhere: to whoever asked it, if that one still lives."""
-        if not self.alive or self._asked[id(host)] != self.generation or self.finished is not None:
+        if not self.alive or self._placing_generations[id(host)] != self.generation or self.finished is not None:
             return
         self.tell(replace(event, at=self.now))
         if isinstance(event, e.IslandPlaced) and self.alive:
@@ -180,13 +180,13 @@ class MortalWorld(RoughWorld):
         assert self.workshop.shard is not None
         state = self.workshop.shard.state(effect.fragment)
         if state.version == effect.version and effect.recipients:
-            self.promises.told(effect.fragment, state)
+            self.promises.published(effect.fragment, state)
         super().publish_fragment(effect)
 
     def _place_again(self, effect: f.PlaceIsland) -> None:
         """The controller makes one process of an incarnation, and gives the same answer again."""
         host = self.hosts[effect.island, effect.incarnation]
-        self._asked[id(host)] = self.generation
+        self._placing_generations[id(host)] = self.generation
         if host.placed:
             placed = e.IslandPlaced(self.now, effect.island, effect.incarnation, effect.node_group, 1)
             self.while_alive(self.draw(self.plan.place_s), lambda: self.answer(host, placed))
@@ -200,7 +200,7 @@ class MortalWorld(RoughWorld):
         self._files.journal.clear()
         self.finished = effect
         for host in self.hosts.values():
-            self.die(host, "the job is over", said=False)
+            self.die(host, "the job is over", announced=False)
 
     # ── death, and the next life ──────────────────────────────────────────────────────────────────────────────────
 
@@ -279,14 +279,14 @@ class MortalWorld(RoughWorld):
             if with_process and now.state is not IslandState.PLACING:
                 self.links.connect(host, lost=now.state is IslandState.SUSPECT)
             elif not with_process and incarnation <= now.incarnation:
-                self.while_alive(self.draw(self.plan.detect_s), partial(self.die, host, "a stray", said=False))
+                self.while_alive(self.draw(self.plan.detect_s), partial(self.die, host, "a stray", announced=False))
 
     def _give_up(self, error: DataError) -> None:
         """No synchroniser goes on from these files: it ends loudly, and may do so only after a loss of power, with async."""
         may = bool(self._merges_max) and self._power_was_lost
         require(may, "a synchroniser goes on from its files", error)
-        kept = Journal(FOLDER / "journal", disk=self.disk).newest
-        self.promises.gave_up(kept, self._merges_max)
+        newest_journalled = Journal(FOLDER / "journal", disk=self.disk).newest
+        self.promises.gave_up(newest_journalled, self._merges_max)
         self.alive, self.ended = False, str(error)
 
     def _sync(self) -> None:
@@ -296,8 +296,8 @@ class MortalWorld(RoughWorld):
             return
         if not self._merges_max and tape.synced_count < tape.count:
             insist("the tape cannot be written", tape.sync)
-        kept = tape.count if self._merges_max else tape.synced_count
+        durable_count = tape.count if self._merges_max else tape.synced_count
         for host in self.hosts.values():
             if host.alive and not host.silent(self.now) and mail_of(host).connected:
-                mail_of(host).acknowledge(kept, carrying=host.carrying)
+                mail_of(host).acknowledge(durable_count, carrying=host.carrying)
         self.while_alive(SYNC_EVERY_S, self._sync)

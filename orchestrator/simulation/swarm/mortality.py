@@ -51,10 +51,10 @@ class Mortality:
 
     @property
     def features(self) -> tuple[str, ...]:
-        told = [f"{len(self.deaths)} deaths"]
-        told += ["loss of power"] if any(death.power for death in self.deaths) else []
-        told += ["refusing disk"] if self.refusals else []
-        return (*told, *([f"async {self.merges_max}"] if self.merges_max else []))
+        features = [f"{len(self.deaths)} deaths"]
+        features += ["loss of power"] if any(death.power for death in self.deaths) else []
+        features += ["refusing disk"] if self.refusals else []
+        return (*features, *([f"async {self.merges_max}"] if self.merges_max else []))
 
 
 class Fate:

@@ -108,7 +108,7 @@ class SavingWorld(MortalWorld):
         return self._saver[1]
 
     def _post(self, make: Callable[[float], e.Event]) -> int:
-        def told() -> None:
+        def deliver() -> None:
             event = make(self.now)
             if isinstance(event, CheckpointTaken):
                 event = replace(event, seconds=0.0)  # by a clock that is not this world's
@@ -119,7 +119,7 @@ class SavingWorld(MortalWorld):
             self._check_sealed(event.checkpoint)
         if isinstance(event, CheckpointFailed) and not event.reason.startswith(FORESEEN):
             raise InternalError(detail=f"Checkpoint {event.checkpoint} failed as nobody foresaw: {event.reason}.")
-        self.while_alive(0.0, told)
+        self.while_alive(0.0, deliver)
         return 0
 
     def restore_fragments(self, effect: RestoreFragments) -> None:
@@ -134,16 +134,23 @@ class SavingWorld(MortalWorld):
     def _check_sealed(self, number: int) -> None:
         manifest = verified(self._checkpoints().folder(number))
         for p, (fragment, merged) in enumerate(zip(manifest.fragments, manifest.merged_tokens, strict=True)):
-            made = self.workshop.made.get((FragmentId(p), Version(fragment.version)))
-            held = made is not None and (made[0].digest, made[1]) == (fragment.digest, fragment.step)
+            state_and_step = self.workshop.versions.get((FragmentId(p), Version(fragment.version)))
+            held = state_and_step is not None and (state_and_step[0].digest, state_and_step[1]) == (
+                fragment.digest,
+                fragment.step,
+            )
             require(held, "a sealed checkpoint has versions that Θ had", (number, p, fragment))
             ahead = [part.island for part in manifest.parts if part.versions[p] > fragment.version]
             require(not ahead, "no island is ahead of its checkpoint's Θ", (number, p, ahead))
-            kept = sum(part.token_counts[p] for part in manifest.parts if part.versions[p] == fragment.version)
-            known = self.checkers.rounds.all[p].merged.get(Version(fragment.version), {})
-            require(merged == sum(known.values()), "a checkpoint has what was merged", (number, p, merged, known))
-            right = merged + kept <= manifest.tokens_trained
-            require(right, "a checkpoint has no token twice", (number, p, merged, kept, manifest.tokens_trained))
+            unmerged = sum(part.token_counts[p] for part in manifest.parts if part.versions[p] == fragment.version)
+            merged_tokens = self.checkers.rounds.all[p].merged.get(Version(fragment.version), {})
+            require(
+                merged == sum(merged_tokens.values()),
+                "a checkpoint has what was merged",
+                (number, p, merged, merged_tokens),
+            )
+            right = merged + unmerged <= manifest.tokens_trained
+            require(right, "a checkpoint has no token twice", (number, p, merged, unmerged, manifest.tokens_trained))
         true = sum(host.process.replica.tokens_total for host in self.hosts.values())
         require(manifest.tokens_trained <= true, "no more is in a checkpoint than was trained", (number, true))
 
@@ -152,7 +159,7 @@ class SavingWorld(MortalWorld):
     def _mark(self, host: Host, number: int, folder: Folder) -> None:
         """The marker is there at once, before all that is published later; its island cuts at its next boundary."""
 
-        def asked() -> None:
+        def mark() -> None:
             if (id(host), number) in self._marked:
                 return
             self._marked.add((id(host), number))
@@ -176,7 +183,7 @@ class SavingWorld(MortalWorld):
             )
             self.later(self.draw(WRITING_S), partial(self._write, host, number, folder, part))
 
-        self.reach(host, self.addressed(host, asked))
+        self.reach(host, self.addressed(host, mark))
 
     def _write(self, host: Host, number: int, folder: Folder, part: Part) -> None:
         if host.alive:
@@ -207,7 +214,7 @@ class Worker(Executor):
         under_way, stands = dict(self._workshop.under_way), self._workshop.outer
         self._awaited |= set(under_way.items())
         cut = {p: under_way.get(p, stands[p][0]) for p in map(FragmentId, range(len(stands)))}
-        return Outer(self._workshop.made, cut)
+        return Outer(self._workshop.versions, cut)
 
     def _go_on(self) -> None:
         self._world.while_alive(self._world.draw(WRITING_S), self._work)
@@ -224,13 +231,13 @@ class Worker(Executor):
 class Outer(Future[OuterCut]):
     """Of what was made; a merge that failed left its fragment as it was."""
 
-    def __init__(self, made: dict[tuple[FragmentId, Version], tuple[FragmentState, int]], cut: Versions) -> None:
+    def __init__(self, versions: dict[tuple[FragmentId, Version], tuple[FragmentState, int]], cut: Versions) -> None:
         super().__init__()
-        self._made, self._cut = made, cut
+        self._versions, self._cut = versions, cut
 
     def result(self, timeout: float | None = None) -> OuterCut:
         return cut_of(
-            {p: self._made.get((p, v)) or self._made[p, Version(v - 1)] for p, v in sorted(self._cut.items())}
+            {p: self._versions.get((p, v)) or self._versions[p, Version(v - 1)] for p, v in sorted(self._cut.items())}
         )
 
 

@@ -56,14 +56,14 @@ class RoughWorld(World):
         if not isinstance(event, e.JobStarted) and self.chance(self._weather.echo):
             self.links.say(event, self.draw(ECHO_S))
 
-    def die(self, host: Host, reason: str, *, said: bool) -> None:
+    def die(self, host: Host, reason: str, *, announced: bool) -> None:
         """Told to stop, and nobody waits for its death: it may take its time.
 
         A synchroniser that was made again meanwhile may know nothing of that, and be connected to it: it hears of the death.
         """
-        if not said and host.alive and self.chance(self._weather.ghost):
-            told_by = self.generation
+        if not announced and host.alive and self.chance(self._weather.ghost):
+            stopped_by = self.generation
             dies = super().die
-            self.later(self.draw(GHOST_S), lambda: dies(host, reason, said=self.generation != told_by))
+            self.later(self.draw(GHOST_S), lambda: dies(host, reason, announced=self.generation != stopped_by))
         else:
-            super().die(host, reason, said=said)
+            super().die(host, reason, announced=announced)

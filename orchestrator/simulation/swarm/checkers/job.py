@@ -95,7 +95,7 @@ class JobChecker:
                 right = right and not any(current.inputs for current in self._rounds.all)
             case JobOutcome.FAILED:
                 islands = [lives[plan.island] for plan in self._policy.islands]
-                known = [life for life in islands if life.wanted or life.incarnation]
-                right = all(life.given_up for life in known) or (spent and version == 0)
+                expected = [life for life in islands if life.wanted or life.incarnation]
+                right = all(life.given_up for life in expected) or (spent and version == 0)
         require(right, "a job's outcome is what happened", (effect, self.trained, version, self._evaluated))
         require(not self._rounds.held, "nothing is held after the job's end", self._rounds.held)

@@ -103,14 +103,14 @@ class Lives:
             for life in self.all.values():
                 life.flushed = life.flushed or life.live  # also of one that drains
         for effect in effects:
-            self._asked(event, effect, effects)
+            self._effect(event, effect, effects)
         for island, life in self.all.items():
             if life.silent and not self.ending and not self.finished:
                 require(self._timers.awaits(suspect(island)), "a silent island has a deadline", (island, life))
         if not self.ending and not self.finished:
             self._nobody_waits_beside_a_standby()
-        heard = frozenset(i for i, life in self.all.items() if life.live and (self.ending or not life.draining))
-        before, self.live = self.live, heard
+        live = frozenset(i for i, life in self.all.items() if life.live and (self.ending or not life.draining))
+        before, self.live = self.live, live
         self.changed = before != self.live
 
     def _nobody_waits_beside_a_standby(self) -> None:
@@ -155,14 +155,14 @@ class Lives:
         life.wanted = request.restart if isinstance(request, commands.Kill) else isinstance(request, commands.Readd)
         if isinstance(request, commands.Drain):
             others = [i for i in self.live if i != request.island]
-            kept = life.live and not life.draining and len(others) >= self._policy.quorum
-            require(kept, "an island is drained only where its work will merge", (request, self.live))
+            quorum_stays = life.live and not life.draining and len(others) >= self._policy.quorum
+            require(quorum_stays, "an island is drained only where its work will merge", (request, self.live))
         life.draining = isinstance(request, commands.Drain) or (life.draining and kill)
         if life.stage is Stage.OVER:
             life.failures = life.quarantines = 0
             life.given_up = False
 
-    def _asked(self, event: e.Event, effect: f.Effect, effects: tuple[f.Effect, ...]) -> None:
+    def _effect(self, event: e.Event, effect: f.Effect, effects: tuple[f.Effect, ...]) -> None:
         match effect:
             case f.PlaceIsland() if isinstance(event, e.SynchroniserRestarted):
                 life = self.all[effect.island]
@@ -202,8 +202,8 @@ class Lives:
                 life.flushed = life.flushed and not isinstance(event, e.SynchroniserRestarted)
             case f.DrainIsland():
                 life = self.all[effect.island]
-                asked = life.draining and life.speaks(effect.incarnation)
-                require(asked and not self.ending, "an island drains when an operator wants it to", (effect, life))
+                wanted = life.draining and life.speaks(effect.incarnation)
+                require(wanted and not self.ending, "an island drains when an operator wants it to", (effect, life))
             case f.SetTimer(timer=name) if name == FLUSH:
                 self.ending = True
             case f.FinishJob():

@@ -36,41 +36,44 @@ class Promises:
     def __init__(self, first: Sequence[FragmentState], averaging: str, optimizer: OuterOptimizer, bytes_of: Bytes):
         self.first = tuple(first)
         self._averaging, self._optimizer, self._bytes_of = averaging, optimizer, bytes_of
-        self._told: dict[tuple[FragmentId, Version], str] = {}
-        self._made: dict[Merged, FragmentState] = {}
+        self._published: dict[tuple[FragmentId, Version], str] = {}
+        self._merged_states: dict[Merged, FragmentState] = {}
 
-    def told(self, fragment: FragmentId, state: FragmentState) -> None:
+    def published(self, fragment: FragmentId, state: FragmentState) -> None:
         """Islands hear of this state."""
-        before = self._told.setdefault((fragment, state.version), state.digest)
+        before = self._published.setdefault((fragment, state.version), state.digest)
         require(before == state.digest, "a published version is one and the same for ever", (fragment, state.version))
 
-    def newest_told(self, fragment: FragmentId) -> Version:
-        return max((version for p, version in self._told if p == fragment), default=Version(0))
+    def newest_published(self, fragment: FragmentId) -> Version:
+        return max((version for p, version in self._published if p == fragment), default=Version(0))
 
     def recovered(self, outer: OuterState) -> None:
         """A synchroniser goes on from this Θ, merges that only the journal knows included."""
         for p in range(len(self.first)):
             fragment = FragmentId(p)
-            here, told = outer.version(fragment), self.newest_told(fragment)
-            require(here >= told, "no published merge is lost", (fragment, here, told))
-            digest = self._told.get((fragment, here), outer.state(fragment).digest)
+            here, published = outer.version(fragment), self.newest_published(fragment)
+            require(here >= published, "no published merge is lost", (fragment, here, published))
+            digest = self._published.get((fragment, here), outer.state(fragment).digest)
             same = digest == outer.state(fragment).digest
             require(same, "a published version is one and the same for ever", (fragment, here))
 
-    def gave_up(self, kept: Callable[[FragmentId], Version | None], merges_max: int) -> None:
+    def gave_up(self, newest_journalled: Callable[[FragmentId], Version | None], merges_max: int) -> None:
         """A synchroniser does not go on, for merges that islands were told of are gone with the power."""
-        gone = [max(0, self.newest_told(p) - (kept(p) or Version(0))) for p in map(FragmentId, range(len(self.first)))]
+        gone = [
+            max(0, self.newest_published(p) - (newest_journalled(p) or Version(0)))
+            for p in map(FragmentId, range(len(self.first)))
+        ]
         require(sum(gone) <= merges_max, "a loss of power takes no more merges than async allows", (gone, merges_max))
 
     def after(self, before: FragmentState, order: f.MergeFragment) -> FragmentState:
         """What an undisturbed merge of these contributions gives."""
         merged = (order.fragment, before.digest, tuple((item.payload, item.weight) for item in order.inputs))
-        if merged not in self._made:
+        if merged not in self._merged_states:
             alone = OuterState.restored({FragmentId(0): before}, self._averaging, self._optimizer)
             inputs = [(self._bytes_of(order.fragment, item.payload), item.weight) for item in order.inputs]
             alone.merge(FragmentId(0), order.version, inputs)
-            self._made[merged] = alone.state(FragmentId(0))
-        return self._made[merged]
+            self._merged_states[merged] = alone.state(FragmentId(0))
+        return self._merged_states[merged]
 
 
 class Theta:

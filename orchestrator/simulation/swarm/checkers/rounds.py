@@ -80,8 +80,8 @@ class Rounds:
                     self._publish(effect)
                 case f.FinishJob():
                     self._over = True
-        kept = {c.payload for r in self.all for c in (*r.open.values(), *r.inputs)}
-        require(self.held == kept, "every payload is held or released and never both", self.held ^ kept)
+        in_rounds = {c.payload for r in self.all for c in (*r.open.values(), *r.inputs)}
+        require(self.held == in_rounds, "every payload is held or released and never both", self.held ^ in_rounds)
         for current in self.all:
             self._waits_for_somebody(current)
         gave_all = self._lives.ending and not self._lives.live
@@ -232,9 +232,9 @@ class Rounds:
             island: counts[event.fragment] for island, counts in self.merged_tokens.items()
         }
         self.merged_at[event.fragment] = event.at
-        heard = {x.island for p in effects if isinstance(p, f.PublishFragment) for x in p.recipients}
+        recipients = {x.island for p in effects if isinstance(p, f.PublishFragment) for x in p.recipients}
         training = {island for island, life in self._lives.all.items() if life.stage is Stage.TRAINING}
-        require(training <= heard, "everybody who trains hears of a new version", training - heard)
+        require(training <= recipients, "everybody who trains hears of a new version", training - recipients)
 
     def _failed(self, event: e.MergeFailed, effects: tuple[f.Effect, ...]) -> None:
         """Its work is in no version, and may come again."""

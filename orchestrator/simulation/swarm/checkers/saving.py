@@ -35,7 +35,7 @@ class Saving:
         self.cuts: dict[int, tuple[Version, ...]] = {}
         self._policy, self._lives, self._rounds = policy, lives, rounds
         self._open: int | None = None
-        self._kept: list[int] = []
+        self._taken: list[int] = []
         self._left: set[FragmentId] = set()
 
     def before(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
@@ -58,7 +58,7 @@ class Saving:
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, CheckpointTaken) and event.checkpoint == self._open:
-            self._kept.append(event.checkpoint)
+            self._taken.append(event.checkpoint)
             self._open = None
         for effect in effects:
             match effect:
@@ -72,7 +72,7 @@ class Saving:
                 case RestoreFragments():
                     self._restores(effect)
         require(
-            len(self._kept) <= self._policy.checkpoints.keep, "no more checkpoints are kept than wanted", self._kept
+            len(self._taken) <= self._policy.checkpoints.keep, "no more checkpoints are kept than wanted", self._taken
         )
 
     def _begins(self, effect: BeginCheckpoint) -> None:
@@ -89,13 +89,13 @@ class Saving:
     def _drops(self, effect: DropCheckpoint) -> None:
         if effect.checkpoint == self._open:
             self._open = None
-        elif effect.checkpoint in self._kept:
-            oldest = effect.checkpoint == min(self._kept) and len(self._kept) > self._policy.checkpoints.keep
-            require(oldest, "only the oldest of too many checkpoints goes", (effect, self._kept))
-            self._kept.remove(effect.checkpoint)
+        elif effect.checkpoint in self._taken:
+            oldest = effect.checkpoint == min(self._taken) and len(self._taken) > self._policy.checkpoints.keep
+            require(oldest, "only the oldest of too many checkpoints goes", (effect, self._taken))
+            self._taken.remove(effect.checkpoint)
 
     def _restores(self, effect: RestoreFragments) -> None:
-        require(effect.checkpoint in self._kept, "only a kept checkpoint is gone back to", (effect, self._kept))
+        require(effect.checkpoint in self._taken, "only a kept checkpoint is gone back to", (effect, self._taken))
         require({p for p, _, _ in effect.fragments} == self._left, "all of it is restored", (effect, self._left))
         for fragment, version, step in effect.fragments:
             current = self._rounds.all[fragment]
@@ -107,8 +107,8 @@ class Saving:
         """The fragment's tokens are those of the cut; what its islands offered is over."""
         current, p = self._rounds.all[event.fragment], event.fragment
         lost = event.checkpoint == FROM_JOURNAL
-        asked = (current.restoring or lost) and event.version == current.version + 1
-        require(asked, "versions rise by one, also on the way back", (event, current))
+        follows = (current.restoring or lost) and event.version == current.version + 1
+        require(follows, "versions rise by one, also on the way back", (event, current))
         source = Version(current.version - 1) if lost else self.cuts[event.checkpoint][p]
         tokens = current.merged.get(source, {})
         for island, counts in self._rounds.merged_tokens.items():
@@ -120,6 +120,6 @@ class Saving:
             line = self._rounds.line(name, life.incarnation, p)
             line.merged_into, line.merged_offer = event.version, ALL_OFFERS
         self._left.discard(p)
-        heard = {x.island for shown in effects if isinstance(shown, f.PublishFragment) for x in shown.recipients}
+        recipients = {x.island for shown in effects if isinstance(shown, f.PublishFragment) for x in shown.recipients}
         training = {island for island, life in self._lives.all.items() if life.stage is Stage.TRAINING}
-        require(training <= heard, "everybody who trains hears of what was restored", training - heard)
+        require(training <= recipients, "everybody who trains hears of what was restored", training - recipients)
