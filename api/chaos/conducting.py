@@ -1,6 +1,6 @@
 """One run of a plan under way: the job is looked at, the plan decides, the decision is stored, and then the service strikes.
 
-    look ─▶ chaos.conduct ─▶ rows ─▶ strikes, commands under keys of their own ─▶ … the job ends ─▶ verdict
+    look ─▶ chaos.runner ─▶ rows ─▶ strikes, commands under keys of their own ─▶ … the job ends ─▶ verdict
 
 Responsible for a run that survives its process: it is rebuilt from its rows by looking again at every picture that
 something was decided on, so what was decided stays decided. A strike's idempotency key names run and fault, so that none
@@ -24,9 +24,9 @@ from api.installation.second_life import SecondLife
 from api.jobs.service import Service
 from api.schemas import CommandState, Job, JobState
 from api.storage.store import Store
-from orchestrator.chaos.conduct import LATE_MAX_S, Conduct, Decision
 from orchestrator.chaos.kinds import CONTINUE, Kind
 from orchestrator.chaos.plan import ChaosPlan, figures_now, parse
+from orchestrator.chaos.runner import LATE_MAX_S, ChaosRunner, Decision
 from orchestrator.chaos.schedule import PlannedFault, schedule
 from orchestrator.chaos.verdict import judge
 from orchestrator.core.commands import Inject
@@ -83,7 +83,7 @@ class Conducting:
         self._reference = row.reference
         self._run, self._job, self._caller = row.run, row.job, row.caller
         self._state, self._reason = RunState(row.state), row.reason
-        self._conduct = Conduct(*planned(row))
+        self._conduct = ChaosRunner(*planned(row))
         self._unstruck: list[int] = []
         self._report_due: float | None = None
         self._restore(row)

@@ -1,4 +1,4 @@
-"""When a plan strikes whom: everything that chance has a part in, drawn from the plan's seed and nothing else.
+"""The schedule of a plan's faults: everything that chance has a part in, drawn from the plan's seed and nothing else.
 
     schedule(plan, islands) == schedule(plan, islands)      live and simulated
 

@@ -1,4 +1,4 @@
-"""What does decoupling cost the model? The same tokens, seeds and schedule, by this job and by its baselines.
+"""A comparison of a job's held-out loss with that of its baselines: the same tokens, seeds and schedule.
 
     python -m orchestrator.laboratory.compare FILE --baseline data-parallel --baseline diloco [--json]
 

@@ -1,4 +1,4 @@
-"""What ``atoll simulate`` found, as pictures: plain data in, one SVG out.
+"""Charts of what ``atoll simulate`` found: plain data in, one SVG out.
 
     systems_chart      goodput by system, badput by cause stacked behind it
     goodput_curves     goodput against chips, one curve a system, the paper's points as marks

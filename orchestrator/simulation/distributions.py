@@ -1,4 +1,4 @@
-"""How long something takes, when it does not always take the same: distributions of durations, from plain data.
+"""Distributions of durations, parsed from plain data: constant, exponential, uniform, log-normal or recorded samples.
 
     parse("30min"), parse({"exponential": "30min"}), parse({"uniform": ["1min", "5min"]}),
     parse({"lognormal": {"median": "30min", "sigma": 0.8}}), parse({"samples": [18, 22.5, "1min"]})

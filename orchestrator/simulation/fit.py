@@ -24,7 +24,7 @@ from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandI
 from orchestrator.errors import DataError
 from orchestrator.simulation import speeds
 from orchestrator.simulation.distributions import Constant, Empirical, Uniform
-from orchestrator.simulation.misfortune import DETECT_S, Misfortune
+from orchestrator.simulation.fault_extraction import DETECT_S, FaultExtraction
 from orchestrator.simulation.observed import Observed, ObservedLife
 from orchestrator.simulation.plan import Capacity, Latency, Life, WorldPlan
 from orchestrator.simulation.speeds import DIGITS
@@ -84,7 +84,7 @@ class _Fit:
             )
         self._usual_step_s = median(step_times)
         self._letter_s = median(seen.letters) if seen.letters else 0.0
-        self._wrong = Misfortune(
+        self._wrong = FaultExtraction(
             seen, {island: island_speeds.stops for island, island_speeds in self._speeds.items()}, header.policy
         )
 

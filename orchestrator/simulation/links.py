@@ -1,4 +1,4 @@
-"""What passes between islands and synchroniser in the simulated world, and what goes wrong on the way.
+"""The simulated links between islands and synchroniser: reports, payloads and deliveries, and the faults they meet.
 
 Corrupt payloads, doubled and reordered arrivals, donors that fail: each with the probability the plan gives it. Reordering
 delays one letter and lets later ones overtake; a live link does not do that, but the core must bear it.
@@ -21,14 +21,14 @@ from orchestrator.impairment import LinkFault
 from orchestrator.simulation.host import Host, Piece
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.stepping import Stepping
-from orchestrator.simulation.surroundings import Clock, Listener, Odds, Processes
+from orchestrator.simulation.world_protocols import Clock, Listener, Odds, Processes
 
 OVERTAKEN_S = (0.05, 0.5)
 EXPLOSION = 1e6
 """How many times further away than usual an exploded island is."""
 
 
-class Surroundings(Clock, Odds, Listener, Processes, Protocol):
+class LinksWorld(Clock, Odds, Listener, Processes, Protocol):
     """What lies at both ends of the links."""
 
     policy: JobPolicy
@@ -41,7 +41,7 @@ class Surroundings(Clock, Odds, Listener, Processes, Protocol):
 class Links:
     """All links of one world."""
 
-    def __init__(self, world: Surroundings) -> None:
+    def __init__(self, world: LinksWorld) -> None:
         self._world = world
 
     def carry(self, host: Host) -> None:

@@ -1,4 +1,4 @@
-"""What a tape shows of the world it was made in, gathered in one pass: how long everything took, and what went wrong.
+"""Observations of the world in which a tape was made, gathered in one pass: durations, speeds, and what went wrong.
 
 A fold over (event, effects) like those of ``accounting``, of a live job or a simulated one. Responsible for pairing each
 request with its answer and each letter with the one before it; ``fit`` makes a world of what was seen. Refuses to guess.

@@ -1,4 +1,4 @@
-"""What a simulated world is like: speeds, latencies, and which faults strike whom and when.
+"""The plan of a simulated world: speeds, latencies, and faults, each with its island and its instant.
 
 Everything is data and seeds, so that a failure is reproduced by its plan and nothing else. After ``calm_at`` no random
 fault strikes any more: what must happen in the end can be asked of every plan.

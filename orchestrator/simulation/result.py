@@ -1,4 +1,4 @@
-"""What came of a simulation, and where its tapes go while it runs."""
+"""The result of a simulation, and the tape that it writes while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast an island was, out of its reports: recorded paces, stops, capacities, and a mean for when nothing is recorded.
+"""An island's speed, read from its reports: recorded paces, stops, capacities, and a mean for when nothing is recorded.
 
     reports    |--|---|--|-------------|--|---|--|        at, steps, stepping seconds
     stops                 ^^^^^^^^^^^^                    a gap between two steps that no step can be

@@ -1,4 +1,4 @@
-"""What would have happened under another policy: the same faults and speeds, side by side with what did happen.
+"""A recorded job simulated under another policy: the same faults and speeds, side by side with what did happen.
 
     happened     the tape's own figures                         by the folds, from what was recorded
     unchanged    the fitted world under the tape's policy       how far the fit is to be trusted

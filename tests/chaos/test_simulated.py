@@ -9,8 +9,8 @@ import pytest
 from api.chaos.plans import load, plan_file
 from api.installation.shipped import CONFIGS
 from api.simulation.worlds import world_of
-from orchestrator.chaos.conduct import Conduct
 from orchestrator.chaos.kinds import Kind
+from orchestrator.chaos.runner import ChaosRunner
 from orchestrator.chaos.schedule import schedule
 from orchestrator.chaos.simulated import run
 from orchestrator.chaos.verdict import judge
@@ -45,7 +45,7 @@ def test_the_simulator_strikes_at_the_instants_that_a_live_run_of_the_same_plan_
     conduct = simulated(asked).conduct
     ours = [one.fault for one in conduct.decisions]
 
-    live = Conduct(asked, schedule(asked, POLICY.islands))  # as the live driver looks: late, and every half second
+    live = ChaosRunner(asked, schedule(asked, POLICY.islands))  # as the live driver looks: late, and every half second
     training = {island.island: Incarnation(1) for island in POLICY.islands}
     for tick in range(1000):
         live.look(100.0 + 0.5 * tick, training, dict)
@@ -103,7 +103,7 @@ def test_what_a_simulation_cannot_show_is_said_and_never_counts_as_struck():
 
 
 def test_the_loss_gap_is_measured_against_the_reference_and_one_of_another_length_is_noted():
-    conduct = Conduct(asked := plan(objectives=["loss_gap < 1 %"]), schedule(asked, POLICY.islands))
+    conduct = ChaosRunner(asked := plan(objectives=["loss_gap < 1 %"]), schedule(asked, POLICY.islands))
     own = simulated(plan()).verdict.report
     better = {**own, "loss_final": own["loss_final"] / 1.02}
     same = judge(conduct, own, own)

@@ -1,4 +1,4 @@
-"""What contributions are like, seen from outside: nothing that exploded gets in, and whose work is bad begins anew.
+"""The checker of contributions' quality: no outlier is admitted, and an island whose work is unusable is quarantined.
 
 Responsible for: every displacement that was admitted being near the median of those before it, by a median of its own; every
 refusal as exploding being true; an island in quarantine exactly when its contributions to one fragment were bad so often in

@@ -27,7 +27,7 @@ from orchestrator.core.vocabulary import (
     RefusalReason,
     ReleaseReason,
 )
-from orchestrator.simulation.swarm.checkers.given import Line, Round
+from orchestrator.simulation.swarm.checkers.contribution_records import Line, Round
 from orchestrator.simulation.swarm.checkers.lives import Lives, Stage
 from orchestrator.simulation.swarm.checkers.timers import Timers, grace
 from orchestrator.simulation.swarm.checkers.violation import require

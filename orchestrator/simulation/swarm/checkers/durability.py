@@ -1,4 +1,4 @@
-"""What durability promises, seen from outside: what islands were told stays, is one thing, and is what it should be.
+"""The checker of durability: a published version is not lost, never changes, and is the merge that it should be.
 
     the process dies          nothing is lost that was told, with any durability
     power is lost, sync       nothing is lost that was told
@@ -30,7 +30,7 @@ Bytes = Callable[[FragmentId, PayloadId], Arrays]
 Merged = tuple[FragmentId, str, tuple[tuple[PayloadId, float], ...]]
 
 
-class Promises:
+class DurabilityChecker:
     """Outlives the synchroniser. ``bytes_of`` says what a payload holds."""
 
     def __init__(self, first: Sequence[FragmentState], averaging: str, optimizer: OuterOptimizer, bytes_of: Bytes):
@@ -79,9 +79,9 @@ class Promises:
 class Theta:
     """A fold over one life's tape, from its beginning: what Θ and μ must be."""
 
-    def __init__(self, promises: Promises) -> None:
-        self._promises = promises
-        self._states = list(promises.first)
+    def __init__(self, durability: DurabilityChecker) -> None:
+        self._durability = durability
+        self._states = list(durability.first)
         self._orders: dict[FragmentId, f.MergeFragment] = {}
         self._history = [[state] for state in self._states]
         self._cuts: dict[int, tuple[Version, ...]] = {}
@@ -90,7 +90,7 @@ class Theta:
         if isinstance(event, e.MergeCompleted) and effects:
             before, order = self._states[event.fragment], self._orders[event.fragment]
             require(event.base_digest == before.digest, "digests chain", (event, before.digest))
-            after = self._states[event.fragment] = self._promises.after(before, order)
+            after = self._states[event.fragment] = self._durability.after(before, order)
             same = (event.version, event.digest) == (after.version, after.digest)
             require(same, "Θ is that of an uninterrupted run fed the same contributions", (event, after.digest))
             self._history[event.fragment].append(after)

@@ -1,4 +1,4 @@
-"""What a part of the simulated world may know of the rest, so that the world knows its parts and none of them the world.
+"""Protocols through which a part of the simulated world uses the rest: the world imports its parts, and none of them it.
 
 A part names in a protocol of its own what it needs beyond these. ``World`` is all of them, as is one whose synchroniser
 dies.

@@ -3,7 +3,7 @@
     before    what a rollback did to the fragments, so that ``rounds`` looks at what they are now
     apply     what was decided about checkpoints, which rests on what ``rounds`` knows after the step
 
-Refuses to know: files and Θ (``promises``, and the world that has the disk).
+Refuses to know: files and Θ (``durability``, and the world that has the disk).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orchestrator.simulation.swarm.checkers.rounds import Rounds
 from orchestrator.simulation.swarm.checkers.violation import require
 
 
-class Saving:
+class CheckpointChecker:
     """``cuts`` are the versions of every checkpoint that was begun."""
 
     def __init__(self, policy: JobPolicy, lives: Lives, rounds: Rounds) -> None:

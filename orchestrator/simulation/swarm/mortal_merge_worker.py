@@ -25,23 +25,23 @@ from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_optimizer import OuterOptimizer
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.parameters.shard import Held, ParameterShard
-from orchestrator.simulation.workshop import Surroundings, Workshop
+from orchestrator.simulation.merge_worker import MergeWorker, MergeWorld
 
 SIZE = 3
 """Numbers in a fragment: the fewest in which an average, a radius and an order show."""
 
 
-class MortalSurroundings(Surroundings, Protocol):
+class MortalMergeWorld(MergeWorld, Protocol):
     """``epoch`` is that of the synchroniser that lives now; ``finished`` how the job ended, if it did."""
 
     epoch: Epoch
     finished: f.FinishJob | None
 
 
-class MortalWorkshop(Workshop):
+class MortalMergeWorker(MergeWorker):
     """Of one life of the synchroniser: merges that are under way die with it."""
 
-    def __init__(self, world: MortalSurroundings) -> None:
+    def __init__(self, world: MortalMergeWorld) -> None:
         super().__init__(world)
         self._mortal = world
         self.shard: ParameterShard | None = None

@@ -1,4 +1,4 @@
-"""What went wrong on a tape, as faults to strike again: commands, crashes, silences, and versions that got lost.
+"""Extraction of a tape's faults, to be injected again: commands, crashes, silences, and publications that got lost.
 
 An operator's command is repeated as it was given. A crash is set where its end was heard of, less the usual time until that
 is heard. A silence begins where the island's own gap says (it was frozen), or where it was last heard (it was cut off).
@@ -23,7 +23,7 @@ STEPS_TO_ADOPT = 3
 """An island that took so many steps after a version should have come, and did not adopt it, never got it."""
 
 
-class Misfortune:
+class FaultExtraction:
     """``stops`` are those of each island, by its own reports."""
 
     def __init__(self, seen: Observed, stops: Mapping[IslandId, Sequence[Stop]], policy: JobPolicy) -> None:

@@ -16,10 +16,10 @@ from orchestrator.core.vocabulary import Epoch
 from orchestrator.replica.outbox import NumberedReports
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
-from orchestrator.simulation.links import Links, Surroundings
+from orchestrator.simulation.links import Links, LinksWorld
 
 
-class Mail:
+class UnreadReports:
     """In the place of a host's outbox: what is left of it is what this life of the synchroniser has not read yet.
 
     ``newest_epoch`` is kept apart from what ``letters`` believes, by whoever checks it.
@@ -89,11 +89,11 @@ class Mail:
         self.letters.forget(self._acknowledged)
 
 
-def mail_of(host: Host) -> Mail:
-    return cast(Mail, host.outbox)
+def unread_reports_of(host: Host) -> UnreadReports:
+    return cast(UnreadReports, host.outbox)
 
 
-class MortalSurroundings(Surroundings, Protocol):
+class MortalLinksWorld(LinksWorld, Protocol):
     """``alive`` is the synchroniser's process, ``count`` the number of its tape's last record."""
 
     alive: bool
@@ -108,23 +108,23 @@ class MortalSurroundings(Surroundings, Protocol):
 class MortalLinks(Links):
     """Of the synchroniser that lives now."""
 
-    def __init__(self, world: MortalSurroundings) -> None:
+    def __init__(self, world: MortalLinksWorld) -> None:
         super().__init__(world)
         self._mortal = world
 
     def carry(self, host: Host) -> None:
-        if not host.carrying and mail_of(host).connected:
-            mail_of(host).skip_replaced(host.process)
+        if not host.carrying and unread_reports_of(host).connected:
+            unread_reports_of(host).skip_replaced(host.process)
         super().carry(host)
 
     def hear(self, host: Host, event: e.Event, seconds: float) -> None:
-        world, mail = self._mortal, mail_of(host)
-        number = mail.reading(overtaken=seconds > 0.0)
+        world, unread = self._mortal, unread_reports_of(host)
+        number = unread.reading(overtaken=seconds > 0.0)
 
         def deliver() -> None:
             world.tell(replace(event, at=world.now))
             if world.alive:
-                mail.became(number, world.count)
+                unread.became(number, world.count)
 
         if seconds > 0.0:
             world.while_alive(seconds, deliver)
@@ -142,7 +142,7 @@ class MortalLinks(Links):
             return
 
         def answered() -> None:
-            mail_of(host).connected = True
+            unread_reports_of(host).connected = True
             if host.suspected:
                 host.suspected = False
                 world.tell(e.ConnectionRestored(world.now, process.island, process.incarnation))

@@ -1,4 +1,4 @@
-"""What a checker remembers of contributions: what each incarnation gave to a fragment, and what a fragment was given.
+"""A checker's records of contributions: each incarnation's offers to a fragment, and each fragment's round.
 
 Plain data; what must be true of it is ``rounds``' business.
 """

@@ -39,11 +39,11 @@ from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.swarm.checkers import Checkers
 from orchestrator.simulation.swarm.checkers.violation import require
-from orchestrator.simulation.swarm.keeping import insist, job_spec
+from orchestrator.simulation.swarm.mortal_merge_worker import insist, job_spec
 from orchestrator.simulation.swarm.mortal_world import FOLDER, MortalWorld
 from orchestrator.simulation.swarm.mortality import Mortality
-from orchestrator.simulation.swarm.operators import Saving
-from orchestrator.simulation.swarm.weather import Weather
+from orchestrator.simulation.swarm.operators import CheckpointRequests
+from orchestrator.simulation.swarm.rough_world import EventFaults
 
 WRITING_S = (0.001, 0.3)
 FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError:", "Violation:")
@@ -51,7 +51,7 @@ FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError
 Versions = dict[FragmentId, Version]
 
 
-class SavingWorld(MortalWorld):
+class CheckpointingWorld(MortalWorld):
     """``close`` it, for what it keeps in memory is nobody's."""
 
     def __init__(
@@ -59,18 +59,18 @@ class SavingWorld(MortalWorld):
         policy: JobPolicy,
         plan: WorldPlan,
         seed: int,
-        weather: Weather,
+        event_faults: EventFaults,
         mortality: Mortality,
         checkers: Callable[[], Checkers],
-        saving: Saving | None,
+        requests: CheckpointRequests | None,
     ) -> None:
-        super().__init__(policy, plan, seed, weather, mortality, checkers)
+        super().__init__(policy, plan, seed, event_faults, mortality, checkers)
         self._roots = AllowedRoots.only(f"memory://atoll-swarm-{seed}")
         self._memory = Folder.within(self._roots, f"memory://atoll-swarm-{seed}")
         self._spec = job_spec(mortality.merges_max, [plan.island for plan in policy.islands], self._memory.url)
         self._saver: tuple[int, CheckpointWriter] | None = None
         self._marked: set[tuple[int, int]] = set()
-        for at, command in saving.commands() if saving is not None else ():
+        for at, command in requests.commands() if requests is not None else ():
             self.later(at, partial(self._command, command))
 
     def close(self) -> None:
@@ -129,12 +129,12 @@ class SavingWorld(MortalWorld):
         except (AtollError, OSError) as error:
             require(False, "a kept checkpoint can be gone back to", (effect, error))
             return
-        self.workshop.restore(effect, states)
+        self.merge_worker.restore(effect, states)
 
     def _check_sealed(self, number: int) -> None:
         manifest = verified(self._checkpoints().folder(number))
         for p, (fragment, merged) in enumerate(zip(manifest.fragments, manifest.merged_tokens, strict=True)):
-            state_and_step = self.workshop.versions.get((FragmentId(p), Version(fragment.version)))
+            state_and_step = self.merge_worker.versions.get((FragmentId(p), Version(fragment.version)))
             held = state_and_step is not None and (state_and_step[0].digest, state_and_step[1]) == (
                 fragment.digest,
                 fragment.step,
@@ -198,8 +198,8 @@ class SavingWorld(MortalWorld):
 class Worker(Executor):
     """The synchroniser's thread that writes checkpoints: it takes its time, and dies with the process."""
 
-    def __init__(self, world: SavingWorld) -> None:
-        self._world, self._workshop = world, world.workshop
+    def __init__(self, world: CheckpointingWorld) -> None:
+        self._world, self._merge_worker = world, world.merge_worker
         self._queue: deque[Callable[[], Any]] = deque()
         self._awaited: set[tuple[FragmentId, Version]] = set()
 
@@ -211,16 +211,16 @@ class Worker(Executor):
 
     def outer(self) -> Future[OuterCut]:
         """Θ when the merges ordered so far are done."""
-        under_way, stands = dict(self._workshop.under_way), self._workshop.outer
+        under_way, stands = dict(self._merge_worker.under_way), self._merge_worker.outer
         self._awaited |= set(under_way.items())
         cut = {p: under_way.get(p, stands[p][0]) for p in map(FragmentId, range(len(stands)))}
-        return Outer(self._workshop.versions, cut)
+        return Outer(self._merge_worker.versions, cut)
 
     def _go_on(self) -> None:
         self._world.while_alive(self._world.draw(WRITING_S), self._work)
 
     def _work(self) -> None:
-        self._awaited &= set(self._workshop.under_way.items())
+        self._awaited &= set(self._merge_worker.under_way.items())
         if not self._awaited:
             self._queue[0]()
             self._queue.popleft()
