@@ -160,27 +160,27 @@ class MultiplexedJob:
             self._later(duration, Turn.BOUNDARY, lambda: self._boundary(island))
 
     def _read(self, island: _Island) -> None:
-        """Hear what the island has to say, at once: bytes and letters cost no virtual time on the way in."""
-        for letter in island.outbox.take(0.0):
-            self._happen(self._event_of(island, letter))
+        """Hear what the island has to say, at once: bytes and reports cost no virtual time on the way in."""
+        for report in island.outbox.take(0.0):
+            self._happen(self._event_of(island, report))
 
-    def _event_of(self, island: _Island, letter: Letter) -> events.Event:
+    def _event_of(self, island: _Island, report: Letter) -> events.Event:
         """As live, but that time is virtual and an offer's bytes are there at once."""
-        if isinstance(letter, Offer):
-            arrays = island.loop.take(letter.fragment, letter.offer)
+        if isinstance(report, Offer):
+            arrays = island.loop.take(report.fragment, report.offer)
             assert arrays is not None
-            contribution = contribution_of(letter, island.id, FIRST)
+            contribution = contribution_of(report, island.id, FIRST)
             self._in_process.hold(contribution.payload, arrays)
             return events.ContributionArrived(self._now, contribution)
-        if isinstance(letter, Progress):
-            island.tokens = letter.tokens_total
-            letter = replace(
-                letter,
+        if isinstance(report, Progress):
+            island.tokens = report.tokens_total
+            report = replace(
+                report,
                 stepping_seconds=island.stepping_seconds,
                 step_seconds_median=1.0,
                 gap_max_seconds=1.0 + self._spread,
             )
-        return event_of(letter, self._now, island.id, FIRST)
+        return event_of(report, self._now, island.id, FIRST)
 
     # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,7 +3,7 @@
     fitted = fit(tape);  World(fitted.policy, fitted.plan, seed).run(fitted.until)
 
 What is taken over as recorded: speeds over time, each incarnation's start, operators' commands, crashes and silences.
-What is drawn from the durations that were seen: pulls, letters, deliveries, merges, evaluations, detection, and the start of
+What is drawn from the durations that were seen: pulls, reports, deliveries, merges, evaluations, detection, and the start of
 incarnations that the tape does not have. What is only estimated, because no event shows it: when a delivery reached its
 mailbox (an island adopts at its next boundary: half a step is taken off), and when a silence began. Where something was
 never seen, the plan's default stands and ``FittedWorld.notes`` says so. Not fitted: reordered arrivals, which no link makes.
@@ -25,8 +25,8 @@ from orchestrator.errors import DataError
 from orchestrator.simulation import speeds
 from orchestrator.simulation.distributions import Constant, Empirical, Uniform
 from orchestrator.simulation.fault_extraction import DETECT_S, FaultExtraction
-from orchestrator.simulation.observed import Observed, ObservedLife
-from orchestrator.simulation.plan import Capacity, Latency, Life, WorldPlan
+from orchestrator.simulation.observed import Observed, ObservedIncarnation
+from orchestrator.simulation.plan import Capacity, IncarnationStart, Latency, WorldPlan
 from orchestrator.simulation.speeds import DIGITS
 from orchestrator.tape.schema import Header, Tape, job_steps
 
@@ -83,7 +83,7 @@ class _Fit:
                 "Take the tape of a job that ran for a while."
             )
         self._usual_step_s = median(step_times)
-        self._letter_s = median(seen.letters) if seen.letters else 0.0
+        self._report_delay_s = median(seen.report_delays) if seen.report_delays else 0.0
         self._wrong = FaultExtraction(
             seen, {island: island_speeds.stops for island, island_speeds in self._speeds.items()}, header.policy
         )
@@ -102,7 +102,7 @@ class _Fit:
             place_s=self._latency("placing an island", chosen["place"], defaults.place_s),
             start_s=self._latency("starting an island", chosen["start"], defaults.start_s),
             transfer_s=self._latency("taking over a state", chosen["transfer"], defaults.transfer_s),
-            letter_s=self._latency("carrying a letter", seen.letters, defaults.letter_s),
+            letter_s=self._latency("carrying a letter", seen.report_delays, defaults.letter_s),
             pull_s=self._latency("pulling a payload", seen.pulls, defaults.pull_s),
             delivery_s=self._delivery_s(defaults.delivery_s),
             merge_s=self._latency("merging", seen.merges, defaults.merge_s),
@@ -179,30 +179,30 @@ class _Fit:
                         durations[part].append(seconds)
         return durations
 
-    def _lives(self) -> tuple[Life, ...]:
+    def _lives(self) -> tuple[IncarnationStart, ...]:
         return tuple(self._life(island, incarnation, life) for (island, incarnation), life in self._seen.lives.items())
 
-    def _life(self, island: IslandId, incarnation: Incarnation, life: ObservedLife) -> Life:
+    def _life(self, island: IslandId, incarnation: Incarnation, life: ObservedIncarnation) -> IncarnationStart:
         begin_s = None
         if life.training_ordered_at is not None and life.reports:
             first = life.reports[0]
             pauses = self._speeds[island].pause_s * first.steps_total
-            begin_s = first.at - self._letter_s - first.stepping_seconds - pauses - life.training_ordered_at
+            begin_s = first.at - self._report_delay_s - first.stepping_seconds - pauses - life.training_ordered_at
         placed_at = life.refused_at if life.placed_at is None else life.placed_at
-        return Life(
+        return IncarnationStart(
             island,
             incarnation,
             place_s=_between(life.asked_at, placed_at),
             placement_fails=life.placed_at is None and life.refused_at is not None,
-            start_s=_between(life.placed_at, life.ready_at, self._letter_s),
-            transfer_s=_between(life.state_asked_at, life.caught_up_at, self._letter_s),
+            start_s=_between(life.placed_at, life.ready_at, self._report_delay_s),
+            transfer_s=_between(life.state_asked_at, life.caught_up_at, self._report_delay_s),
             begin_s=None if begin_s is None else max(0.0, round(begin_s, DIGITS)),
         )
 
     def _delivery_s(self, default: Latency) -> Latency:
-        """The middle lag from publication to adoption, less half a step of waiting for the boundary and the two letters."""
+        """The middle lag from publication to adoption, less half a step of waiting for the boundary and the two reports."""
         waits = {i: ((s.step_s or 0.0) + s.pause_s) / 2.0 for i, s in self._speeds.items()}
-        lags = [a.lag - waits[a.island] - 2.0 * self._letter_s for a in self._seen.adoptions if a.island in waits]
+        lags = [a.lag - waits[a.island] - 2.0 * self._report_delay_s for a in self._seen.adoptions if a.island in waits]
         if not lags:
             return self._latency("delivering a version", [], default)
         middle = max(0.0, median(lags))

@@ -1,6 +1,6 @@
-"""A simulated process and the link to it: in which order letters arrive, and what a frozen or cut-off island does.
+"""A simulated process and the link to it: in which order reports arrive, and what a frozen or cut-off island does.
 
-Letters are carried one by one, in order, as ``runtime``'s links do: an offer's bytes are pulled before the next letter is
+Reports are carried one by one, in order, as ``runtime``'s links do: an offer's bytes are pulled before the next report is
 read. While the island is frozen or cut off nothing is carried either way; what was sent waits. Bytes that were not pulled
 die with the process.
 """
@@ -57,5 +57,5 @@ class Host:
     def silent(self, now: Instant) -> bool:
         return now < self.frozen_until or now < self.cut_until
 
-    def post(self, letters: list[Letter]) -> None:
-        self.outbox.extend(letters)
+    def post(self, reports: list[Letter]) -> None:
+        self.outbox.extend(reports)

@@ -1,7 +1,7 @@
 """The simulated links between islands and synchroniser: reports, payloads and deliveries, and the faults they meet.
 
 Corrupt payloads, doubled and reordered arrivals, donors that fail: each with the probability the plan gives it. Reordering
-delays one letter and lets later ones overtake; a live link does not do that, but the core must bear it.
+delays one report and lets later ones overtake; a live link does not do that, but the core must bear it.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class Links:
         self._world = world
 
     def carry(self, host: Host) -> None:
-        """Take the next letter, if there is one and nothing is under way."""
+        """Take the next report, if there is one and nothing is under way."""
         world = self._world
         if host.carrying or not host.outbox or not host.alive or host.silent(world.now):
             return
-        letter = host.outbox.popleft()
+        report = host.outbox.popleft()
         host.carrying = True
         under_way = False  # on a slow link: bytes that have left are not called back by a newer offer
-        takes = world.draw(world.plan.pull_s if isinstance(letter, Offer) else world.plan.letter_s)
-        if isinstance(letter, Offer):
+        takes = world.draw(world.plan.pull_s if isinstance(report, Offer) else world.plan.letter_s)
+        if isinstance(report, Offer):
             takes += world.stepping.carriage(host.process.island)
-            if host.impairment.slow(world.now) and host.process.holds(letter):
+            if host.impairment.slow(world.now) and host.process.holds(report):
                 takes += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
                 under_way = True
-        world.while_alive(takes, partial(self._arrive, host, letter, under_way, host.process.island))
+        world.while_alive(takes, partial(self._arrive, host, report, under_way, host.process.island))
 
     def say(self, event: e.Event, seconds: float) -> None:
         """The core hears of an event about an island in a while, with the instant at which it does."""
@@ -149,19 +149,19 @@ class Links:
         host.process.exploded |= process.exploded
         return process
 
-    def _load(self, host: Host, letter: CaughtUp) -> None:
+    def _load(self, host: Host, report: CaughtUp) -> None:
         if host.process.stepping or host.process.replica.flushing:
             return  # asked twice, because it was silent meanwhile: it trains on the state that came first
-        host.process.load(letter.versions, letter.step)
-        self._post(host, letter)
+        host.process.load(report.versions, report.step)
+        self._post(host, report)
 
-    def _post(self, host: Host, letter: Letter) -> None:
+    def _post(self, host: Host, report: Letter) -> None:
         if host.alive:
-            host.post([letter])
+            host.post([report])
             self.carry(host)
 
-    def _arrive(self, host: Host, letter: Letter, under_way: bool, writer: IslandId) -> None:
-        """A letter is through, unless the island died, fell silent or got another name while it was under way."""
+    def _arrive(self, host: Host, report: Letter, under_way: bool, writer: IslandId) -> None:
+        """A report is through, unless the island died, fell silent or got another name while it was under way."""
         world = self._world
         host.carrying = False
         if not host.alive:
@@ -170,18 +170,18 @@ class Links:
             self.carry(host)
             return
         if host.silent(world.now):
-            host.outbox.appendleft(letter)
+            host.outbox.appendleft(report)
             return
-        if not isinstance(letter, Offer):
-            self._tell(host, letter)
-        elif under_way or host.process.holds(letter):
+        if not isinstance(report, Offer):
+            self._tell(host, report)
+        elif under_way or host.process.holds(report):
             fault = host.impairment.payload_fault() if world.now < world.plan.calm_at else None
             if fault is not None and fault.kind is LinkFault.DELAY:
-                host.carrying = True  # no letter overtakes it
-                world.while_alive(fault.late, lambda: self._come_late(host, letter))
+                host.carrying = True  # no report overtakes it
+                world.while_alive(fault.late, lambda: self._come_late(host, report))
                 return
             if fault is None or fault.kind is not LinkFault.DROP:
-                self._take(host, letter, self._refusal(host, spoilt=fault is not None))
+                self._take(host, report, self._refusal(host, spoilt=fault is not None))
         self.carry(host)
 
     def _come_late(self, host: Host, offer: Offer) -> None:
@@ -207,21 +207,21 @@ class Links:
         offered = contribution_of(offer, host.process.island, host.process.incarnation)
         self.hear(host, e.ContributionUnusable(world.now, offered, *wrong), 0.0)
 
-    def _tell(self, host: Host, letter: Letter) -> None:
+    def _tell(self, host: Host, report: Letter) -> None:
         world = self._world
         island, incarnation = host.process.island, host.process.incarnation
         event: e.Event
-        if isinstance(letter, Offer):
-            far = letter.step_count * (EXPLOSION if host.process.exploded else 1.0)
-            event = e.ContributionArrived(world.now, contribution_of(letter, island, incarnation), far)
+        if isinstance(report, Offer):
+            far = report.step_count * (EXPLOSION if host.process.exploded else 1.0)
+            event = e.ContributionArrived(world.now, contribution_of(report, island, incarnation), far)
         else:
-            event = event_of(letter, world.now, island, incarnation)
+            event = event_of(report, world.now, island, incarnation)
         if world.chance(world.plan.duplicate):
             self.say(event, world.draw(OVERTAKEN_S))
         self.hear(host, event, world.draw(OVERTAKEN_S) if world.chance(world.plan.reorder) else 0.0)
 
     def hear(self, host: Host, event: e.Event, seconds: float) -> None:
-        """The core hears what a letter says, now or when later letters have overtaken it."""
+        """The core hears what a report says, now or when later reports have overtaken it."""
         if seconds > 0.0:
             self.say(event, seconds)
         else:

@@ -1,9 +1,9 @@
 """Observations of the world in which a tape was made, gathered in one pass: durations, speeds, and what went wrong.
 
 A fold over (event, effects) like those of ``accounting``, of a live job or a simulated one. Responsible for pairing each
-request with its answer and each letter with the one before it; ``fit`` makes a world of what was seen. Refuses to guess.
+request with its answer and each report with the one before it; ``fit`` makes a world of what was seen. Refuses to guess.
 
-Two letters of an island that speak of the same tokens were sent together, at one boundary: the time between them is the
+Two reports of an island that speak of the same tokens were sent together, at one boundary: the time between them is the
 carriage of the second alone.
 """
 
@@ -21,7 +21,7 @@ LifeId = tuple[IslandId, Incarnation]
 
 
 @dataclass(slots=True)
-class ObservedLife:
+class ObservedIncarnation:
     """One incarnation: when each part of its start was asked for and answered, and everything it reported."""
 
     asked_at: Instant
@@ -65,12 +65,12 @@ class Observed:
         self.until: Instant = 0.0
         self.seeded_at: Instant | None = None
         self.finished = False
-        self.lives: dict[LifeId, ObservedLife] = {}
+        self.lives: dict[LifeId, ObservedIncarnation] = {}
         self.silences: list[Silence] = []
         self.commands: list[e.CommandRequested] = []
         self.crashes: list[tuple[IslandId, Instant, bool]] = []
         """Island, when, and whether that is when it was asked for (and not when its end was heard of)."""
-        self.letters: list[Duration] = []
+        self.report_delays: list[Duration] = []
         self.pulls: list[Duration] = []
         self.merges: list[Duration] = []
         self.evaluations: list[Duration] = []
@@ -104,7 +104,7 @@ class Observed:
             case e.OuterStateSeeded():
                 self.seeded_at = event.at
             case e.ProgressReported() | e.FragmentAdopted():
-                self._letter(event)
+                self._reported(event)
             case e.ContributionArrived() | e.ContributionUnusable():
                 self._contribution(event)
             case e.MergeCompleted():
@@ -131,7 +131,7 @@ class Observed:
         at = event.at
         match effect:
             case f.PlaceIsland():
-                self.lives[effect.island, effect.incarnation] = ObservedLife(at)
+                self.lives[effect.island, effect.incarnation] = ObservedIncarnation(at)
             case f.BeginCatchUp():
                 self.lives[effect.island, effect.incarnation].state_asked_at = at
                 self.catch_ups += 1
@@ -184,7 +184,7 @@ class Observed:
             case e.CatchUpFailed():
                 self.catch_ups_failed += 1
 
-    def _letter(self, event: e.ProgressReported | e.FragmentAdopted) -> None:
+    def _reported(self, event: e.ProgressReported | e.FragmentAdopted) -> None:
         key = (event.island, event.incarnation)
         life = self.lives.get(key)
         if life is None:
@@ -193,7 +193,7 @@ class Observed:
             return  # told again, or overtaken
         self._settle_gap(key, event.tokens_total)
         if self._together(key, event.tokens_total):
-            self.letters.append(event.at - self._last_reports[key][0])
+            self.report_delays.append(event.at - self._last_reports[key][0])
         self._last_reports[key] = (event.at, event.tokens_total)
         if isinstance(event, e.ProgressReported):
             if life.reports and event.steps_total <= life.reports[-1].steps_total:
@@ -230,7 +230,7 @@ class Observed:
         return key in self._last_reports and self._last_reports[key][1] == tokens_total and key not in self._silent
 
     def _settle_gap(self, key: LifeId, tokens_total: int) -> None:
-        """A report was due by time alone if the next letter is of another boundary."""
+        """A progress report was due by time alone if the next report is of another boundary."""
         gap = self._unasked.pop(key, None)
         if gap is not None and self._last_reports[key][1] != tokens_total:
             self.report_gaps.append(gap)

@@ -28,7 +28,7 @@ from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.links import Links
 from orchestrator.simulation.merge_worker import MergeWorker
 from orchestrator.simulation.placement import end, place
-from orchestrator.simulation.plan import Capacity, Latency, Life, WorldPlan
+from orchestrator.simulation.plan import Capacity, IncarnationStart, Latency, WorldPlan
 from orchestrator.simulation.stepping import Stepping
 from orchestrator.tape.driver import Driver, Fold, MemorySink
 from orchestrator.tape.schema import Header, Tape
@@ -141,10 +141,10 @@ class World:
         low, high = latency
         return self.random.uniform(low, high) if high > 0.0 else 0.0
 
-    def life(self, host: Host) -> Life:
+    def life(self, host: Host) -> IncarnationStart:
         """What the plan says of how this incarnation starts."""
         key = (host.process.island, host.process.incarnation)
-        return self._lives.get(key) or Life(*key)
+        return self._lives.get(key) or IncarnationStart(*key)
 
     def chance(self, probability: float) -> bool:
         """Whether a random fault strikes here; none does once the plan is calm."""
@@ -285,13 +285,13 @@ class World:
             if left is not None:
                 self.later(left, lambda: self._end_step(host))
             return
-        letters = host.process.end_step(host.step_s, self.now - host.last_step_end)
+        reports = host.process.end_step(host.step_s, self.now - host.last_step_end)
         host.last_step_end = self.now
-        if not letters and self.now - host.reported_at >= self.plan.report_every_s:
-            letters = [host.process.progress()]
-        if letters:
+        if not reports and self.now - host.reported_at >= self.plan.report_every_s:
+            reports = [host.process.progress()]
+        if reports:
             host.reported_at = self.now
-            host.post(letters)
+            host.post(reports)
             self.links.carry(host)
         if host.process.stepping:
             self._begin_step(host)

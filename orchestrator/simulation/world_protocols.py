@@ -12,7 +12,7 @@ from typing import Protocol
 from orchestrator.core.events import Event
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
 from orchestrator.simulation.host import Host
-from orchestrator.simulation.plan import Latency, Life, WorldPlan
+from orchestrator.simulation.plan import IncarnationStart, Latency, WorldPlan
 
 
 class Clock(Protocol):
@@ -35,7 +35,7 @@ class Odds(Protocol):
 
     def chance(self, probability: float) -> bool: ...
 
-    def life(self, host: Host) -> Life: ...
+    def life(self, host: Host) -> IncarnationStart: ...
 
 
 class Listener(Protocol):

@@ -190,8 +190,8 @@ class CheckpointingWorld(MortalWorld):
             folder.write(f"{part.island}/{PART}", encode_part(part))
             self._answer(host, Saved(number, part_digest(part), part.tokens_total, 0.0))
 
-    def _answer(self, host: Host, letter: Saved | NotSaved) -> None:
-        host.post([letter])
+    def _answer(self, host: Host, report: Saved | NotSaved) -> None:
+        host.post([report])
         self.links.carry(host)
 
 

@@ -1,6 +1,6 @@
-"""Links that a synchroniser's death cuts, and islands that keep their letters until they are acknowledged.
+"""Links that a synchroniser's death cuts, and islands that keep their reports until they are acknowledged.
 
-As ``runtime.report_link`` and ``learners.outbox`` do live, with the same ``replica.outbox``: letters are read in order,
+As ``runtime.report_link`` and ``learners.outbox`` do live, with the same ``replica.outbox``: reports are read in order,
 those whose records are kept are acknowledged, and a synchroniser that took another's place hears again what was not.
 """
 
@@ -22,11 +22,11 @@ from orchestrator.simulation.links import Links, LinksWorld
 class UnreadReports:
     """In the place of a host's outbox: what is left of it is what this life of the synchroniser has not read yet.
 
-    ``newest_epoch`` is kept apart from what ``letters`` believes, by whoever checks it.
+    ``newest_epoch`` is kept apart from what ``reports`` believes, by whoever checks it.
     """
 
     def __init__(self) -> None:
-        self.letters = NumberedReports()
+        self.reports = NumberedReports()
         self.connected = False
         self.newest_epoch = Epoch(0)
         self._read = self._acknowledged = 0
@@ -34,30 +34,30 @@ class UnreadReports:
         self._overtaken: set[int] = set()
 
     def __bool__(self) -> bool:
-        return self.connected and bool(self.letters.after(self._read))
+        return self.connected and bool(self.reports.after(self._read))
 
-    def extend(self, letters: Iterable[Letter]) -> None:
-        self.letters.write(letters)
+    def extend(self, reports: Iterable[Letter]) -> None:
+        self.reports.write(reports)
 
     def skip_replaced(self, process: SimulatedIsland) -> None:
         """Read over offers that newer ones replaced meanwhile: there is nothing to pull, and there may be many."""
-        while letters := self.letters.after(self._read):
-            number, letter = letters[0]
-            if not isinstance(letter, Offer) or process.holds(letter):
+        while reports := self.reports.after(self._read):
+            number, report = reports[0]
+            if not isinstance(report, Offer) or process.holds(report):
                 return
             self._read = number
 
     def popleft(self) -> Letter:
-        self._read, letter = self.letters.after(self._read)[0]
-        return letter
+        self._read, report = self.reports.after(self._read)[0]
+        return report
 
     def appendleft(self, _: Letter) -> None:
         """It did not get through after all."""
         self._read -= 1
 
     def clear(self) -> None:
-        """The process is gone, and its letters with it."""
-        self.letters = NumberedReports()
+        """The process is gone, and its reports with it."""
+        self.reports = NumberedReports()
         self.connected = False
 
     def hang_up(self) -> None:
@@ -67,10 +67,10 @@ class UnreadReports:
         self._records.clear()
         self._overtaken.clear()
 
-    # ── from letters to records ───────────────────────────────────────────────────────────────────────────────────
+    # ── from reports to records ───────────────────────────────────────────────────────────────────────────────────
 
     def reading(self, *, overtaken: bool) -> int:
-        """The number of the letter read last; ``overtaken`` if later ones will be heard before it."""
+        """The number of the report read last; ``overtaken`` if later ones will be heard before it."""
         if overtaken:
             self._overtaken.add(self._read)
         return self._read
@@ -80,13 +80,13 @@ class UnreadReports:
         self._overtaken.discard(number)
 
     def acknowledge(self, kept_count: int, *, carrying: bool) -> None:
-        """The island forgets what is kept; a letter that became no record needs no keeping."""
+        """The island forgets what is kept; a report that became no record needs no keeping."""
         for number in range(self._acknowledged + 1, self._read + (0 if carrying else 1)):
             if number in self._overtaken or self._records.get(number, 0) > kept_count:
                 break
             self._acknowledged = number
             self._records.pop(number, None)
-        self.letters.forget(self._acknowledged)
+        self.reports.forget(self._acknowledged)
 
 
 def unread_reports_of(host: Host) -> UnreadReports:
@@ -132,7 +132,7 @@ class MortalLinks(Links):
             deliver()
 
     def connect(self, host: Host, *, lost: bool) -> None:
-        """Read this process's letters from the first that was not acknowledged on; ``lost``: it was not heard of before."""
+        """Read this process's reports from the first that was not acknowledged on; ``lost``: it was not heard of before."""
         world = self._mortal
         process = host.process
         host.suspected = lost

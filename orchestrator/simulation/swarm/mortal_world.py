@@ -1,7 +1,7 @@
 """A world whose synchroniser dies, and goes on from its files: real tape, journal and recovery, on a simulated disk.
 
 Gone with the process are the payloads held, merges and evaluations under way, timers, and whatever was on its way to it;
-calls on their way to islands arrive, if nobody of a newer epoch has spoken there before. Islands keep their letters until
+calls on their way to islands arrive, if nobody of a newer epoch has spoken there before. Islands keep their reports until
 they are acknowledged. The next life begins as ``runtime.synchroniser_actor`` and ``runtime.returning`` do: files, timers,
 links, first events, strays. Refuses to know what must come of it (``checkers``) and when to die (``mortality``).
 """
@@ -132,13 +132,13 @@ class MortalWorld(RoughWorld):
                 return
             newest = unread.newest_epoch
             try:
-                replaced = unread.letters.heed(epoch)
+                replaced = unread.reports.heed(epoch)
             except Fenced:
                 return
             require(epoch >= newest, "no message of an older epoch is acted on", (host.process.island, epoch, newest))
             unread.newest_epoch = epoch
             if replaced:
-                unread.extend(unread.letters.missing(host.process.standing_offers()))
+                unread.extend(unread.reports.missing(host.process.standing_offers()))
             call()
 
         return deliver

@@ -149,11 +149,11 @@ def _names(world: World) -> Iterator[str]:
 
 def _check_end(world: World, checkers: Checkers) -> None:
     """Liveness: it ended, unless operators keep everybody away. And all books agree."""
-    lives = {i: life for i, life in checkers.lives.all.items() if i not in checkers.lives.standbys}
-    kept_away = {island for island, life in lives.items() if not life.wanted or checkers.lives.held(island)}
-    able = any(not life.given_up for island, life in lives.items() if island not in kept_away)
+    statuses = {i: status for i, status in checkers.islands.all.items() if i not in checkers.islands.standbys}
+    kept_away = {island for island, status in statuses.items() if not status.wanted or checkers.islands.held(island)}
+    able = any(not status.given_up for island, status in statuses.items() if island not in kept_away)
     finished = world.finished
-    require(finished is not None or (bool(kept_away) and not able), "a job ends once faults are over", lives)
+    require(finished is not None or (bool(kept_away) and not able), "a job ends once faults are over", statuses)
     for island, accounts in world.goodput.ledger.accounts.items():
         merged_tokens = [account.merged for account in accounts]
         same = merged_tokens == checkers.rounds.merged_tokens[island]

@@ -23,7 +23,7 @@ from orchestrator.core.saving import (
     SealCheckpoint,
 )
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
-from orchestrator.simulation.swarm.checkers.lives import Lives, Stage
+from orchestrator.simulation.swarm.checkers.islands import Islands, Stage
 from orchestrator.simulation.swarm.checkers.rounds import Rounds
 from orchestrator.simulation.swarm.checkers.violation import require
 
@@ -31,9 +31,9 @@ from orchestrator.simulation.swarm.checkers.violation import require
 class CheckpointChecker:
     """``cuts`` are the versions of every checkpoint that was begun."""
 
-    def __init__(self, policy: JobPolicy, lives: Lives, rounds: Rounds) -> None:
+    def __init__(self, policy: JobPolicy, islands: Islands, rounds: Rounds) -> None:
         self.cuts: dict[int, tuple[Version, ...]] = {}
-        self._policy, self._lives, self._rounds = policy, lives, rounds
+        self._policy, self._islands, self._rounds = policy, islands, rounds
         self._open: int | None = None
         self._taken: list[int] = []
         self._left: set[FragmentId] = set()
@@ -45,14 +45,14 @@ class CheckpointChecker:
             self._left = every if accepted else self._left
         elif isinstance(event, FragmentRestored) and effects:
             self._restored(event, effects)
-        elif isinstance(event, RollbackFailed) or self._lives.finished:
+        elif isinstance(event, RollbackFailed) or self._islands.finished:
             stuck = any(current.restoring for current in self._rounds.all)
-            self._left = set() if stuck or self._lives.finished else self._left
+            self._left = set() if stuck or self._islands.finished else self._left
         anew = isinstance(event, e.SynchroniserRestarted) and event.epoch > self._rounds.epoch
         if anew or isinstance(event, RollbackFailed):
             for current in self._rounds.all:
                 current.restoring = False
-        if self._lives.ending and self._left == every and not any(r.restoring for r in self._rounds.all):
+        if self._islands.ending and self._left == every and not any(r.restoring for r in self._rounds.all):
             self._left = set()  # a job that ends does not set out
         self._rounds.going_back = bool(self._left)
 
@@ -82,7 +82,7 @@ class CheckpointChecker:
         require(
             effect.versions == cut, "a cut has the merges under way, and nothing that is only offered", (effect, cut)
         )
-        trains = [name for name, n in effect.islands if not self._lives.all[name].speaks(n)]
+        trains = [name for name, n in effect.islands if not self._islands.all[name].speaks(n)]
         require(not trains, "only who is there is asked for its state", (effect, trains))
         self.cuts[effect.checkpoint], self._open = effect.versions, effect.checkpoint
 
@@ -116,10 +116,10 @@ class CheckpointChecker:
         current.version, current.restoring = event.version, False
         current.merged[event.version] = dict(tokens)
         self._rounds.merged_at[p] = event.at
-        for name, life in self._lives.all.items():
-            line = self._rounds.line(name, life.incarnation, p)
-            line.merged_into, line.merged_offer = event.version, ALL_OFFERS
+        for name, status in self._islands.all.items():
+            record = self._rounds.offer_record(name, status.incarnation, p)
+            record.merged_into, record.merged_offer = event.version, ALL_OFFERS
         self._left.discard(p)
         recipients = {x.island for shown in effects if isinstance(shown, f.PublishFragment) for x in shown.recipients}
-        training = {island for island, life in self._lives.all.items() if life.stage is Stage.TRAINING}
+        training = {island for island, status in self._islands.all.items() if status.stage is Stage.TRAINING}
         require(training <= recipients, "everybody who trains hears of what was restored", training - recipients)

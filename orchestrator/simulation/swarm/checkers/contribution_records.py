@@ -11,7 +11,7 @@ from orchestrator.core.vocabulary import Contribution, FragmentId, IslandId, Ver
 
 
 @dataclass(slots=True)
-class Line:
+class OfferRecord:
     """What one incarnation of an island gave to one fragment."""
 
     admitted_offer: int = 0
