@@ -18,8 +18,8 @@ from orchestrator.impairment import LinkImpairment
 from orchestrator.simulation.island import SimulatedIsland
 
 
-class Piece(NamedTuple):
-    """A fragment of a state that was given, and where its donor's clock stood."""
+class StateChunk(NamedTuple):
+    """A fragment of the state that a donor gave, and the logical step of that donor."""
 
     donor: IslandId
     version: Version
@@ -33,7 +33,7 @@ class Host:
 
     ``began_at`` is when the present step began, ``step_s`` what it takes, ``owed`` the time in it that the island stood
     still and has yet to make up for, ``held_at`` when it would have ended, if the island stood still then (``stepping``).
-    ``pieces`` are what several donors gave so far.
+    ``chunks`` are the fragments that its donors gave so far.
     """
 
     process: SimulatedIsland
@@ -50,7 +50,7 @@ class Host:
     owed: Duration = 0.0
     reported_at: Instant = 0.0
     impairment: LinkImpairment = field(default_factory=LinkImpairment)
-    pieces: dict[FragmentId, Piece] = field(default_factory=dict)
+    chunks: dict[FragmentId, StateChunk] = field(default_factory=dict)
     outbox: deque[Letter] = field(default_factory=deque)
     waiting: list[Callable[[], None]] = field(default_factory=list)
 

@@ -18,7 +18,7 @@ from orchestrator.core.messages import CatchUpFailure, CaughtUp, Letter, Offer, 
 from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason, Version
 from orchestrator.errors import InternalError
 from orchestrator.impairment import LinkFault
-from orchestrator.simulation.host import Host, Piece
+from orchestrator.simulation.host import Host, StateChunk
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.stepping import Stepping
 from orchestrator.simulation.world_protocols import Clock, Listener, Odds, Processes
@@ -113,31 +113,33 @@ class Links:
                     assert_never(source)
 
         if isinstance(source, f.FromPeers) and world.policy.donors_max > 1:
-            self._gather(host, (source.donor, *source.helpers), life.transfer_s)
+            self._fetch_chunks(host, (source.donor, *source.helpers), life.transfer_s)
         else:
             world.later(seconds, world.addressed(host, moved))
 
-    def _gather(self, host: Host, donors: Sequence[tuple[IslandId, Incarnation]], transfer_s: Duration | None) -> None:
+    def _fetch_chunks(
+        self, host: Host, donors: Sequence[tuple[IslandId, Incarnation]], transfer_s: Duration | None
+    ) -> None:
         """What is missing is dealt among the donors; each gives its share when its own move ends."""
         world, count = self._world, self._world.policy.fragment_count
-        missing = [p for p in map(FragmentId, range(count)) if p not in host.pieces]
+        missing = [p for p in map(FragmentId, range(count)) if p not in host.chunks]
         began = world.now
 
-        def give_piece(donor: tuple[IslandId, Incarnation], share: Sequence[FragmentId], fails: bool) -> None:
-            if len(host.pieces) == count or (process := self._giving(host, donor, fails)) is None:
+        def give_chunk(donor: tuple[IslandId, Incarnation], share: Sequence[FragmentId], fails: bool) -> None:
+            if len(host.chunks) == count or (process := self._giving(host, donor, fails)) is None:
                 return
             for p in share:
-                host.pieces.setdefault(p, Piece(donor[0], process.replica.versions[p], process.replica.step))
-            if len(host.pieces) == count:
-                pieces = [host.pieces[FragmentId(p)] for p in range(count)]
-                lead = max(pieces, key=lambda piece: piece.step)
-                versions, sources = tuple(piece.version for piece in pieces), tuple(piece.donor for piece in pieces)
+                host.chunks.setdefault(p, StateChunk(donor[0], process.replica.versions[p], process.replica.step))
+            if len(host.chunks) == count:
+                chunks = [host.chunks[FragmentId(p)] for p in range(count)]
+                lead = max(chunks, key=lambda chunk: chunk.step)
+                versions, sources = tuple(chunk.version for chunk in chunks), tuple(chunk.donor for chunk in chunks)
                 self._load(host, CaughtUp(lead.donor, versions, lead.step, world.now - began, sources))
 
         for index, donor in enumerate(donors):
             fails = world.chance(world.plan.catch_up_failure)
             takes = world.draw(world.plan.transfer_s) / len(donors) if transfer_s is None else transfer_s
-            world.later(takes, world.addressed(host, partial(give_piece, donor, missing[index :: len(donors)], fails)))
+            world.later(takes, world.addressed(host, partial(give_chunk, donor, missing[index :: len(donors)], fails)))
 
     def _giving(self, host: Host, donor: tuple[IslandId, Incarnation], fails: bool) -> SimulatedIsland | None:
         """The donor's process as it stands, unless it has no state to give, which its receiver says then."""

@@ -39,7 +39,7 @@ from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.swarm.checkers import Checkers
 from orchestrator.simulation.swarm.checkers.violation import require
-from orchestrator.simulation.swarm.mortal_merge_worker import insist, job_spec
+from orchestrator.simulation.swarm.mortal_merge_worker import job_spec, retry_until_written
 from orchestrator.simulation.swarm.mortal_world import FOLDER, MortalWorld
 from orchestrator.simulation.swarm.mortality import Mortality
 from orchestrator.simulation.swarm.operators import CheckpointRequests
@@ -101,7 +101,7 @@ class CheckpointingWorld(MortalWorld):
             context = JobContext(
                 "job", self._spec, FOLDER, self._roots, self.epoch, lambda: self.now, self._post, _raise
             )
-            sync_tape = partial(insist, "the tape cannot be written", self._files.tape.sync)
+            sync_tape = partial(retry_until_written, "the tape cannot be written", self._files.tape.sync)
             ledger = self.goodput.ledger
             saver = CheckpointWriter(context, None, self.core.state, ledger, worker.outer, sync_tape, worker)
             self._saver = self.generation, saver

@@ -51,17 +51,17 @@ class MortalMergeWorker(MergeWorker):
 
     def seed(self, outer: OuterState, journal: Journal) -> None:
         world = self._mortal
-        shard = ParameterShard(journal, world.epoch, insist, lambda: world.now)
+        shard = ParameterShard(journal, world.epoch, retry_until_written, lambda: world.now)
         shard.seed(outer, {})
         for p, state_and_step in shard.states().items():
             self.versions[p, outer.version(p)] = state_and_step
         self.shard = shard
         world.tell(e.OuterStateSeeded(world.now, SIZE * world.policy.fragment_count, "0" * 32))
 
-    def remember(self, outer: OuterState, merges: Sequence[Facts], journal: Journal) -> None:
+    def recover(self, outer: OuterState, merges: Sequence[Facts], journal: Journal) -> None:
         """Go on from Θ as the journal has it; the bytes of what was held are gone."""
         world = self._mortal
-        self.shard = ParameterShard(journal, world.epoch, insist, lambda: world.now)
+        self.shard = ParameterShard(journal, world.epoch, retry_until_written, lambda: world.now)
         self.shard.recover(outer, merges)
         self.outer = [(facts.version, facts.step) for facts in merges]
         for facts in merges:
@@ -122,7 +122,7 @@ class MortalMergeWorker(MergeWorker):
         self.versions[fragment, version] = (self.shard.state(fragment), step)
 
 
-def insist(what: str, work: Callable[[], None]) -> None:
+def retry_until_written(what: str, work: Callable[[], None]) -> None:
     """A disk that refuses is asked again at once: its refusals are counted, not timed."""
     Retrier(retry_s=0.0).until_done(what, work)
 

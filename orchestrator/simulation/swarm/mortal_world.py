@@ -36,9 +36,9 @@ from orchestrator.simulation.swarm.mortal_merge_worker import (
     MortalMergeWorker,
     bytes_of,
     first_outer_state,
-    insist,
     job_spec,
     optimizer,
+    retry_until_written,
 )
 from orchestrator.simulation.swarm.mortality import Death, DiskFaults, Mortality
 from orchestrator.simulation.swarm.rough_world import EventFaults, RoughWorld
@@ -196,7 +196,7 @@ class MortalWorld(RoughWorld):
 
     def finish_job(self, effect: f.FinishJob) -> None:
         """Whoever dies in this does it again in the next life."""
-        insist("the tape cannot be written", self._files.tape.close)
+        retry_until_written("the tape cannot be written", self._files.tape.close)
         self._files.journal.clear()
         self.finished = effect
         for host in self.hosts.values():
@@ -209,7 +209,7 @@ class MortalWorld(RoughWorld):
             self._die()
 
     def _die(self) -> None:
-        death, self.alive = self._disk_faults.fulfilled(), False
+        death, self.alive = self._disk_faults.take_death(), False
         self._files.tape.let_go()
         if death.power:
             self._power_was_lost = True
@@ -250,8 +250,8 @@ class MortalWorld(RoughWorld):
         self.merge_worker = MortalMergeWorker(self)
         if files.outer is not None:
             self.durability.recovered(files.outer)
-            self.merge_worker.remember(files.outer, files.merges, files.journal)
-        self._return(files)
+            self.merge_worker.recover(files.outer, files.merges, files.journal)
+        self._reconnect(files)
         for make in files.first_events:
             self.tell(make(self.now))
         if not self.alive:
@@ -268,7 +268,7 @@ class MortalWorld(RoughWorld):
             self.tell(replace(command, at=self.now))
         self.while_alive(SYNC_EVERY_S, self._sync)
 
-    def _return(self, files: JobFiles) -> None:
+    def _reconnect(self, files: JobFiles) -> None:
         """Keep the deadlines that were set, listen to every process that lives, end those that are over."""
         for timer in files.past.promises.timers if files.past is not None else ():
             self.while_alive(max(0.0, timer.due_at - self.now), partial(self._tell_timer, timer))
@@ -295,7 +295,7 @@ class MortalWorld(RoughWorld):
         if self.finished is not None:
             return
         if not self._merges_max and tape.synced_count < tape.count:
-            insist("the tape cannot be written", tape.sync)
+            retry_until_written("the tape cannot be written", tape.sync)
         durable_count = tape.count if self._merges_max else tape.synced_count
         for host in self.hosts.values():
             if host.alive and not host.silent(self.now) and unread_reports_of(host).connected:

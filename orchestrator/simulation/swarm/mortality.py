@@ -83,8 +83,8 @@ class DiskFaults:
     def refuse(self, refusal: Refusal) -> None:
         self._refusing = refusal.count
 
-    def fulfilled(self) -> Death:
-        """The death that was meant. Whoever comes next has another."""
+    def take_death(self) -> Death:
+        """Return the death that was armed, and disarm it for the next synchroniser."""
         death, self._death, self._refusing = self._death, None, 0
         assert death is not None
         return death

@@ -34,7 +34,7 @@ class Stage(Enum):
 class IslandStatus:
     """``failures`` are lives in a row that ended without a contribution, ``quarantines`` those since an operator wanted it.
 
-    ``given_up`` once there were too many of either. ``taken``: its process was a standby's. ``doomed``: it is being killed.
+    ``given_up`` once there were too many of either. ``taken``: its process was a standby's.
     """
 
     stage: Stage = Stage.OVER
@@ -47,7 +47,7 @@ class IslandStatus:
     quarantines: int = 0
     given_up: bool = False
     taken: bool = False
-    doomed: bool = False
+    kill_pending: bool = False
 
     @property
     def live(self) -> bool:
@@ -116,7 +116,7 @@ class Islands:
     def _nobody_waits_beside_a_standby(self) -> None:
         for standby in self.standbys:
             there = self.all[standby]
-            if there.stage is not Stage.STANDBY or there.silent or there.doomed:
+            if there.stage is not Stage.STANDBY or there.silent or there.kill_pending:
                 continue
             for island, status in self.all.items():
                 waits = status.stage is Stage.OVER and status.wanted and status.incarnation and not status.given_up
@@ -151,7 +151,7 @@ class Islands:
 
     def _island_commanded(self, request: commands.IslandCommand, status: IslandStatus) -> None:
         kill = isinstance(request, commands.Kill)
-        status.doomed = status.doomed or kill
+        status.kill_pending = status.kill_pending or kill
         status.wanted = request.restart if isinstance(request, commands.Kill) else isinstance(request, commands.Readd)
         if isinstance(request, commands.Drain):
             others = [i for i in self.live if i != request.island]
@@ -220,7 +220,12 @@ class Islands:
 
     def _take(self, effect: f.PlaceIsland, standby: IslandId, incarnation: Incarnation) -> None:
         status = self.all[standby]
-        ready = status.stage is Stage.STANDBY and not status.silent and not status.doomed and status.speaks(incarnation)
+        ready = (
+            status.stage is Stage.STANDBY
+            and not status.silent
+            and not status.kill_pending
+            and status.speaks(incarnation)
+        )
         fits = self._kinds[standby] == self._kinds[effect.island] and effect.island not in self.standbys
         require(ready and fits, "only who stands by takes a place, and one of its kind", (effect, status))
         status.stage = Stage.OVER
