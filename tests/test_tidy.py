@@ -337,7 +337,7 @@ EXEMPT_FROM_PURITY = frozenset(
         "orchestrator.simulation.swarm.__main__",
         "orchestrator.simulation.swarm.mortal_world",
         "orchestrator.simulation.swarm.mortality",
-        "orchestrator.simulation.swarm.saving_world",
+        "orchestrator.simulation.swarm.checkpointing_world",
     }
 )
 """The one place of a pure package that writes files, those that name a simulated disk's, and a command."""

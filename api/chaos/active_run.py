@@ -1,6 +1,6 @@
 """One run of a plan under way: it polls the job, lets the plan decide, stores the decision, and then injects the fault.
 
-    poll ─▶ chaos.conduct ─▶ rows ─▶ faults, commands under keys of their own ─▶ … the job ends ─▶ verdict
+    poll ─▶ chaos.runner ─▶ rows ─▶ faults, commands under keys of their own ─▶ … the job ends ─▶ verdict
 
 Responsible for a run that survives its process: it is rebuilt from its rows by replaying every status that something was
 decided on, so what was decided stays decided. A fault's idempotency key names run and fault, so that none is injected
@@ -24,9 +24,9 @@ from api.installation.service_restart import RestartService
 from api.jobs.service import Service
 from api.schemas import CommandState, Job, JobState
 from api.storage.store import Store
-from orchestrator.chaos.conduct import LATE_MAX_S, Conduct, Decision
 from orchestrator.chaos.kinds import CONTINUE, Kind
 from orchestrator.chaos.plan import ChaosPlan, figures_now, parse
+from orchestrator.chaos.runner import LATE_MAX_S, ChaosRunner, Decision
 from orchestrator.chaos.schedule import PlannedFault, schedule
 from orchestrator.chaos.verdict import judge
 from orchestrator.core.commands import Inject
@@ -83,7 +83,7 @@ class ActiveRun:
         self._reference = row.reference
         self._run, self._job, self._caller = row.run, row.job, row.caller
         self._state, self._reason = RunState(row.state), row.reason
-        self._conduct = Conduct(*planned(row))
+        self._conduct = ChaosRunner(*planned(row))
         self._pending: list[int] = []
         self._report_due: float | None = None
         self._restore(row)
@@ -161,7 +161,7 @@ class ActiveRun:
             inject = Inject(fault.kind.value, fault.island or None, **asdict(fault.dose))
             self._service.submit_command(self._job, inject, self._caller, key)
         except InfrastructureError as error:
-            logger.warning("%s: %s could not be handed over: %s", self._run, fault.told(), error)
+            logger.warning("%s: %s could not be handed over: %s", self._run, fault.description(), error)
             return False
         except AtollError as error:
             self._skip(n, decision, str(error))

@@ -80,7 +80,7 @@ def described(fault: FaultSection) -> str:
         how = f"every {fault.every:g} s" if fault.every else f"at random, every {fault.period_s:g} s on average"
         until = "" if fault.until is None else f" until {fault.until:g} s"
         when = f"{how}{f' from {fault.start:g} s on' if fault.start else ''}{until}"
-    return f"{fault.told()}, {when}"
+    return f"{fault.description()}, {when}"
 
 
 def _about(text: str) -> str:

@@ -24,7 +24,7 @@ from api.jobs.translate import command_of
 from api.schemas import Island
 from api.storage.store import DuplicateKey, Store
 from orchestrator.bounds import IslandCount, TokenCount
-from orchestrator.chaos.kinds import Kind, told
+from orchestrator.chaos.kinds import Kind, describe
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, parse
 from orchestrator.chaos.schedule import PlannedFault
 from orchestrator.core.vocabulary import FaultSpec, IslandId, IslandPlan, NodeGroupId
@@ -255,11 +255,11 @@ def _fault(fault: PlannedFault, begun_at: float | None) -> Fault:
         island=fault.island,
         planned_s=fault.at,
         duration_s=fault.duration,
-        told=fault.told(),
+        told=fault.description(),
         after_s=after_s,
     )
 
 
 def _description_of(plain: Mapping[str, Any]) -> str:
     dose = FaultSpec(plain["duration"], plain["bytes_per_second"], plain["payloads"])
-    return told(Kind(plain["kind"]), plain["island"], dose)
+    return describe(Kind(plain["kind"]), plain["island"], dose)

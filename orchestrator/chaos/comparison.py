@@ -42,11 +42,11 @@ class Comparison:
 
     def value_in(self, figures: Mapping[str, Any]) -> float | None:
         """The figure's value, or None where it has none."""
-        found: Any = figures
+        value: Any = figures
         for name in self.figure.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-        return float(found) if number else None
+            value = value.get(name) if isinstance(value, Mapping) else None
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return float(value) if number else None
 
     @property
     def root(self) -> str:

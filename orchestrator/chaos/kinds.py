@@ -56,7 +56,7 @@ NEEDS: Mapping[Kind, tuple[str, ...]] = {
 """Fields of ``core.vocabulary.FaultSpec``, by the kinds that mean nothing without them."""
 
 
-def told(kind: Kind, whom: str, dose: FaultSpec) -> str:
+def describe(kind: Kind, whom: str, dose: FaultSpec) -> str:
     """A fault in words: ``stop asia for 6 s``. ``whom`` is empty where the kind strikes none."""
     how = "by" if kind is Kind.DELAY else "for"
     lasts = f" {how} {dose.duration:g} s" if dose.duration else ""

@@ -26,7 +26,7 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.bounds import BytesPerSecond, IslandCount, Name, Seed, Word
 from orchestrator.chaos import comparison
 from orchestrator.chaos.comparison import Comparison
-from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, Kind, told
+from orchestrator.chaos.kinds import ISLANDLESS, NEEDS, Kind, describe
 from orchestrator.core.vocabulary import Duration, FaultSpec, IslandPlan
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.plain import some_of
@@ -80,7 +80,7 @@ class Target(Section):
     region: Word | None = None
     random: IslandCount | None = None
 
-    def told(self) -> str:
+    def description(self) -> str:
         if self.name is not None:
             return self.name
         whom = f"in {self.region}" if self.region is not None else "of all islands"
@@ -117,8 +117,8 @@ class FaultSection(Section):
     def dose(self) -> FaultSpec:
         return FaultSpec(self.duration or 0.0, self.bytes_per_second or 0.0, self.payloads or 0)
 
-    def told(self) -> str:
-        return told(self.kind, "" if self.kind in ISLANDLESS else self.target.told(), self.dose)
+    def description(self) -> str:
+        return describe(self.kind, "" if self.kind in ISLANDLESS else self.target.description(), self.dose)
 
     @property
     def period_s(self) -> Duration | None:
@@ -181,14 +181,14 @@ def _between_fields(document: Mapping[str, Any], sections: Mapping[str, Any]) ->
         try:
             fault = FaultSection.model_validate(entry)
         except ValidationError:
-            continue  # told already
+            continue  # reported already
         counts.append(_fault_count(fault, duration))
         yield from _fault_problems(f"faults.{n}", fault, duration)
-    if (planned := fsum(counts)) > FAULTS_MAX and max(counts) <= FAULTS_MAX:  # else told already
+    if (planned := fsum(counts)) > FAULTS_MAX and max(counts) <= FAULTS_MAX:  # else reported already
         message = f"make about {planned:.3g} faults in all."
         yield Problem("faults", message, f"Make them rarer, or the plan shorter: at most {FAULTS_MAX} are run.")
-    known = (("objectives", report_figures, "a job's report"), ("abort", live_figures, "a live job"))
-    for name, figures, where in known:
+    figure_sets = (("objectives", report_figures, "a job's report"), ("abort", live_figures, "a live job"))
+    for name, figures, where in figure_sets:
         yield from _unknown_figures(name, document.get(name), figures(), where)
 
 
@@ -204,9 +204,9 @@ def _end(fault: FaultSection, duration: Duration) -> Duration:
 
 
 def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Iterator[Problem]:
-    given = [name for name in ("at", "every", "poisson") if getattr(fault, name)]
-    if len(given) != 1:
-        has = " and ".join(given) or "no schedule"
+    schedules = [name for name in ("at", "every", "poisson") if getattr(fault, name)]
+    if len(schedules) != 1:
+        has = " and ".join(schedules) or "no schedule"
         yield Problem(path, f"has {has}.", "Give exactly one of at, every and poisson.")
     if fault.at and (fault.start or fault.until is not None):
         yield Problem(path, "has start or until beside at.", "Remove them: at says every instant itself.")
@@ -240,15 +240,15 @@ def _fault_problems(path: str, fault: FaultSection, duration: Duration) -> Itera
             yield Problem(f"{path}.at", f"{at:g} s is not before the plan's end at {duration:g} s.", remedy)
 
 
-def _unknown_figures(path: str, written: Any, known: Sequence[str], where: str) -> Iterator[Problem]:
+def _unknown_figures(path: str, written: Any, figures: Sequence[str], where: str) -> Iterator[Problem]:
     for n, text in enumerate(written[:OBJECTIVES_MAX] if isinstance(written, list | tuple) else ()):
         try:
-            asked = comparison.parse(text)
+            condition = comparison.parse(text)
         except ConfigurationError:
-            continue  # told already
-        if asked.root not in known:
-            near = ", ".join(get_close_matches(asked.root, known)) or ", ".join(known)
-            yield Problem(f"{path}.{n}", f"{asked.root!r} is no figure of {where}.", f"Use one of {near}.")
+            continue  # reported already
+        if condition.root not in figures:
+            near = ", ".join(get_close_matches(condition.root, figures)) or ", ".join(figures)
+            yield Problem(f"{path}.{n}", f"{condition.root!r} is no figure of {where}.", f"Use one of {near}.")
 
 
 def _fleet_problems(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""When a plan strikes whom: everything that chance has a part in, drawn from the plan's seed and nothing else.
+"""The schedule of a plan's faults: everything that chance has a part in, drawn from the plan's seed and nothing else.
 
     schedule(plan, islands) == schedule(plan, islands)      live and simulated
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from orchestrator.chaos.kinds import ISLANDLESS, Kind, told
+from orchestrator.chaos.kinds import ISLANDLESS, Kind, describe
 from orchestrator.chaos.plan import ChaosPlan, FaultSection, Target
 from orchestrator.core.vocabulary import Duration, FaultSpec, Instant, IslandId, IslandPlan, NodeGroupId
 from orchestrator.simulation.distributions import Exponential
@@ -41,8 +41,8 @@ class PlannedFault:
     def dose(self) -> FaultSpec:
         return FaultSpec(self.duration, self.bytes_per_second, self.payloads)
 
-    def told(self) -> str:
-        return told(self.kind, self.island, self.dose)
+    def description(self) -> str:
+        return describe(self.kind, self.island, self.dose)
 
 
 def schedule(plan: ChaosPlan, islands: Sequence[IslandPlan]) -> tuple[PlannedFault, ...]:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.accounting import report
-from orchestrator.chaos.conduct import Conduct, Decision
 from orchestrator.chaos.kinds import ISLANDLESS, Kind
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, figures_now
+from orchestrator.chaos.runner import ChaosRunner, Decision
 from orchestrator.chaos.schedule import schedule
 from orchestrator.chaos.verdict import Verdict, judge
 from orchestrator.core.events import FaultInjected
 from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, IslandState, JobPolicy
-from orchestrator.simulation.faults import strike
+from orchestrator.simulation.faults import inject
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.simulation.world import World
 
@@ -52,7 +52,7 @@ _NOTES: Mapping[Kind, str] = {
 @dataclass(frozen=True, slots=True)
 class SimulatedChaos:
     world: World
-    conduct: Conduct
+    runner: ChaosRunner
     verdict: Verdict
 
 
@@ -66,15 +66,15 @@ def run(
     """The job to its end under the plan. ``seed`` is the world's; the plan's faults are drawn from its own."""
     check_fleet(plan, policy.islands)
     world = World(policy, world_plan, seed, checked=False)
-    conduct = Conduct(plan, schedule(plan, policy.islands))
-    driver = _Driver(world, conduct)
+    runner = ChaosRunner(plan, schedule(plan, policy.islands))
+    driver = _Driver(world, runner)
     for _ in world.passing(at_once=1):
-        if conduct.begun_at is None:
+        if runner.begun_at is None:
             driver.look()
         on_progress(min(1.0, world.core.state.tokens_trained / policy.token_budget))
     facts = {"job_id": f"simulated-{seed}", "name": plan.name}
     figures = report.build(policy, world.goodput, world.statistics, facts)
-    return SimulatedChaos(world, conduct, judge(conduct, figures, notes=tuple(_notes(plan, world_plan))))
+    return SimulatedChaos(world, runner, judge(runner, figures, notes=tuple(_notes(plan, world_plan))))
 
 
 def _notes(plan: ChaosPlan, world_plan: WorldPlan) -> Iterator[str]:
@@ -88,41 +88,41 @@ def _notes(plan: ChaosPlan, world_plan: WorldPlan) -> Iterator[str]:
 
 
 class _Driver:
-    def __init__(self, world: World, conduct: Conduct) -> None:
-        self._world, self._conduct = world, conduct
+    def __init__(self, world: World, runner: ChaosRunner) -> None:
+        self._world, self._runner = world, runner
 
     def look(self) -> None:
         """Let the plan decide; at its beginning, every further look is set."""
-        world, conduct = self._world, self._conduct
+        world, runner = self._world, self._runner
         if world.finished is not None:
             return
-        waiting = conduct.begun_at is None
-        for decision in conduct.look(world.now, self._training(), self._figures):
+        waiting = runner.begun_at is None
+        for decision in runner.look(world.now, self._training(), self._figures):
             if not decision.spared:
                 self._strike(decision)
-        if waiting and conduct.begun_at is not None:
-            for at in sorted({fault.at for fault in conduct.pending}):
+        if waiting and runner.begun_at is not None:
+            for at in sorted({fault.at for fault in runner.pending}):
                 world.later(at, self.look)
             world.later(LOOK_S, self._tick)
 
     def _tick(self) -> None:
-        if self._world.finished is None and not self._conduct.over:
+        if self._world.finished is None and not self._runner.over:
             self.look()
             self._world.later(LOOK_S, self._tick)
 
     def _strike(self, decision: Decision) -> None:
         world, fault = self._world, decision.fault
         if fault.kind in ISLANDLESS:
-            self._conduct.refused(decision, NOT_HERE[fault.kind])
+            self._runner.refused(decision, NOT_HERE[fault.kind])
             return
         incarnation = world.core.state.islands[fault.island].incarnation
-        command = CommandId(f"chaos-{len(self._conduct.decisions)}")
-        caller = f"chaos:{self._conduct.plan.name}"
+        command = CommandId(f"chaos-{len(self._runner.decisions)}")
+        caller = f"chaos:{self._runner.plan.name}"
         dose = (fault.duration, fault.bytes_per_second, fault.payloads)
         world.tell(FaultInjected(world.now, command, caller, fault.kind, fault.island, incarnation, *dose))
         for island in dict.fromkeys((fault.island, *fault.beside)):
             kind = _STRUCK[fault.kind]
-            strike(world, Fault(world.now, kind, island, fault.duration, fault.payloads, fault.bytes_per_second))
+            inject(world, Fault(world.now, kind, island, fault.duration, fault.payloads, fault.bytes_per_second))
 
     def _training(self) -> dict[IslandId, Incarnation]:
         islands = self._world.core.state.islands.values()
@@ -130,5 +130,5 @@ class _Driver:
 
     def _figures(self) -> dict[str, Any]:
         now: Instant = self._world.now
-        worth, told = self._world.goodput.summary(now), self._world.statistics.summary(now)
-        return figures_now(len(self._training()), worth, told)
+        worth, statistics = self._world.goodput.summary(now), self._world.statistics.summary(now)
+        return figures_now(len(self._training()), worth, statistics)

@@ -1,4 +1,4 @@
-"""Did the job keep its promises? A plan's objectives against the job's report: which hold, which do not, by how much, when.
+"""The verdict on a chaos run: which of the plan's objectives hold in the job's report, which do not, by how much, and when.
 
 Responsible for judging. Every figure is the report's, so live and simulated runs are judged alike, and a verdict can be
 worked out again from the two files. Fails as well: a job that did not complete, a plan that was aborted, and one whose
@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.chaos.comparison import Comparison
-from orchestrator.chaos.conduct import Conduct
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan
+from orchestrator.chaos.runner import ChaosRunner
 from orchestrator.core.vocabulary import Instant
 from orchestrator.plain import finite
 
@@ -55,7 +55,7 @@ class Verdict:
         return all(one.passed for one in self.judged)
 
     def plain(self) -> dict[str, Any]:
-        told: dict[str, Any] = finite(
+        document: dict[str, Any] = finite(
             {
                 "schema": SCHEMA,
                 "plan": self.plan.name,
@@ -68,11 +68,11 @@ class Verdict:
                 "notes": list(self.notes),
             }
         )
-        return told
+        return document
 
 
 def judge(
-    conduct: Conduct,
+    runner: ChaosRunner,
     report: Mapping[str, Any],
     reference: Mapping[str, Any] | None = None,
     notes: tuple[str, ...] = (),
@@ -84,10 +84,10 @@ def judge(
     report = {**report, LOSS_GAP: loss_gap(report, reference)}
     notes = (*notes, *_unlike(report, reference))
     end = float(report["duration_s"])
-    judged = [_completed(report, end), *_conducted(conduct, end)]
-    judged += [_judged(objective, report, conduct, end) for objective in conduct.plan.objectives]
-    faults = tuple(decision.plain() for decision in conduct.decisions)
-    return Verdict(conduct.plan, report, tuple(judged), faults, conduct.aborted, notes)
+    judged = [_completed(report, end), *_conducted(runner, end)]
+    judged += [_judged(objective, report, runner, end) for objective in runner.plan.objectives]
+    faults = tuple(decision.plain() for decision in runner.decisions)
+    return Verdict(runner.plan, report, tuple(judged), faults, runner.aborted, notes)
 
 
 def loss_gap(report: Mapping[str, Any], reference: Mapping[str, Any] | None) -> float | None:
@@ -111,22 +111,22 @@ def _completed(report: Mapping[str, Any], end: Instant) -> Judged:
     return Judged("the job completes", outcome == "completed", None, None, None, end, f"{outcome}: {report['reason']}")
 
 
-def _conducted(conduct: Conduct, end: Instant) -> list[Judged]:
+def _conducted(runner: ChaosRunner, end: Instant) -> list[Judged]:
     """What the plan itself must come to, where it has faults at all."""
-    if conduct.aborted is not None:
-        return [Judged("the plan is not aborted", False, None, None, None, end, conduct.aborted)]
-    if not conduct.plan.faults:
+    if runner.aborted is not None:
+        return [Judged("the plan is not aborted", False, None, None, None, end, runner.aborted)]
+    if not runner.plan.faults:
         return []
-    count, spared = len(conduct.decisions), sum(bool(decision.spared) for decision in conduct.decisions)
+    count, spared = len(runner.decisions), sum(bool(decision.spared) for decision in runner.decisions)
     detail = f"{count - spared} of {count} faults that came due struck, {spared} were spared"
     return [Judged("a fault strikes", count > spared, None, None, None, end, detail)]
 
 
-def _judged(objective: Comparison, report: Mapping[str, Any], conduct: Conduct, end: Instant) -> Judged:
+def _judged(objective: Comparison, report: Mapping[str, Any], runner: ChaosRunner, end: Instant) -> Judged:
     value = objective.value_in(report)
     if value is None:
-        said = f"{objective.figure} has no value in this job's report, and what was not measured was not shown"
-        return Judged(objective.text, False, None, objective.limit, None, end, said)
+        detail = f"{objective.figure} has no value in this job's report, and what was not measured was not shown"
+        return Judged(objective.text, False, None, objective.limit, None, end, detail)
     passed = objective.holds(value)
     margin = objective.limit - value if objective.sign.startswith("<") else value - objective.limit
     by = f"{abs(margin):.4g} {'to spare' if margin >= 0 else 'too much' if objective.sign[0] == '<' else 'too little'}"
@@ -135,13 +135,13 @@ def _judged(objective: Comparison, report: Mapping[str, Any], conduct: Conduct, 
     if worst is None:
         return Judged(objective.text, passed, value, objective.limit, margin, end, f"{detail}, over the whole job")
     at = float(worst["at"])
-    where = f"{detail}, at {at:.1f} s on {worst['island']}{_after(conduct, at)}"
+    where = f"{detail}, at {at:.1f} s on {worst['island']}{_after(runner, at)}"
     return Judged(objective.text, passed, value, objective.limit, margin, at, where)
 
 
-def _after(conduct: Conduct, at: Instant) -> str:
+def _after(runner: ChaosRunner, at: Instant) -> str:
     """Which fault came last before this, as far as it may have to do with it."""
-    struck: Sequence[Any] = [one for one in conduct.decisions if not one.spared and one.at <= at]
+    struck: Sequence[Any] = [one for one in runner.decisions if not one.spared and one.at <= at]
     if not struck:
         return ""
     last = struck[-1]

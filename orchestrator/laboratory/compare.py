@@ -1,4 +1,4 @@
-"""What does decoupling cost the model? The same tokens, seeds and schedule, by this job and by its baselines.
+"""A comparison of a job's held-out loss with that of its baselines: the same tokens, seeds and schedule.
 
     python -m orchestrator.laboratory.compare FILE --baseline data-parallel --baseline diloco [--json]
 
@@ -97,8 +97,8 @@ class Comparison:
             spec = baselines.as_diloco(spec, self._settings.diloco)
         spread = self._settings.speed_spread if method == "decoupled" else 0.0
         key = key_of(method, spread, spec.model_dump_json())
-        if (kept := self._finished.get(key)) is not None:
-            return kept
+        if (finished := self._finished.get(key)) is not None:
+            return finished
         task = shown.add_task(f"{method} at {lr:g}", total=spec.token_budget)
         result = None
         for step in baselines.train(method, spec, spread):

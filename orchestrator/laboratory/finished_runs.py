@@ -29,14 +29,14 @@ class FinishedRuns(Generic[Run]):
         self._file = folder / "runs.jsonl"
         read = TypeAdapter(kind)
         lines = self._file.read_text().splitlines() if self._file.exists() else []
-        self._kept: dict[str, Any] = {run.key: run for run in map(read.validate_json, lines)}  # type: ignore[attr-defined]
+        self._runs: dict[str, Any] = {run.key: run for run in map(read.validate_json, lines)}  # type: ignore[attr-defined]
 
     def get(self, key: str) -> Run | None:
-        return self._kept.get(key)
+        return self._runs.get(key)
 
     def keep(self, run: Run) -> Run:
         """Write it down; a later run under the same key takes an earlier one's place."""
-        self._kept[run.key] = run  # type: ignore[attr-defined]
+        self._runs[run.key] = run  # type: ignore[attr-defined]
         with self._file.open("a") as lines:
             lines.write(json.dumps(asdict(run)) + "\n")  # type: ignore[call-overload]
         return run

@@ -1,4 +1,4 @@
-"""Does this tape fit this job specification? What is trained then, and what is taken from which.
+"""The match of a tape with a job specification: whether they fit, what is trained then, and what is taken from which.
 
     from the specification    model, data, batch, inner and outer optimizer, averaging, wire, adoption, seed
     from the tape             who trained and contributed when, weights, deaths and catch-ups; and the budget, in steps
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from orchestrator.config import JobSpec
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import InvalidJobSpec, Problem
-from orchestrator.laboratory import course_reader
-from orchestrator.laboratory.course import Course
+from orchestrator.laboratory import trace_reader
+from orchestrator.laboratory.training_trace import TrainingTrace
 from orchestrator.sections import BudgetSection
 from orchestrator.tape.schema import Header, Tape
 
@@ -32,34 +32,34 @@ FEWER_TOKENS_RATIO = 0.995
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """``spec`` with the tape's budget, the ``course`` to train, and what a reader of the result should know."""
+    """``spec`` with the tape's budget, the ``trace`` to train, and what a reader of the result should know."""
 
     spec: JobSpec
-    course: Course
+    trace: TrainingTrace
     notes: tuple[str, ...]
 
     @property
     def tokens_trained(self) -> int:
         """What the tape's islands trained, lost work too, in tokens here."""
-        return round(self.course.tokens_trained / self.course.tokens_per_step * self.spec.tokens_per_step)
+        return round(self.trace.tokens_trained / self.trace.tokens_per_step * self.spec.tokens_per_step)
 
 
 def match(tape: Tape, spec: JobSpec) -> Match:
     """Raises InvalidJobSpec with every reason why the tape cannot be trained with this specification."""
     if not isinstance(tape.header, Header):
-        told = "is a fleet's: its failures are on it, but no steps, merges or versions."
+        message = "is a fleet's: its failures are on it, but no steps, merges or versions."
         remedy = "Simulate with level: protocol, which makes the tape of a job."
-        raise _misfit(spec, [Problem("tape", told, remedy)])
-    reading = course_reader.read(tape, spec.synchroniser.adoption)
+        raise _misfit(spec, [Problem("tape", message, remedy)])
+    reading = trace_reader.read(tape, spec.synchroniser.adoption)
     problems = [*_problems(tape.header.policy, spec), *reading.problems]
     if problems:
         raise _misfit(spec, problems)
-    course = reading.course
-    budget = course.horizon_steps(course.policy.token_budget)
-    planned = course.ended or budget == spec.horizon_steps
-    steps = budget if planned else course.horizon_steps(course.tokens_trained)
-    notes = tuple(_notes(tape, course, spec, steps))
-    return Match(spec.model_copy(update={"budget": BudgetSection(steps=steps)}), course, notes)
+    trace = reading.trace
+    budget = trace.horizon_steps(trace.policy.token_budget)
+    planned = trace.ended or budget == spec.horizon_steps
+    steps = budget if planned else trace.horizon_steps(trace.tokens_trained)
+    notes = tuple(_notes(tape, trace, spec, steps))
+    return Match(spec.model_copy(update={"budget": BudgetSection(steps=steps)}), trace, notes)
 
 
 def _misfit(spec: JobSpec, problems: list[Problem]) -> InvalidJobSpec:
@@ -69,20 +69,22 @@ def _misfit(spec: JobSpec, problems: list[Problem]) -> InvalidJobSpec:
 def _problems(policy: JobPolicy, spec: JobSpec) -> Iterator[Problem]:
     islands, sync = len(policy.islands), spec.synchroniser
     if islands != spec.island_count:
-        told = f"are {spec.island_count}, but the tape is of a job with {islands}."
-        yield Problem("islands", told, f"List {islands} islands.")
+        message = f"are {spec.island_count}, but the tape is of a job with {islands}."
+        yield Problem("islands", message, f"List {islands} islands.")
     if policy.fragment_count != sync.fragments:
-        told = f"is {sync.fragments}, but on the tape the parameters are cut into {policy.fragment_count} fragments."
-        yield Problem("synchroniser.fragments", told, f"Set it to {policy.fragment_count}.")
+        message = f"is {sync.fragments}, but on the tape the parameters are cut into {policy.fragment_count} fragments."
+        yield Problem("synchroniser.fragments", message, f"Set it to {policy.fragment_count}.")
     if policy.sync_interval_steps != sync.interval_steps:
-        told = f"is {sync.interval_steps}, but on the tape a fragment is due every {policy.sync_interval_steps} steps."
-        yield Problem("synchroniser.interval_steps", told, f"Set it to {policy.sync_interval_steps}.")
+        message = (
+            f"is {sync.interval_steps}, but on the tape a fragment is due every {policy.sync_interval_steps} steps."
+        )
+        yield Problem("synchroniser.interval_steps", message, f"Set it to {policy.sync_interval_steps}.")
     if not spec.trainer.startswith("learners.jax_trainer:"):
         yield Problem("trainer", f"is {spec.trainer}, which trains no model.", "Leave it out.")
 
 
-def _notes(tape: Tape, course: Course, spec: JobSpec, steps: int) -> Iterator[str]:
-    policy, sync = course.policy, spec.synchroniser
+def _notes(tape: Tape, trace: TrainingTrace, spec: JobSpec, steps: int) -> Iterator[str]:
+    policy, sync = trace.policy, spec.synchroniser
     if tape.torn:
         yield f"The tape is torn: {tape.torn}."
     named = [plan.island for plan in policy.islands]
@@ -95,23 +97,23 @@ def _notes(tape: Tape, course: Course, spec: JobSpec, steps: int) -> Iterator[st
     ]
     if differing:
         yield f"The tape's decisions stand: {'; '.join(differing)}."
-    if course.tokens_per_step != spec.tokens_per_step:
+    if trace.tokens_per_step != spec.tokens_per_step:
         yield (
-            f"A full step has {course.tokens_per_step:,} tokens on the tape and {spec.tokens_per_step:,} here: the tape is "
+            f"A full step has {trace.tokens_per_step:,} tokens on the tape and {spec.tokens_per_step:,} here: the tape is "
             "followed by steps, and the token budget with it."
         )
-    if not course.ended:
+    if not trace.ended:
         yield "The tape ends before its job: what its islands had not contributed by then is not in the model."
     if steps != spec.horizon_steps:
         yield f"The budget is the tape's {steps:,} steps of each island, not the job's {spec.horizon_steps:,}."
-    full = course.tokens_trained / course.tokens_per_step
-    if full < FEWER_TOKENS_RATIO * course.steps_trained:
+    full = trace.tokens_trained / trace.tokens_per_step
+    if full < FEWER_TOKENS_RATIO * trace.steps_trained:
         yield (
-            f"On the tape {course.steps_trained:,} steps trained as much as {full:,.0f} full ones (islands short of "
+            f"On the tape {trace.steps_trained:,} steps trained as much as {full:,.0f} full ones (islands short of "
             "capacity); here each step is a full one, and there are so many fewer."
         )
-    if course.inferred_count:
+    if trace.inferred_count:
         yield (
-            f"{course.inferred_count} adoptions were told by no letter (their islands died); they are put where another "
+            f"{trace.inferred_count} adoptions were told by no letter (their islands died); they are put where another "
             "island took the state that shows them."
         )

@@ -36,7 +36,7 @@ from orchestrator.core.report_events import contribution_of, event_of
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
 from orchestrator.errors import InternalError
-from orchestrator.laboratory.apparatus import Apparatus, MakeTrainer
+from orchestrator.laboratory.in_process_trainers import InProcessTrainers, MakeTrainer
 from orchestrator.tape.driver import DigestSink, Driver, Sink
 from orchestrator.tape.schema import Header, Record
 
@@ -86,10 +86,10 @@ class MultiplexedJob:
         self._transfer = transfer_steps
         self._spread = speed_spread
         policy = spec.policy()
-        self._apparatus = Apparatus(spec, make_trainer)
-        self._outer = self._apparatus.outer
+        self._in_process = InProcessTrainers(spec, make_trainer)
+        self._outer = self._in_process.outer
         plan = LoopPlan(
-            fragments=self._apparatus.fragments,
+            fragments=self._in_process.fragments,
             interval_steps=policy.sync_interval_steps,
             adoption=spec.synchroniser.adoption,
             mix_alpha=spec.synchroniser.mix_alpha,
@@ -97,7 +97,7 @@ class MultiplexedJob:
             tokens_per_schedule_step=spec.tokens_per_schedule_step,
         )
         self._islands: dict[IslandId, _Island] = {}
-        for index, (island, trainer) in enumerate(zip(policy.islands, self._apparatus.trainers, strict=True)):
+        for index, (island, trainer) in enumerate(zip(policy.islands, self._in_process.trainers, strict=True)):
             outbox = Outbox()
             loop = IslandLoop(trainer, plan, outbox)
             self._islands[island.island] = _Island(island.island, loop, outbox, random.Random(f"{spec.seed} {index}"))
@@ -160,27 +160,27 @@ class MultiplexedJob:
             self._later(duration, Turn.BOUNDARY, lambda: self._boundary(island))
 
     def _read(self, island: _Island) -> None:
-        """Hear what the island has to say, at once: bytes and letters cost no virtual time on the way in."""
-        for letter in island.outbox.take(0.0):
-            self._happen(self._event_of(island, letter))
+        """Hear what the island has to say, at once: bytes and reports cost no virtual time on the way in."""
+        for report in island.outbox.take(0.0):
+            self._happen(self._event_of(island, report))
 
-    def _event_of(self, island: _Island, letter: IslandReport) -> events.Event:
+    def _event_of(self, island: _Island, report: IslandReport) -> events.Event:
         """As live, but that time is virtual and an offer's bytes are there at once."""
-        if isinstance(letter, Offer):
-            arrays = island.loop.take(letter.fragment, letter.offer)
+        if isinstance(report, Offer):
+            arrays = island.loop.take(report.fragment, report.offer)
             assert arrays is not None
-            contribution = contribution_of(letter, island.id, FIRST)
-            self._apparatus.hold(contribution.payload, arrays)
+            contribution = contribution_of(report, island.id, FIRST)
+            self._in_process.hold(contribution.payload, arrays)
             return events.ContributionArrived(self._now, contribution)
-        if isinstance(letter, Progress):
-            island.tokens = letter.tokens_total
-            letter = replace(
-                letter,
+        if isinstance(report, Progress):
+            island.tokens = report.tokens_total
+            report = replace(
+                report,
                 stepping_seconds=island.stepping_seconds,
                 step_seconds_median=1.0,
                 gap_max_seconds=1.0 + self._spread,
             )
-        return event_of(letter, self._now, island.id, FIRST)
+        return event_of(report, self._now, island.id, FIRST)
 
     # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -189,11 +189,11 @@ class MultiplexedJob:
         self._soon(lambda at: events.TimerFired(at, *fired), effect.due_at - self._now)
 
     def merge_fragment(self, effect: effects.MergeFragment) -> None:
-        digest = self._apparatus.merge(effect)
+        digest = self._in_process.merge(effect)
         self._soon(lambda at: events.MergeCompleted(at, effect.fragment, effect.version, digest, 0.0))
 
     def publish_fragment(self, effect: effects.PublishFragment) -> None:
-        arrays = self._apparatus.published(effect.fragment)
+        arrays = self._in_process.published(effect.fragment)
 
         def deliver(recipient: effects.Recipient) -> None:
             loop = self._islands[recipient.island].loop
@@ -204,7 +204,7 @@ class MultiplexedJob:
             self._later(self._transfer, Turn.DELIVERY, partial(deliver, recipient))
 
     def release_payload(self, effect: effects.ReleasePayload) -> None:
-        self._apparatus.shard.release(effect.payload)
+        self._in_process.shard.release(effect.payload)
 
     def place_island(self, effect: effects.PlaceIsland) -> None:
         life = (effect.island, effect.incarnation)
@@ -213,7 +213,7 @@ class MultiplexedJob:
 
     def begin_catch_up(self, effect: effects.BeginCatchUp) -> None:
         island = self._islands[effect.island]
-        island.loop.load(self._apparatus.whole_state(), self._outer.versions, 0, effect.cursor)
+        island.loop.load(self._in_process.whole_state(), self._outer.versions, 0, effect.cursor)
         self._soon(lambda at: events.IslandCaughtUp(at, island.id, FIRST, None, self._outer.versions, 0, 0.0))
 
     def start_training(self, effect: effects.StartTraining) -> None:
@@ -237,7 +237,7 @@ class MultiplexedJob:
         """An island is its loop, which ends with the job; one that is replaced goes on as its next incarnation."""
 
     def evaluate(self, effect: effects.Evaluate) -> None:
-        loss = self._apparatus.evaluate()
+        loss = self._in_process.evaluate()
         self._curve.append((sum(i.tokens for i in self._islands.values()), loss))
         self._soon(lambda at: events.EvaluationCompleted(at, effect.global_version, loss))
 
@@ -257,7 +257,7 @@ class MultiplexedJob:
         self._goodput.check()
         self._outcome = Outcome(
             parameters=self._outer.parameters(),
-            digest=self._apparatus.digest(),
+            digest=self._in_process.digest(),
             tape_digest=self._sink.digest.hex(),
             curve=self._curve,
             goodput=self._goodput.summary(self._now),

@@ -23,8 +23,17 @@ from orchestrator.config import JobSpec
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import CloseReason, FragmentId, PayloadId, ScheduleAnchor, Version
 from orchestrator.errors import DataError
-from orchestrator.laboratory.apparatus import FIRST_EPOCH, Apparatus, MakeTrainer
-from orchestrator.laboratory.course import Adopted, Course, Evaluated, Exported, Life, LifeId, Merged, Offered
+from orchestrator.laboratory.in_process_trainers import FIRST_EPOCH, InProcessTrainers, MakeTrainer
+from orchestrator.laboratory.training_trace import (
+    Adopted,
+    Evaluated,
+    Exported,
+    IncarnationTrace,
+    LifeId,
+    Merged,
+    Offered,
+    TrainingTrace,
+)
 from orchestrator.replica.schedule_position import schedule_step
 
 Published = tuple[FragmentId, Version]
@@ -46,22 +55,22 @@ class Trained:
 
 
 class TapeTraining:
-    """One job's training by its course. ``run`` yields after every inner step, for progress; ``trained`` is then set."""
+    """One job's training by its trace. ``run`` yields after every inner step, for progress; ``trained`` is then set."""
 
-    def __init__(self, spec: JobSpec, course: Course, make_trainer: MakeTrainer) -> None:
-        self._course, self._sync = course, spec.synchroniser
-        self._tokens_ratio = spec.tokens_per_step / course.tokens_per_step
+    def __init__(self, spec: JobSpec, trace: TrainingTrace, make_trainer: MakeTrainer) -> None:
+        self._trace, self._sync = trace, spec.synchroniser
+        self._tokens_ratio = spec.tokens_per_step / trace.tokens_per_step
         self._tokens_per_schedule_step = spec.tokens_per_schedule_step
-        self._apparatus = Apparatus(spec, make_trainer)
-        self._outer = self._apparatus.outer
-        self._fresh = self._apparatus.trainers[0].export_state().arrays()
+        self._in_process = InProcessTrainers(spec, make_trainer)
+        self._outer = self._in_process.outer
+        self._fresh = self._in_process.trainers[0].export_state().arrays()
         self._replicas: dict[LifeId, _Replica] = {}
         self._exported: dict[LifeId, Arrays] = {}
         self._held: set[PayloadId] = set()
-        self._wanted = _uses(course)
-        self._authors = _authors(course)
+        self._wanted = _uses(trace)
+        self._authors = _authors(trace)
         self._published: dict[Published, Arrays] = {}
-        for fragment in range(len(self._apparatus.fragments)):
+        for fragment in range(len(self._in_process.fragments)):
             self._publish(FragmentId(fragment), Version(0))
         self.trained: Trained | None = None
 
@@ -69,17 +78,17 @@ class TapeTraining:
         curve: list[tuple[int, float]] = []
         merge_count = as_recorded_count = 0
         act: Merged | Evaluated | None = None
-        for act in self._course.acts:
+        for act in self._trace.acts:
             if isinstance(act, Merged):
                 digest = yield from self._merge(act)
                 merge_count += 1
                 as_recorded_count += digest == act.digest
             else:
-                curve.append((round(act.tokens * self._tokens_ratio), self._apparatus.evaluate()))
+                curve.append((round(act.tokens * self._tokens_ratio), self._in_process.evaluate()))
         if not isinstance(act, Evaluated):  # the tape breaks off
-            curve.append((round(self._course.tokens_trained * self._tokens_ratio), self._apparatus.evaluate()))
+            curve.append((round(self._trace.tokens_trained * self._tokens_ratio), self._in_process.evaluate()))
         self.trained = Trained(
-            self._outer.parameters(), self._apparatus.digest(), curve, merge_count, as_recorded_count
+            self._outer.parameters(), self._in_process.digest(), curve, merge_count, as_recorded_count
         )
 
     # ── Θ ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,9 +99,9 @@ class TapeTraining:
             if item.payload not in self._held:
                 yield from self._train_to(item.payload)
         order = MergeFragment(FIRST_EPOCH, act.fragment, act.version, 0, act.inputs, CloseReason.EVERYONE_IN, "")
-        digest = self._apparatus.merge(order)
+        digest = self._in_process.merge(order)
         for item in act.inputs:
-            self._apparatus.shard.release(item.payload)
+            self._in_process.shard.release(item.payload)
             self._held.discard(item.payload)
         self._publish(act.fragment, act.version)
         return digest
@@ -100,7 +109,7 @@ class TapeTraining:
     def _publish(self, fragment: FragmentId, version: Version) -> None:
         """Keep the value for those who will adopt it or begin from it."""
         if self._wanted[fragment, version]:
-            self._published[fragment, version] = self._apparatus.published(fragment)
+            self._published[fragment, version] = self._in_process.published(fragment)
 
     def _take(self, fragment: FragmentId, version: Version) -> Arrays:
         """The published value, let go of after its last use."""
@@ -126,8 +135,8 @@ class TapeTraining:
         """
         if life_id in self._replicas:
             return self._replicas[life_id]
-        life = self._course.lives[life_id]
-        for earlier in sorted(other for other in self._course.lives if other[0] == life_id[0] and other < life_id):
+        life = self._trace.lives[life_id]
+        for earlier in sorted(other for other in self._trace.lives if other[0] == life_id[0] and other < life_id):
             over = yield from self._begun(earlier)
             while over.done < len(over.life.moments):
                 yield from self._next(over)
@@ -141,7 +150,7 @@ class TapeTraining:
 
     def _load(self, replica: _Replica) -> None:
         """Give the island the state it began from, as ``learners.loop`` does."""
-        life, trainer = replica.life, self._apparatus.trainers[replica.life.shard]
+        life, trainer = replica.life, self._in_process.trainers[replica.life.shard]
         if life.donor is None:
             trainer.import_state(self._fresh)
             for fragment, version in enumerate(life.versions):
@@ -149,13 +158,13 @@ class TapeTraining:
         else:
             trainer.import_state(self._exported.pop(life.id))
             for fragment in map(FragmentId, range(len(life.versions))):
-                replica.base[fragment] = self._apparatus.snapshot(life.shard, fragment) if self._keeps_bases else {}
+                replica.base[fragment] = self._in_process.snapshot(life.shard, fragment) if self._keeps_bases else {}
         trainer.seek(life.cursor)
 
     def _next(self, replica: _Replica) -> Iterator[None]:
         """Train up to the island's next moment, and do what it did there."""
         life, moment = replica.life, replica.life.moments[replica.done]
-        trainer = self._apparatus.trainers[life.shard]
+        trainer = self._in_process.trainers[life.shard]
         while replica.step_count < moment.steps:
             trainer.step(schedule_step(replica.fix, replica.logical_step, self._tokens_per_schedule_step))
             replica.step_count += 1
@@ -163,8 +172,8 @@ class TapeTraining:
             yield
         match moment:
             case Offered(_, fragment, payload):
-                arrays = self._apparatus.snapshot(life.shard, fragment)
-                self._apparatus.hold(payload, arrays)
+                arrays = self._in_process.snapshot(life.shard, fragment)
+                self._in_process.hold(payload, arrays)
                 self._held.add(payload)
                 if self._keeps_bases:
                     replica.sent.setdefault(fragment, {})[payload] = arrays
@@ -178,13 +187,13 @@ class TapeTraining:
         fragment, sync = moment.fragment, self._sync
         published = self._take(fragment, moment.version)
         if moment.keeps:
-            own = self._apparatus.snapshot(replica.life.shard, fragment)
+            own = self._in_process.snapshot(replica.life.shard, fragment)
             if sync.adoption == "mix":
                 combined = mixed(published, own, sync.mix_alpha)
             else:
                 since = replica.base[fragment] if moment.since is None else replica.sent[fragment][moment.since]
                 combined = rebased(published, own, since)
-            self._apparatus.trainers[replica.life.shard].load(combined)
+            self._in_process.trainers[replica.life.shard].load(combined)
             replica.base[fragment] = published if self._keeps_bases else {}
         else:
             self._stand_on(replica, fragment, published)
@@ -197,7 +206,7 @@ class TapeTraining:
         return ScheduleAnchor(round(fix.tokens * self._tokens_ratio), fix.step)
 
     def _stand_on(self, replica: _Replica, fragment: FragmentId, published: Arrays) -> None:
-        self._apparatus.trainers[replica.life.shard].load(published)
+        self._in_process.trainers[replica.life.shard].load(published)
         replica.base[fragment] = published if self._keeps_bases else {}
 
     @property
@@ -210,7 +219,7 @@ class TapeTraining:
 class _Replica:
     """Where a life has come to: moments ``done``, inner steps, clock; what it stands on and has offered, by fragment."""
 
-    life: Life
+    life: IncarnationTrace
     logical_step: int
     fix: ScheduleAnchor
     done: int = 0
@@ -219,16 +228,16 @@ class _Replica:
     sent: dict[FragmentId, dict[PayloadId, Arrays]] = field(default_factory=dict)
 
 
-def _uses(course: Course) -> Counter[Published]:
+def _uses(trace: TrainingTrace) -> Counter[Published]:
     """How often each published value will be taken."""
     uses: Counter[Published] = Counter()
-    for life in course.lives.values():
+    for life in trace.lives.values():
         if life.donor is None:
             uses.update((FragmentId(fragment), version) for fragment, version in enumerate(life.versions))
         uses.update((moment.fragment, moment.version) for moment in life.moments if isinstance(moment, Adopted))
     return uses
 
 
-def _authors(course: Course) -> dict[PayloadId, LifeId]:
-    offers = ((moment, life.id) for life in course.lives.values() for moment in life.moments)
+def _authors(trace: TrainingTrace) -> dict[PayloadId, LifeId]:
+    offers = ((moment, life.id) for life in trace.lives.values() for moment in life.moments)
     return {moment.payload: life for moment, life in offers if isinstance(moment, Offered)}

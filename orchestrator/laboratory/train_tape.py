@@ -1,4 +1,4 @@
-"""What would these failures do to the model? Train it for real, in one process, driven by a tape.
+"""Real training in one process, driven by a tape: what the tape's failures do to the model.
 
     python -m orchestrator.laboratory.train_tape TAPE --config FILE [--baseline no-failures] [--baseline data-parallel]
 
@@ -6,7 +6,7 @@ The tape, live or simulated, decides who trains how long between which adoptions
 weight, who is away and from whom it catches up; the job specification FILE says what is trained. Baselines for the table:
 
     no-failures      the same islands and policy in a simulated world without faults, nobody away, as many tokens trained,
-                     and the end like the tape's: with a flush, or in the middle (``undisturbed``)
+                     and the end like the tape's: with a flush, or in the middle (``no_fault_twin``)
     data-parallel    one model, every island's batch in each step, the same token budget
 
 With ``--seeds N`` all of it is trained from N seeds, the job's and those after it, and the table says the mean.
@@ -32,7 +32,7 @@ from learners import jax_trainer
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.config import JobSpec, parse_job, read_job_document
 from orchestrator.errors import AtollError, InternalError
-from orchestrator.laboratory import baselines, matching, undisturbed
+from orchestrator.laboratory import baselines, matching, no_fault_twin
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
 from orchestrator.laboratory.matching import Match
 from orchestrator.laboratory.tape_table import METHODS, Method, Run, digests, judge, means, table
@@ -56,13 +56,13 @@ class TapeRuns:
     def _run(self, method: Method, shown: Progress, again: bool) -> Run:
         spec, tape = self._match.spec, self._tape
         if method == "no-failures":
-            tape = undisturbed.tape_of(tape, self._match.course, spec.synchroniser.adoption, spec.horizon_steps)
+            tape = no_fault_twin.tape_of(tape, self._match.trace, spec.synchroniser.adoption, spec.horizon_steps)
         # what is trained by a tape depends on all of it; data-parallel only on the budget, which is the specification's
         decides = "" if method == "data-parallel" else digest_of(tape)
         key = key_of(method, decides, spec.model_dump_json())
-        kept = self._finished.get(key)
-        if kept is not None and not again:
-            return kept
+        finished = self._finished.get(key)
+        if finished is not None and not again:
+            return finished
         task = shown.add_task(method, total=spec.token_budget)
         match method:
             case "tape":
@@ -72,9 +72,9 @@ class TapeRuns:
             case "data-parallel":
                 steps = _data_parallel(key, spec)
         run = _followed(steps, lambda tokens: shown.update(task, completed=tokens))
-        if kept is not None:
-            same = "the same bits as" if kept.digest == run.digest else "OTHER BITS than"
-            self._console.print(f"{method}: {same} in the finished run of before ({run.digest}, {kept.digest}).")
+        if finished is not None:
+            same = "the same bits as" if finished.digest == run.digest else "OTHER BITS than"
+            self._console.print(f"{method}: {same} in the finished run of before ({run.digest}, {finished.digest}).")
         return self._finished.keep(run)
 
 
@@ -89,10 +89,10 @@ def _followed(steps: Generator[int, None, Run], show: Any) -> Run:
 
 
 def _by_tape(method: Method, key: str, tape: Tape, match: Match) -> Generator[int, None, Run]:
-    training = TapeTraining(match.spec, match.course, _warm_trainer)
+    training = TapeTraining(match.spec, match.trace, _warm_trainer)
     for step, _ in enumerate(training.run(), start=1):
         yield step * match.spec.tokens_per_step
-    trained, inputs = training.trained, [len(act.inputs) for act in match.course.merges]
+    trained, inputs = training.trained, [len(act.inputs) for act in match.trace.merges]
     assert trained is not None
     return Run(
         method=method,

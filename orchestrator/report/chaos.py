@@ -19,9 +19,9 @@ Plain = Mapping[str, Any]
 def render(verdict: Plain, report: Plain, plan_text: str) -> str:
     """The page, as text to be written in UTF-8. ``plan_text`` is the plan as it was written."""
     title = f"{verdict['plan']} on {verdict['job'] or 'a job'}"
-    said = "passed" if verdict["passed"] else "failed"
+    outcome = "passed" if verdict["passed"] else "failed"
     body = (
-        header("atoll · chaos verdict", title, said, _lead(verdict, report), bad=not verdict["passed"])
+        header("atoll · chaos verdict", title, outcome, _lead(verdict, report), bad=not verdict["passed"])
         + _tiles(verdict, report)
         + cards(
             card("Objectives", "What had to hold, whatever the plan did.", _objectives(verdict), wide=True),
@@ -36,13 +36,13 @@ def render(verdict: Plain, report: Plain, plan_text: str) -> str:
             ),
         )
     )
-    return document(f"{said}: {title} · atoll", body)
+    return document(f"{outcome}: {title} · atoll", body)
 
 
 def _lead(verdict: Plain, report: Plain) -> str:
     failed = [one for one in verdict["objectives"] if not one["passed"]]
-    told = "Every objective held." if not failed else f"{failed[0]['objective']} did not hold: {failed[0]['detail']}."
-    return f"{len(report['islands'])} islands, {seconds(report['duration_s'])}, seed {verdict['seed']}. {told}"
+    result = "Every objective held." if not failed else f"{failed[0]['objective']} did not hold: {failed[0]['detail']}."
+    return f"{len(report['islands'])} islands, {seconds(report['duration_s'])}, seed {verdict['seed']}. {result}"
 
 
 def _tiles(verdict: Plain, report: Plain) -> str:

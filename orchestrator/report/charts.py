@@ -85,18 +85,18 @@ def timeline_chart(report: Report) -> str:
     parts = [text(label_width - 9, tops[name] + 15, name, anchor="end") for name in islands]
     shown = set()
     for island, since, until, state in report["timeline"]:
-        said = f"{island}: {STATES.get(state, state)} for {seconds(until - since)}, from {seconds(since)}"
+        tooltip = f"{island}: {STATES.get(state, state)} for {seconds(until - since)}, from {seconds(since)}"
         width = max(x(until) - x(since), 0.8)
-        parts.append(box(x(since), tops[island], width, row - 9, f"state-{state}", said, radius=2))
+        parts.append(box(x(since), tops[island], width, row - 9, f"state-{state}", tooltip, radius=2))
         shown.add(state)
     for recovery in report["recoveries"]:
         top = tops[recovery["island"]]
         if recovery["parts"]["detect"]:  # else it was away by order, and re-added
             parts.append(_cross(x(recovery["killed_at"]), top - 1.5))
         if recovery["complete"]:
-            said = f"{recovery['island']} contributed again after {seconds(recovery['total'])}"
+            tooltip = f"{recovery['island']} contributed again after {seconds(recovery['total'])}"
             back_at = recovery["killed_at"] + recovery["total"]
-            ring = element("title", escape(said))
+            ring = element("title", escape(tooltip))
             parts.append(element("circle", ring, cx=x(back_at), cy=top + (row - 9) / 2, r=5.0, class_="ring"))
     parts.append(x_axis(x, height, plain, "seconds since the job was created"))
     keys = [(f"state-{state}", name) for state, name in STATES.items() if state in shown]
@@ -113,9 +113,9 @@ def goodput_chart(report: Report) -> str:
     parts, at = [], 0.0
     for name, words in CLASSES.items():
         if spent[name] > 0.0:
-            said = f"{words}: {seconds(spent[name])}, {percent(spent[name] / total)}"
+            tooltip = f"{words}: {seconds(spent[name])}, {percent(spent[name] / total)}"
             parts.append(
-                box(x(at), 0.0, x(spent[name]) - (1.0 if x(spent[name]) > 2 else 0.0), 34.0, f"class-{name}", said)
+                box(x(at), 0.0, x(spent[name]) - (1.0 if x(spent[name]) > 2 else 0.0), 34.0, f"class-{name}", tooltip)
             )
             at += spent[name]
     if x(spent["productive"]) > 90:
@@ -155,9 +155,9 @@ def merges_chart(report: Report) -> str:
             times = one.get(str(contributors), 0)
             if times:
                 colour = f"share-{max(1, round(5 * contributors / islands))}"
-                said = f"fragment {n}: {times} merges of {contributors} islands"
+                tooltip = f"fragment {n}: {times} merges of {contributors} islands"
                 top = y(below + times)
-                parts.append(box(x(n) + gap / 2, top, x(1) - x(0) - gap, y(below) - top, colour, said, radius=0.5))
+                parts.append(box(x(n) + gap / 2, top, x(1) - x(0) - gap, y(below) - top, colour, tooltip, radius=0.5))
                 below += times
         if n % every == 0:
             parts.append(text(x(n + 0.5), 213.0, str(n), anchor="middle", kind="tick"))

@@ -1,4 +1,4 @@
-"""What every page of ours is made of: the document round it, cards, tiles and tables. Refuses to know what they say.
+"""The parts of every report page: the document round it, cards, tiles and tables. Refuses to know what they say.
 
 A page is complete in itself: no script, no network. Text is escaped here; a ``body`` or a table's cell is HTML already.
 """

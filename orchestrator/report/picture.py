@@ -35,11 +35,11 @@ class LogScale(Scale):
 
 
 def words(
-    x: float, y: float, said: str, *, size: float = 12.5, colour: str = SOFT, anchor: str = "start", weight: int = 400
+    x: float, y: float, text: str, *, size: float = 12.5, colour: str = SOFT, anchor: str = "start", weight: int = 400
 ) -> str:
     return element(
         "text",
-        escape(said),
+        escape(text),
         x=x,
         y=y,
         font_size=size,
@@ -56,8 +56,8 @@ def stroke(x1: float, y1: float, x2: float, y2: float, colour: str, width: float
 
 def block(x: float, y: float, width: float, height: float, colour: str, title: str = "", radius: float = 2.0) -> str:
     """A filled rectangle that says what it is when pointed at."""
-    told = element("title", escape(title)) if title else ""
-    return element("rect", told, x=x, y=y, width=max(0.0, width), height=height, rx=radius, fill=colour)
+    tooltip = element("title", escape(title)) if title else ""
+    return element("rect", tooltip, x=x, y=y, width=max(0.0, width), height=height, rx=radius, fill=colour)
 
 
 def curve(points: Sequence[tuple[float, float]], colour: str, width: float = 2.4, dashes: str = "") -> str:
@@ -67,15 +67,15 @@ def curve(points: Sequence[tuple[float, float]], colour: str, width: float = 2.4
 
 
 def point(x: float, y: float, colour: str, title: str = "", radius: float = 3.4) -> str:
-    told = element("title", escape(title)) if title else ""
-    return element("circle", told, cx=x, cy=y, r=radius, fill=colour)
+    tooltip = element("title", escape(title)) if title else ""
+    return element("circle", tooltip, cx=x, cy=y, r=radius, fill=colour)
 
 
 def mark(x: float, y: float, colour: str, title: str = "", size: float = 6.0) -> str:
     """A hollow diamond: somebody else's figure, not ours."""
-    told = element("title", escape(title)) if title else ""
+    tooltip = element("title", escape(title)) if title else ""
     drawn = f"M{x:.1f} {y - size:.1f}l{size} {size}l{-size} {size}l{-size} {-size}z"
-    return element("path", told, d=drawn, fill=PAPER, stroke=colour, stroke_width=2.0)
+    return element("path", tooltip, d=drawn, fill=PAPER, stroke=colour, stroke_width=2.0)
 
 
 def legend(x: float, y: float, entries: Sequence[tuple[str, str]], *, diamonds: int = 0) -> tuple[str, float]:

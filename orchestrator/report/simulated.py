@@ -1,4 +1,4 @@
-"""What ``atoll simulate`` found, as pictures: plain data in, one SVG out.
+"""Charts of what ``atoll simulate`` found: plain data in, one SVG out.
 
     systems_chart      goodput by system, badput by cause stacked behind it
     goodput_curves     goodput against chips, one curve a system, the paper's points as marks
@@ -83,8 +83,8 @@ def systems_chart(rows: Sequence[Mapping[str, Any]], title: str, subtitle: Seque
     """A bar for each row's ``label`` (or system): its goodput, and what kept the rest, by cause."""
     causes = _causes_of(rows)
     colours = {cause: CAUSES[n % len(CAUSES)] for n, cause in enumerate(causes)}
-    said = {cause: cause.replace("_", " ") for cause in causes}
-    keys, top = legend(24, top_of(subtitle) + 12, [(GOOD, "goodput"), *((colours[c], said[c]) for c in causes)])
+    cause_names = {cause: cause.replace("_", " ") for cause in causes}
+    keys, top = legend(24, top_of(subtitle) + 12, [(GOOD, "goodput"), *((colours[c], cause_names[c]) for c in causes)])
     labels = [str(row.get("label") or row["system"]) for row in rows]
     x = Scale(0.0, 1.0, 40.0 + 7.4 * max((len(label) for label in labels), default=8), WIDTH - 32)
     row_height, bottom = 46.0, top + 8 + 46.0 * len(rows)
@@ -100,8 +100,8 @@ def systems_chart(rows: Sequence[Mapping[str, Any]], title: str, subtitle: Seque
         for cause in causes:
             width = x(row["badput"].get(cause, 0.0)) - x.start
             if width > 0.05:
-                told = f"{labels[n]}: {said[cause]} {percent(row['badput'][cause])}"
-                parts.append(block(at, y, max(0.4, width - 0.8), 28, colours[cause], told, radius=1.0))
+                tooltip = f"{labels[n]}: {cause_names[cause]} {percent(row['badput'][cause])}"
+                parts.append(block(at, y, max(0.4, width - 0.8), 28, colours[cause], tooltip, radius=1.0))
             at += width
         figure = _with_error(goodput, row.get("stderr"))
         if x(goodput) - x.start > 120:
@@ -147,9 +147,9 @@ def lines_chart(lines: Sequence[Line], across: Axis, up: Axis, title: str, subti
     for line in lines:
         parts.append(curve([(x(a), y(b)) for a, b in line.points], line.colour, dashes=line.dashes))
     for line in lines:
-        told = [f"{line.name}: {up.say(b)} at {across.say(a)}" for a, b in line.points]
+        tooltips = [f"{line.name}: {up.say(b)} at {across.say(a)}" for a, b in line.points]
         if len(line.points) <= 12:
-            parts += [point(x(a), y(b), line.colour, t) for (a, b), t in zip(line.points, told, strict=True)]
+            parts += [point(x(a), y(b), line.colour, t) for (a, b), t in zip(line.points, tooltips, strict=True)]
         for a, b in line.published:
             parts.append(mark(x(a), y(b), line.colour, f"{line.name}, published: {up.say(b)} at {across.say(a)}"))
     parts += [

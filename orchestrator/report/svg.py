@@ -60,15 +60,15 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 def box(x: float, y: float, width: float, height: float, colour: str, title: str = "", radius: float = 1.5) -> str:
     """A filled rectangle that says what it is when pointed at."""
-    told = element("title", escape(title)) if title else ""
+    tooltip = element("title", escape(title)) if title else ""
     return element(
-        "rect", told, x=x, y=y, width=max(0.0, width), height=height, rx=radius, style=f"fill:var(--{colour})"
+        "rect", tooltip, x=x, y=y, width=max(0.0, width), height=height, rx=radius, style=f"fill:var(--{colour})"
     )
 
 
 def dot(x: float, y: float, radius: float, colour: str, title: str = "") -> str:
-    told = element("title", escape(title)) if title else ""
-    return element("circle", told, cx=x, cy=y, r=radius, style=f"fill:var(--{colour})")
+    tooltip = element("title", escape(title)) if title else ""
+    return element("circle", tooltip, cx=x, cy=y, r=radius, style=f"fill:var(--{colour})")
 
 
 def path(points: Iterable[tuple[float, float]], colour: str, *, width: float = 2.0, opacity: float = 1.0) -> str:

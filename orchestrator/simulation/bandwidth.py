@@ -1,4 +1,4 @@
-"""What each system needs between datacentres: bits on the wire, the time they may take, and what waiting for them costs.
+"""Closed forms for each system's traffic between datacentres: bits on the wire, their slack, and the cost of waiting.
 
 Every system sends, at a due point, a part of the model to where the others' is, and gets the merged part back. One formula
 holds for all, per datacentre and direction (links are full duplex):

@@ -143,13 +143,13 @@ def least_squares(
         for index in range(len(best)):
             for change in (step, -step):
                 tried = [max(0.0, p + change) if i == index else p for i, p in enumerate(best)]
-                if (found := cost(tried)) < least:
-                    best, least = tried, found
+                if (trial_cost := cost(tried)) < least:
+                    best, least = tried, trial_cost
         onward = [max(0.0, 2.0 * now - then) for now, then in zip(best, before, strict=True)]
         if best == before:
             step /= 2.0
-        elif (found := cost(onward)) < least:
-            best, least = onward, found
+        elif (trial_cost := cost(onward)) < least:
+            best, least = onward, trial_cost
     return best
 
 
@@ -177,15 +177,15 @@ def report() -> Iterator[str]:
     yield "fast but known; 13 s to drop or take in a slice without losing the others' state is what elasticity is for."
     columns = "".join(f"{name:>7}" for name in ("R", "D", "U", "T min", "MAE", "row 1", "row 2", "M=8"))
     yield f"\n{'alternatives (n parameters; R, D, U in s)':42}{'n':>3}{columns}{'uptime':>8}"
-    for found in (chosen, *(fit(candidate) for candidate in ALTERNATIVES)):
+    for fitted in (chosen, *(fit(candidate) for candidate in ALTERNATIVES)):
         row_1, row_2 = (
             math.fsum(map(abs, errors.values())) / len(errors)
-            for errors in (found.errors_no_elasticity, found.errors_elastic)
+            for errors in (fitted.errors_no_elasticity, fitted.errors_elastic)
         )
         yield (
-            f"{found.candidate.name:42}{found.parameter_count:3}{found.restart:7.1f}{found.down:7.1f}{found.up:7.1f}"
-            f"{found.return_s / 60:7.0f}{found.mean_absolute_error:7.2f}{row_1:7.2f}{row_2:7.2f}"
-            f"{100 * found.elastic(chips / learners):7.1f}{100 * found.uptime(4, 2_400_000):8.2f}"
+            f"{fitted.candidate.name:42}{fitted.parameter_count:3}{fitted.restart:7.1f}{fitted.down:7.1f}{fitted.up:7.1f}"
+            f"{fitted.return_s / 60:7.0f}{fitted.mean_absolute_error:7.2f}{row_1:7.2f}{row_2:7.2f}"
+            f"{100 * fitted.elastic(chips / learners):7.1f}{100 * fitted.uptime(4, 2_400_000):8.2f}"
         )
 
 

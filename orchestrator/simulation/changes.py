@@ -97,15 +97,15 @@ def _value(name: str, field: str, text: str, island_count: int) -> Any:
 
 def names() -> list[str]:
     """Everything that can be changed, symbols last."""
-    known = [*SynchroniserSection.model_fields, *RecoverySection.model_fields]
-    return [*(name for name in known if name not in MODEL_ONLY), *SYMBOLS]
+    fields = [*SynchroniserSection.model_fields, *RecoverySection.model_fields]
+    return [*(name for name in fields if name not in MODEL_ONLY), *SYMBOLS]
 
 
 def _kind(field: str) -> TypeAdapter[Any] | None:
     sections: tuple[type[Section], ...] = (SynchroniserSection, RecoverySection)
     for section in sections:
-        if (found := section.model_fields.get(field)) is not None:
-            annotated: Any = Annotated[found.annotation, found]
+        if (field_info := section.model_fields.get(field)) is not None:
+            annotated: Any = Annotated[field_info.annotation, field_info]
             return TypeAdapter(annotated)
     return None
 

@@ -6,8 +6,8 @@
     full             a half of what was to be appended is there, and ENOSPC is said
     error            of a sync: EIO is said, and what was not synced before never will be (Linux counts its pages as clean)
 
-Responsible for: being no better than POSIX allows a disk to be. ``fate`` says what befalls an operation. Refuses to know:
-what is written, and when to strike.
+Responsible for: being no better than POSIX allows a disk to be. ``fault_source`` says what befalls an operation. Refuses
+to know: what is written, and when to strike.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Operation(StrEnum):
     SYNC = "sync"
 
 
-Fate = Callable[[Operation, Path], DiskFault | None]
+FaultSource = Callable[[Operation, Path], DiskFault | None]
 
 
-def fair(_: Operation, __: Path) -> DiskFault | None:
+def no_faults(_: Operation, __: Path) -> DiskFault | None:
     """Nothing befalls any operation."""
     return None
 
@@ -68,8 +68,8 @@ class _Content:
 class SimulatedDisk:
     """An ``orchestrator.disk.Disk``. It counts what it ``refused``, and ends of files ``spoilt`` by losses of power."""
 
-    def __init__(self, fate: Fate = fair) -> None:
-        self.fate = fate
+    def __init__(self, fault_source: FaultSource = no_faults) -> None:
+        self.fault_source = fault_source
         self.refused = self.spoilt = 0
         self._contents: dict[Path, _Content] = {}
         self._removed: dict[Path, _Content] = {}
@@ -174,7 +174,7 @@ class SimulatedDisk:
         self._removed.clear()
 
     def _befalls(self, operation: Operation, path: Path) -> DiskFault | None:
-        fault = self.fate(operation, path)
+        fault = self.fault_source(operation, path)
         self.refused += fault in (DiskFault.FULL, DiskFault.ERROR)
         if fault is DiskFault.BEFORE:
             raise Died

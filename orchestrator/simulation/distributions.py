@@ -1,4 +1,4 @@
-"""How long something takes, when it does not always take the same: distributions of durations, from plain data.
+"""Distributions of durations, parsed from plain data: constant, exponential, uniform, log-normal or recorded samples.
 
     parse("30min"), parse({"exponential": "30min"}), parse({"uniform": ["1min", "5min"]}),
     parse({"lognormal": {"median": "30min", "sigma": 0.8}}), parse({"samples": [18, 22.5, "1min"]})
@@ -166,18 +166,18 @@ def parse(value: Any) -> Distribution:
         return Constant(duration(value))
     if len(value) != 1:
         raise ConfigurationError(detail=f"{brief(value)} names {len(value)} distributions. Write one: {_FORMS}.")
-    ((kind, given),) = value.items()
+    ((kind, parameter),) = value.items()
     match kind:
         case "constant":
-            return Constant(duration(given))
+            return Constant(duration(parameter))
         case "exponential":
-            return Exponential(_positive(kind, given))
+            return Exponential(_positive(kind, parameter))
         case "uniform":
-            return _uniform(given)
+            return _uniform(parameter)
         case "lognormal":
-            return _lognormal(given)
+            return _lognormal(parameter)
         case "samples":
-            return _empirical(given)
+            return _empirical(parameter)
     raise ConfigurationError(detail=f"{brief(kind)} is no distribution. Write {_FORMS}.")
 
 
@@ -190,35 +190,35 @@ def _positive(kind: str, value: Any) -> Duration:
     return seconds
 
 
-def _uniform(given: Any) -> Uniform:
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+def _uniform(bounds: Any) -> Uniform:
+    if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
         raise ConfigurationError(
-            detail=f"uniform: {brief(given)} is no range. Write two durations: {{uniform: [1min, 5min]}}."
+            detail=f"uniform: {brief(bounds)} is no range. Write two durations: {{uniform: [1min, 5min]}}."
         )
-    low, high = duration(given[0]), duration(given[1])
+    low, high = duration(bounds[0]), duration(bounds[1])
     if low > high:
         raise ConfigurationError(
-            detail=f"uniform: {brief(given)} ends before it begins. Write the smaller duration first."
+            detail=f"uniform: {brief(bounds)} ends before it begins. Write the smaller duration first."
         )
     return Uniform(low, high)
 
 
-def _lognormal(given: Any) -> LogNormal:
+def _lognormal(parameters: Any) -> LogNormal:
     remedy = "Write {lognormal: {median: 30min, sigma: 0.8}}."
-    if not isinstance(given, Mapping) or set(given) != {"median", "sigma"}:
-        raise ConfigurationError(detail=f"lognormal: {brief(given)} needs exactly median and sigma. {remedy}")
-    sigma = given["sigma"]
+    if not isinstance(parameters, Mapping) or set(parameters) != {"median", "sigma"}:
+        raise ConfigurationError(detail=f"lognormal: {brief(parameters)} needs exactly median and sigma. {remedy}")
+    sigma = parameters["sigma"]
     if isinstance(sigma, bool) or not isinstance(sigma, int | float) or not 0.0 <= sigma <= 5.0:
         raise ConfigurationError(
             detail=f"lognormal: sigma {brief(sigma)} must be a number from 0 to 5 without a unit. {remedy}"
         )
-    return LogNormal(_positive("lognormal", given["median"]), float(sigma))
+    return LogNormal(_positive("lognormal", parameters["median"]), float(sigma))
 
 
-def _empirical(given: Any) -> Empirical:
-    if not isinstance(given, Sequence) or isinstance(given, str) or not 0 < len(given) <= SAMPLES_MAX:
+def _empirical(samples: Any) -> Empirical:
+    if not isinstance(samples, Sequence) or isinstance(samples, str) or not 0 < len(samples) <= SAMPLES_MAX:
         raise ConfigurationError(
-            detail=f"samples: {brief(given)} is no list of durations. Write {{samples: [18, 22.5, 1min]}}, "
+            detail=f"samples: {brief(samples)} is no list of durations. Write {{samples: [18, 22.5, 1min]}}, "
             f"at most {SAMPLES_MAX:,}."
         )
-    return Empirical(tuple(duration(item) for item in given))
+    return Empirical(tuple(duration(item) for item in samples))

@@ -1,4 +1,4 @@
-"""How a planned fault strikes the simulated world."""
+"""Injection of planned faults into the simulated world."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from orchestrator.impairment import LinkFault
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.links import Links
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
-from orchestrator.simulation.surroundings import Clock, Listener, Processes
+from orchestrator.simulation.world_protocols import Clock, Listener, Processes
 
 _OPERATOR = "operator"
 
 
-class Surroundings(Clock, Listener, Processes, Protocol):
+class FaultInjectionWorld(Clock, Listener, Processes, Protocol):
     """What a fault may strike."""
 
     policy: JobPolicy
@@ -28,7 +28,7 @@ class Surroundings(Clock, Listener, Processes, Protocol):
     def links(self) -> Links: ...
 
 
-def strike(world: Surroundings, fault: Fault) -> None:
+def inject(world: FaultInjectionWorld, fault: Fault) -> None:
     """Do what the fault says, to whichever process of the island is the latest."""
     if world.finished is not None:
         return
@@ -54,7 +54,7 @@ def strike(world: Surroundings, fault: Fault) -> None:
             world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Cancel()))
         case FaultKind.CRASH:
             if host is not None and host.placed:
-                world.die(host, "the process crashed", said=True)
+                world.die(host, "the process crashed", announced=True)
         case FaultKind.DIVERGE | FaultKind.EXPLODE:
             if host is not None and host.alive:
                 host.process.diverged |= fault.kind is FaultKind.DIVERGE
@@ -68,11 +68,11 @@ def strike(world: Surroundings, fault: Fault) -> None:
                 host.impairment.inject(LinkFault(fault.kind.value), dose, world.now)
 
 
-def _node_group(world: Surroundings, fault: Fault) -> NodeGroupId:
+def _node_group(world: FaultInjectionWorld, fault: Fault) -> NodeGroupId:
     return next(plan.node_group for plan in world.policy.islands if plan.island == fault.island)
 
 
-def _silence(world: Surroundings, host: Host, fault: Fault) -> None:
+def _silence(world: FaultInjectionWorld, host: Host, fault: Fault) -> None:
     """Nothing gets through for a while; after ``silence_s`` of that the connection counts as lost."""
     until = world.now + fault.duration
     if fault.kind is FaultKind.FREEZE:

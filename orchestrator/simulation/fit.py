@@ -3,7 +3,7 @@
     fitted = fit(tape);  World(fitted.policy, fitted.plan, seed).run(fitted.until)
 
 What is taken over as recorded: speeds over time, each incarnation's start, operators' commands, crashes and silences.
-What is drawn from the durations that were seen: pulls, letters, deliveries, merges, evaluations, detection, and the start of
+What is drawn from the durations that were seen: pulls, reports, deliveries, merges, evaluations, detection, and the start of
 incarnations that the tape does not have. What is only estimated, because no event shows it: when a delivery reached its
 mailbox (an island adopts at its next boundary: half a step is taken off), and when a silence began. Where something was
 never seen, the plan's default stands and ``FittedWorld.notes`` says so. Not fitted: reordered arrivals, which no link makes.
@@ -24,9 +24,9 @@ from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandI
 from orchestrator.errors import DataError
 from orchestrator.simulation import speeds
 from orchestrator.simulation.distributions import Constant, Empirical, Uniform
-from orchestrator.simulation.misfortune import DETECT_S, Misfortune
-from orchestrator.simulation.observed import Observed, ObservedLife
-from orchestrator.simulation.plan import Capacity, Latency, Life, WorldPlan
+from orchestrator.simulation.fault_extraction import DETECT_S, FaultExtraction
+from orchestrator.simulation.observed import Observed, ObservedIncarnation
+from orchestrator.simulation.plan import Capacity, IncarnationStart, Latency, WorldPlan
 from orchestrator.simulation.speeds import DIGITS
 from orchestrator.tape.schema import Header, Tape, job_steps
 
@@ -76,15 +76,17 @@ class _Fit:
         self._notes: list[str] = []
         silent = {island: [s.span(seen.until) for s in seen.silences if s.island == island] for island in self._islands}
         self._speeds = {island: speeds.of(_reports(seen, island), silent[island]) for island in self._islands}
-        known = [found.step_s for found in self._speeds.values() if found.step_s]
-        if not known:
+        step_times = [island_speeds.step_s for island_speeds in self._speeds.values() if island_speeds.step_s]
+        if not step_times:
             raise DataError(
                 detail=f"no island trains on the tape of {header.job!r}, so there is no world to fit. "
                 "Take the tape of a job that ran for a while."
             )
-        self._usual_step_s = median(known)
-        self._letter_s = median(seen.letters) if seen.letters else 0.0
-        self._wrong = Misfortune(seen, {island: found.stops for island, found in self._speeds.items()}, header.policy)
+        self._usual_step_s = median(step_times)
+        self._report_delay_s = median(seen.report_delays) if seen.report_delays else 0.0
+        self._wrong = FaultExtraction(
+            seen, {island: island_speeds.stops for island, island_speeds in self._speeds.items()}, header.policy
+        )
 
     def world(self) -> FittedWorld:
         seen, fastest = self._seen, self._tokens_per_step()
@@ -100,7 +102,7 @@ class _Fit:
             place_s=self._latency("placing an island", chosen["place"], defaults.place_s),
             start_s=self._latency("starting an island", chosen["start"], defaults.start_s),
             transfer_s=self._latency("taking over a state", chosen["transfer"], defaults.transfer_s),
-            letter_s=self._latency("carrying a letter", seen.letters, defaults.letter_s),
+            letter_s=self._latency("carrying a letter", seen.report_delays, defaults.letter_s),
             pull_s=self._latency("pulling a payload", seen.pulls, defaults.pull_s),
             delivery_s=self._delivery_s(defaults.delivery_s),
             merge_s=self._latency("merging", seen.merges, defaults.merge_s),
@@ -128,27 +130,27 @@ class _Fit:
     # ── speeds ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _step_s(self, island: IslandId) -> Duration:
-        found = self._speeds[island].step_s
-        if found is None:
+        step_s = self._speeds[island].step_s
+        if step_s is None:
             self._notes.append(
                 f"{island} never trained: its step time is the others' median, {self._usual_step_s:.3g} s"
             )
-        return round(found or self._usual_step_s, DIGITS)
+        return round(step_s or self._usual_step_s, DIGITS)
 
     def _tokens_per_step(self) -> int:
-        return round(max(tokens for found in self._speeds.values() for _, tokens in found.tokens))
+        return round(max(tokens for island_speeds in self._speeds.values() for _, tokens in island_speeds.tokens))
 
     def _capacity(self, tokens_per_step: int) -> tuple[Capacity, ...]:
         """Fewer tokens a step, and stops during which the island was not missed: it stood still, and answered."""
         changes: list[Capacity] = []
-        for island, found in self._speeds.items():
+        for island, island_speeds in self._speeds.items():
             ratio = 1.0
-            for n, (at, tokens) in enumerate(found.tokens):
+            for n, (at, tokens) in enumerate(island_speeds.tokens):
                 ratio = tokens / tokens_per_step
                 if abs(ratio - 1.0) > speeds.CAPACITY_CHANGE or n:
                     changes.append(Capacity(at if n else 0.0, island, round(ratio, 4)))
             missed = [silence.span(self._seen.until) for silence in self._seen.silences if silence.island == island]
-            for stop in found.stops:
+            for stop in island_speeds.stops:
                 if not any(since < stop.until and stop.since < until for since, until in missed):
                     changes += [Capacity(stop.since, island, 0.0), Capacity(stop.until, island, ratio)]
         return tuple(sorted(changes, key=lambda change: (change.at, change.island)))
@@ -161,7 +163,7 @@ class _Fit:
             for before, after in pairwise(life.reports)
             if after.steps_total == before.steps_total + 1
         ]
-        if any(abs(took - told) > 1e-6 * took for took, told in pairs):
+        if any(abs(took - reported) > 1e-6 * took for took, reported in pairs):
             return STEP_TIMES_KEPT
         return 1 if pairs or self._header.started_at == 0.0 else STEP_TIMES_KEPT
 
@@ -169,38 +171,38 @@ class _Fit:
 
     def _starts(self, again: bool) -> dict[str, list[Duration]]:
         """Each part of the starts that the tape shows, of first incarnations or of all later ones."""
-        found: dict[str, list[Duration]] = {"place": [], "start": [], "transfer": [], "begin": []}
+        durations: dict[str, list[Duration]] = {"place": [], "start": [], "transfer": [], "begin": []}
         for life in self._lives():
             if (life.incarnation > 1) == again:
-                for part in found:
+                for part in durations:
                     if (seconds := getattr(life, f"{part}_s")) is not None:
-                        found[part].append(seconds)
-        return found
+                        durations[part].append(seconds)
+        return durations
 
-    def _lives(self) -> tuple[Life, ...]:
+    def _lives(self) -> tuple[IncarnationStart, ...]:
         return tuple(self._life(island, incarnation, life) for (island, incarnation), life in self._seen.lives.items())
 
-    def _life(self, island: IslandId, incarnation: Incarnation, life: ObservedLife) -> Life:
+    def _life(self, island: IslandId, incarnation: Incarnation, life: ObservedIncarnation) -> IncarnationStart:
         begin_s = None
-        if life.told_at is not None and life.reports:
+        if life.training_ordered_at is not None and life.reports:
             first = life.reports[0]
             pauses = self._speeds[island].pause_s * first.steps_total
-            begin_s = first.at - self._letter_s - first.stepping_seconds - pauses - life.told_at
+            begin_s = first.at - self._report_delay_s - first.stepping_seconds - pauses - life.training_ordered_at
         placed_at = life.refused_at if life.placed_at is None else life.placed_at
-        return Life(
+        return IncarnationStart(
             island,
             incarnation,
             place_s=_between(life.asked_at, placed_at),
             placement_fails=life.placed_at is None and life.refused_at is not None,
-            start_s=_between(life.placed_at, life.ready_at, self._letter_s),
-            transfer_s=_between(life.state_asked_at, life.caught_up_at, self._letter_s),
+            start_s=_between(life.placed_at, life.ready_at, self._report_delay_s),
+            transfer_s=_between(life.state_asked_at, life.caught_up_at, self._report_delay_s),
             begin_s=None if begin_s is None else max(0.0, round(begin_s, DIGITS)),
         )
 
     def _delivery_s(self, default: Latency) -> Latency:
-        """The middle lag from publication to adoption, less half a step of waiting for the boundary and the two letters."""
+        """The middle lag from publication to adoption, less half a step of waiting for the boundary and the two reports."""
         waits = {i: ((s.step_s or 0.0) + s.pause_s) / 2.0 for i, s in self._speeds.items()}
-        lags = [a.lag - waits[a.island] - 2.0 * self._letter_s for a in self._seen.adoptions if a.island in waits]
+        lags = [a.lag - waits[a.island] - 2.0 * self._report_delay_s for a in self._seen.adoptions if a.island in waits]
         if not lags:
             return self._latency("delivering a version", [], default)
         middle = max(0.0, median(lags))
@@ -213,12 +215,12 @@ class _Fit:
             return default
         return round(max(0.0, median(gaps) - self._usual_step_s / 2.0), DIGITS)
 
-    def _latency(self, what: str, found: Sequence[Duration], default: Latency) -> Latency:
+    def _latency(self, what: str, samples: Sequence[Duration], default: Latency) -> Latency:
         """Evenly spaced quantiles of what was seen."""
-        if not found:
-            self._notes.append(f"{what} was never seen: {_told(default)} is assumed")
+        if not samples:
+            self._notes.append(f"{what} was never seen: {_in_seconds(default)} is assumed")
             return _distribution(default)
-        ordered = sorted(max(0.0, seconds) for seconds in found)
+        ordered = sorted(max(0.0, seconds) for seconds in samples)
         if len(ordered) > SAMPLES_MAX:
             ordered = [ordered[(2 * n + 1) * len(ordered) // (2 * SAMPLES_MAX)] for n in range(SAMPLES_MAX)]
         return Empirical(tuple(round(seconds, DIGITS) for seconds in ordered))
@@ -232,15 +234,15 @@ def _between(since: Instant | None, until: Instant | None, less: Duration = 0.0)
     return None if since is None or until is None else max(0.0, round(until - since - less, DIGITS))
 
 
-def _alone(found: Sequence[Duration]) -> Latency | None:
-    return Empirical(tuple(round(seconds, DIGITS) for seconds in found)) if found else None
+def _alone(samples: Sequence[Duration]) -> Latency | None:
+    return Empirical(tuple(round(seconds, DIGITS) for seconds in samples)) if samples else None
 
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def _told(latency: Latency) -> str:
+def _in_seconds(latency: Latency) -> str:
     return f"{latency[0]:g} to {latency[1]:g} s" if isinstance(latency, tuple) else f"{latency.mean:g} s"
 
 

@@ -149,20 +149,20 @@ class FleetPlan:
         reconfigures for them; where there is one, they join it; without elasticity they cannot be used, and are never
         ``resident`` nor arrive.
         """
-        found: list[tuple[Block, Scavenged | None]] = [
+        blocks: list[tuple[Block, Scavenged | None]] = [
             (Block(learner, count), None) for learner, count in enumerate(_shares(self.slice_count, self.learner_count))
         ]
         following = self.learner_count
         for extra in self.scavenged:
             slices = self.scavenged_slices(extra)
             if self.system in ONE_LEARNER:
-                found.append((Block(0, slices, resident=False), extra))
+                blocks.append((Block(0, slices, resident=False), extra))
                 continue
             parts = min(slices, max(1, round(slices * self.learner_count / self.slice_count)))
             for count in _shares(slices, parts):
-                found.append((Block(following, count, resident=False), extra))
+                blocks.append((Block(following, count, resident=False), extra))
                 following += 1
-        return tuple(found)
+        return tuple(blocks)
 
     def policy(self) -> ElasticPolicy:
         return ElasticPolicy(
@@ -174,11 +174,11 @@ class FleetPlan:
 
     def plain(self) -> dict[str, Any]:
         """The plan as JSON can hold it, for a tape's header."""
-        given = {name: getattr(self, name) for name in self.__slots__}
-        given |= {name: given[name].plain() for name in DISTRIBUTIONS}
-        given |= {"system": str(self.system), "during_stall": str(self.during_stall)}
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields |= {name: fields[name].plain() for name in DISTRIBUTIONS}
+        fields |= {"system": str(self.system), "during_stall": str(self.during_stall)}
         return {
-            **given,
+            **fields,
             "step_factors": list(self.step_factors),
             "scavenged": [asdict(extra) for extra in self.scavenged],
         }
@@ -217,9 +217,9 @@ class FleetOutcome:
 
     def plain(self) -> dict[str, Any]:
         """For ``--json``; without capacity and batches."""
-        given = {name: getattr(self, name) for name in self.__slots__ if name not in ("capacity", "batches")}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("capacity", "batches")}
         badput = [{"cause": str(b.cause), "chip_seconds": b.chip_seconds, "ratio": b.ratio} for b in self.badput]
-        return {**given, "system": str(self.system), "badput": badput}
+        return {**fields, "system": str(self.system), "badput": badput}
 
 
 def _shares(slices: int, learners: int) -> list[int]:

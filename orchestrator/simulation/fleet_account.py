@@ -1,4 +1,4 @@
-"""Where a fleet's time went, batch by batch, and how well that is known.
+"""An account of a fleet's time, batch by batch: its shares by cause, and their standard error.
 
 Responsible for: shares that add up, and the standard error by the method of batch means. Refuses to know what happened.
 """

@@ -51,7 +51,7 @@ class FleetWorld:
         )
         self._next: Outage = next(self._trace)
         self._heap: list[tuple[Instant, int, int, int]] = []
-        self._asked = 0
+        self._scheduled_count = 0
         self._stall_end = [_NEVER] * self.jobs.policy.learner_count
         self._lock_step = (
             LockStep(plan, [count or GONE for count in self.jobs.serving]) if plan.system in LOCK_STEP else None
@@ -70,8 +70,8 @@ class FleetWorld:
         if plan.system is not System.DATA_PARALLEL:
             for number, (_, extra) in enumerate(plan.blocks()):
                 if extra is not None:
-                    self._ask(extra.since, _ARRIVE, number)
-                    self._ask(extra.until, _LEAVE, number)
+                    self._schedule(extra.since, _ARRIVE, number)
+                    self._schedule(extra.until, _LEAVE, number)
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -103,7 +103,7 @@ class FleetWorld:
         fail, give_back, resume = jobs.slice_failed, jobs.slice_returned, jobs.stall_ended
         draws = {SHRINK: self.plan.stall_down, GROW: self.plan.stall_up, RESTART: self.plan.restart}
         learner_of, stall_of, serving = jobs.learner_of, jobs.stall, jobs.serving
-        asked, events, outages, stalls = self._asked, self.events, self.outages, self.stalls
+        scheduled_count, events, outages, stalls = self._scheduled_count, self.events, self.outages, self.stalls
         stalled = jobs.stalled
         last, productive, shrinking, growing, restarting, away_seconds, up = self.now, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         training, away, live = jobs.training, jobs.away, jobs.live > 0
@@ -140,17 +140,17 @@ class FleetWorld:
                 if tape is not None:
                     tape.failed(at, index, decided, learner)
                 if decided & AWAIT:
-                    asked += 1
-                    heappush(heap, (back_at, asked, _RETURN, index))
+                    scheduled_count += 1
+                    heappush(heap, (back_at, scheduled_count, _RETURN, index))
             events += 1
             if not decided:
                 continue
             code = decided & _STALL
             if code:
                 stalls += 1
-                asked += 1
+                scheduled_count += 1
                 until = stall_end[learner] = at + draws[code].draw(random)
-                heappush(heap, (until, asked, _END, learner))
+                heappush(heap, (until, scheduled_count, _END, learner))
             passed = at - last
             last = at
             productive += training * passed
@@ -165,7 +165,7 @@ class FleetWorld:
             if changes is not None:
                 changes.append((at, learner, 0 if stall_of[learner] else serving[learner]))
         passed = end - last
-        self.now, self._next, self._asked = end, outage, asked
+        self.now, self._next, self._scheduled_count = end, outage, scheduled_count
         self.events, self.outages, self.stalls = events, outages, stalls
         spent: dict[Cause | None, float] = {
             None: productive + training * passed,
@@ -177,10 +177,10 @@ class FleetWorld:
         }
         return spent, up + live * passed
 
-    def _ask(self, at: Instant, kind: int, index: int) -> None:
+    def _schedule(self, at: Instant, kind: int, index: int) -> None:
         """Scavenged capacity's comings and goings are known beforehand."""
-        self._asked += 1
-        heappush(self._heap, (at, self._asked, kind, index))
+        self._scheduled_count += 1
+        heappush(self._heap, (at, self._scheduled_count, kind, index))
 
     def _visit(self, at: Instant, kind: int, block: int) -> tuple[int, int]:
         """Scavenged slices arrive or leave: what was decided, and for which learner."""

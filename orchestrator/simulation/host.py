@@ -1,6 +1,6 @@
-"""A simulated process and the link to it: in which order letters arrive, and what a frozen or cut-off island does.
+"""A simulated process and the link to it: in which order reports arrive, and what a frozen or cut-off island does.
 
-Letters are carried one by one, in order, as ``runtime``'s links do: an offer's bytes are pulled before the next letter is
+Reports are carried one by one, in order, as ``runtime``'s links do: an offer's bytes are pulled before the next report is
 read. While the island is frozen or cut off nothing is carried either way; what was sent waits. Bytes that were not pulled
 die with the process.
 """
@@ -18,8 +18,8 @@ from orchestrator.impairment import LinkImpairment
 from orchestrator.simulation.island import SimulatedIsland
 
 
-class Piece(NamedTuple):
-    """A fragment of a state that was given, and where its donor's clock stood."""
+class StateChunk(NamedTuple):
+    """A fragment of the state that a donor gave, and the logical step of that donor."""
 
     donor: IslandId
     version: Version
@@ -33,7 +33,7 @@ class Host:
 
     ``began_at`` is when the present step began, ``step_s`` what it takes, ``owed`` the time in it that the island stood
     still and has yet to make up for, ``held_at`` when it would have ended, if the island stood still then (``stepping``).
-    ``pieces`` are what several donors gave so far.
+    ``chunks`` are the fragments that its donors gave so far.
     """
 
     process: SimulatedIsland
@@ -50,12 +50,12 @@ class Host:
     owed: Duration = 0.0
     reported_at: Instant = 0.0
     impairment: LinkImpairment = field(default_factory=LinkImpairment)
-    pieces: dict[FragmentId, Piece] = field(default_factory=dict)
+    chunks: dict[FragmentId, StateChunk] = field(default_factory=dict)
     outbox: deque[IslandReport] = field(default_factory=deque)
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def silent(self, now: Instant) -> bool:
         return now < self.frozen_until or now < self.cut_until
 
-    def post(self, letters: list[IslandReport]) -> None:
-        self.outbox.extend(letters)
+    def post(self, reports: list[IslandReport]) -> None:
+        self.outbox.extend(reports)

@@ -1,7 +1,7 @@
-"""What passes between islands and synchroniser in the simulated world, and what goes wrong on the way.
+"""The simulated links between islands and synchroniser: reports, payloads and deliveries, and the faults they meet.
 
 Corrupt payloads, doubled and reordered arrivals, donors that fail: each with the probability the plan gives it. Reordering
-delays one letter and lets later ones overtake; a live link does not do that, but the core must bear it.
+delays one report and lets later ones overtake; a live link does not do that, but the core must bear it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from orchestrator.core.report_events import contribution_of, event_of
 from orchestrator.core.vocabulary import Duration, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason, Version
 from orchestrator.errors import InternalError
 from orchestrator.impairment import LinkFault
-from orchestrator.simulation.host import Host, Piece
+from orchestrator.simulation.host import Host, StateChunk
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.stepping import Stepping
-from orchestrator.simulation.surroundings import Clock, Listener, Odds, Processes
+from orchestrator.simulation.world_protocols import Clock, Listener, Odds, Processes
 
 OVERTAKEN_S = (0.05, 0.5)
 EXPLOSION = 1e6
 """How many times further away than usual an exploded island is."""
 
 
-class Surroundings(Clock, Odds, Listener, Processes, Protocol):
+class LinksWorld(Clock, Odds, Listener, Processes, Protocol):
     """What lies at both ends of the links."""
 
     policy: JobPolicy
@@ -41,24 +41,24 @@ class Surroundings(Clock, Odds, Listener, Processes, Protocol):
 class Links:
     """All links of one world."""
 
-    def __init__(self, world: Surroundings) -> None:
+    def __init__(self, world: LinksWorld) -> None:
         self._world = world
 
     def carry(self, host: Host) -> None:
-        """Take the next letter, if there is one and nothing is under way."""
+        """Take the next report, if there is one and nothing is under way."""
         world = self._world
         if host.carrying or not host.outbox or not host.alive or host.silent(world.now):
             return
-        letter = host.outbox.popleft()
+        report = host.outbox.popleft()
         host.carrying = True
         under_way = False  # on a slow link: bytes that have left are not called back by a newer offer
-        takes = world.draw(world.plan.pull_s if isinstance(letter, Offer) else world.plan.letter_s)
-        if isinstance(letter, Offer):
+        takes = world.draw(world.plan.pull_s if isinstance(report, Offer) else world.plan.letter_s)
+        if isinstance(report, Offer):
             takes += world.stepping.carriage(host.process.island)
-            if host.impairment.slow(world.now) and host.process.holds(letter):
+            if host.impairment.slow(world.now) and host.process.holds(report):
                 takes += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
                 under_way = True
-        world.while_alive(takes, partial(self._arrive, host, letter, under_way, host.process.island))
+        world.while_alive(takes, partial(self._arrive, host, report, under_way, host.process.island))
 
     def say(self, event: e.Event, seconds: float) -> None:
         """The core hears of an event about an island in a while, with the instant at which it does."""
@@ -113,31 +113,33 @@ class Links:
                     assert_never(source)
 
         if isinstance(source, f.FromPeers) and world.policy.donors_max > 1:
-            self._gather(host, (source.donor, *source.helpers), life.transfer_s)
+            self._fetch_chunks(host, (source.donor, *source.helpers), life.transfer_s)
         else:
             world.later(seconds, world.addressed(host, moved))
 
-    def _gather(self, host: Host, donors: Sequence[tuple[IslandId, Incarnation]], transfer_s: Duration | None) -> None:
+    def _fetch_chunks(
+        self, host: Host, donors: Sequence[tuple[IslandId, Incarnation]], transfer_s: Duration | None
+    ) -> None:
         """What is missing is dealt among the donors; each gives its share when its own move ends."""
         world, count = self._world, self._world.policy.fragment_count
-        missing = [p for p in map(FragmentId, range(count)) if p not in host.pieces]
+        missing = [p for p in map(FragmentId, range(count)) if p not in host.chunks]
         began = world.now
 
-        def given(donor: tuple[IslandId, Incarnation], share: Sequence[FragmentId], fails: bool) -> None:
-            if len(host.pieces) == count or (process := self._giving(host, donor, fails)) is None:
+        def give_chunk(donor: tuple[IslandId, Incarnation], share: Sequence[FragmentId], fails: bool) -> None:
+            if len(host.chunks) == count or (process := self._giving(host, donor, fails)) is None:
                 return
             for p in share:
-                host.pieces.setdefault(p, Piece(donor[0], process.replica.versions[p], process.replica.step))
-            if len(host.pieces) == count:
-                pieces = [host.pieces[FragmentId(p)] for p in range(count)]
-                lead = max(pieces, key=lambda piece: piece.step)
-                versions, sources = tuple(piece.version for piece in pieces), tuple(piece.donor for piece in pieces)
+                host.chunks.setdefault(p, StateChunk(donor[0], process.replica.versions[p], process.replica.step))
+            if len(host.chunks) == count:
+                chunks = [host.chunks[FragmentId(p)] for p in range(count)]
+                lead = max(chunks, key=lambda chunk: chunk.step)
+                versions, sources = tuple(chunk.version for chunk in chunks), tuple(chunk.donor for chunk in chunks)
                 self._load(host, CaughtUp(lead.donor, versions, lead.step, world.now - began, sources))
 
         for index, donor in enumerate(donors):
             fails = world.chance(world.plan.catch_up_failure)
             takes = world.draw(world.plan.transfer_s) / len(donors) if transfer_s is None else transfer_s
-            world.later(takes, world.addressed(host, partial(given, donor, missing[index :: len(donors)], fails)))
+            world.later(takes, world.addressed(host, partial(give_chunk, donor, missing[index :: len(donors)], fails)))
 
     def _giving(self, host: Host, donor: tuple[IslandId, Incarnation], fails: bool) -> SimulatedIsland | None:
         """The donor's process as it stands, unless it has no state to give, which its receiver says then."""
@@ -149,19 +151,19 @@ class Links:
         host.process.exploded |= process.exploded
         return process
 
-    def _load(self, host: Host, letter: CaughtUp) -> None:
+    def _load(self, host: Host, report: CaughtUp) -> None:
         if host.process.stepping or host.process.replica.flushing:
             return  # asked twice, because it was silent meanwhile: it trains on the state that came first
-        host.process.load(letter.versions, letter.step)
-        self._post(host, letter)
+        host.process.load(report.versions, report.step)
+        self._post(host, report)
 
-    def _post(self, host: Host, letter: IslandReport) -> None:
+    def _post(self, host: Host, report: IslandReport) -> None:
         if host.alive:
-            host.post([letter])
+            host.post([report])
             self.carry(host)
 
-    def _arrive(self, host: Host, letter: IslandReport, under_way: bool, writer: IslandId) -> None:
-        """A letter is through, unless the island died, fell silent or got another name while it was under way."""
+    def _arrive(self, host: Host, report: IslandReport, under_way: bool, writer: IslandId) -> None:
+        """A report is through, unless the island died, fell silent or got another name while it was under way."""
         world = self._world
         host.carrying = False
         if not host.alive:
@@ -170,18 +172,18 @@ class Links:
             self.carry(host)
             return
         if host.silent(world.now):
-            host.outbox.appendleft(letter)
+            host.outbox.appendleft(report)
             return
-        if not isinstance(letter, Offer):
-            self._tell(host, letter)
-        elif under_way or host.process.holds(letter):
+        if not isinstance(report, Offer):
+            self._tell(host, report)
+        elif under_way or host.process.holds(report):
             fault = host.impairment.payload_fault() if world.now < world.plan.calm_at else None
             if fault is not None and fault.kind is LinkFault.DELAY:
-                host.carrying = True  # no letter overtakes it
-                world.while_alive(fault.late, lambda: self._come_late(host, letter))
+                host.carrying = True  # no report overtakes it
+                world.while_alive(fault.late, lambda: self._come_late(host, report))
                 return
             if fault is None or fault.kind is not LinkFault.DROP:
-                self._take(host, letter, self._found(host, spoilt=fault is not None))
+                self._take(host, report, self._refusal(host, spoilt=fault is not None))
         self.carry(host)
 
     def _come_late(self, host: Host, offer: Offer) -> None:
@@ -191,7 +193,7 @@ class Links:
             self._take(host, offer, None)
             self.carry(host)
 
-    def _found(self, host: Host, *, spoilt: bool) -> tuple[RefusalReason, str] | None:
+    def _refusal(self, host: Host, *, spoilt: bool) -> tuple[RefusalReason, str] | None:
         """What is wrong with the bytes of an offer."""
         if not spoilt and host.process.diverged:
             return RefusalReason.NON_FINITE, "a value is not finite"
@@ -207,21 +209,21 @@ class Links:
         offered = contribution_of(offer, host.process.island, host.process.incarnation)
         self.hear(host, e.ContributionUnusable(world.now, offered, *wrong), 0.0)
 
-    def _tell(self, host: Host, letter: IslandReport) -> None:
+    def _tell(self, host: Host, report: IslandReport) -> None:
         world = self._world
         island, incarnation = host.process.island, host.process.incarnation
         event: e.Event
-        if isinstance(letter, Offer):
-            far = letter.step_count * (EXPLOSION if host.process.exploded else 1.0)
-            event = e.ContributionArrived(world.now, contribution_of(letter, island, incarnation), far)
+        if isinstance(report, Offer):
+            far = report.step_count * (EXPLOSION if host.process.exploded else 1.0)
+            event = e.ContributionArrived(world.now, contribution_of(report, island, incarnation), far)
         else:
-            event = event_of(letter, world.now, island, incarnation)
+            event = event_of(report, world.now, island, incarnation)
         if world.chance(world.plan.duplicate):
             self.say(event, world.draw(OVERTAKEN_S))
         self.hear(host, event, world.draw(OVERTAKEN_S) if world.chance(world.plan.reorder) else 0.0)
 
     def hear(self, host: Host, event: e.Event, seconds: float) -> None:
-        """The core hears what a letter says, now or when later letters have overtaken it."""
+        """The core hears what a report says, now or when later reports have overtaken it."""
         if seconds > 0.0:
             self.say(event, seconds)
         else:

@@ -1,4 +1,4 @@
-"""What waiting for each other costs: DiLoCo and Streaming DiLoCo laid over learners that stall on their own.
+"""The cost of waiting for each other: DiLoCo and Streaming DiLoCo laid over learners that stall on their own.
 
     position p_m    inner steps learner m has done          synchronisation points at k·s, s = H (diloco) or H/P (streaming)
     gate k          stands at k·s + τ; nobody passes it before everybody has reached k·s

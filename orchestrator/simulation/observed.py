@@ -1,9 +1,9 @@
-"""What a tape shows of the world it was made in, gathered in one pass: how long everything took, and what went wrong.
+"""Observations of the world in which a tape was made, gathered in one pass: durations, speeds, and what went wrong.
 
 A fold over (event, effects) like those of ``accounting``, of a live job or a simulated one. Responsible for pairing each
-request with its answer and each letter with the one before it; ``fit`` makes a world of what was seen. Refuses to guess.
+request with its answer and each report with the one before it; ``fit`` makes a world of what was seen. Refuses to guess.
 
-Two letters of an island that speak of the same tokens were sent together, at one boundary: the time between them is the
+Two reports of an island that speak of the same tokens were sent together, at one boundary: the time between them is the
 carriage of the second alone.
 """
 
@@ -21,7 +21,7 @@ LifeId = tuple[IslandId, Incarnation]
 
 
 @dataclass(slots=True)
-class ObservedLife:
+class ObservedIncarnation:
     """One incarnation: when each part of its start was asked for and answered, and everything it reported."""
 
     asked_at: Instant
@@ -30,7 +30,7 @@ class ObservedLife:
     ready_at: Instant | None = None
     state_asked_at: Instant | None = None
     caught_up_at: Instant | None = None
-    told_at: Instant | None = None
+    training_ordered_at: Instant | None = None
     ended_at: Instant = inf
     reports: list[e.ProgressReported] = field(default_factory=list)
 
@@ -65,12 +65,12 @@ class Observed:
         self.until: Instant = 0.0
         self.seeded_at: Instant | None = None
         self.finished = False
-        self.lives: dict[LifeId, ObservedLife] = {}
+        self.lives: dict[LifeId, ObservedIncarnation] = {}
         self.silences: list[Silence] = []
         self.commands: list[e.CommandRequested] = []
         self.crashes: list[tuple[IslandId, Instant, bool]] = []
         """Island, when, and whether that is when it was asked for (and not when its end was heard of)."""
-        self.letters: list[Duration] = []
+        self.report_delays: list[Duration] = []
         self.pulls: list[Duration] = []
         self.merges: list[Duration] = []
         self.evaluations: list[Duration] = []
@@ -88,7 +88,7 @@ class Observed:
         self.arrived = self.repeated = self.unusable = 0
         self.catch_ups = self.catch_ups_failed = 0
         self.keeps_work = False
-        self._heard: dict[LifeId, tuple[Instant, int]] = {}
+        self._last_reports: dict[LifeId, tuple[Instant, int]] = {}
         self._payloads: set[PayloadId] = set()
         self._merging: dict[tuple[FragmentId, Version], Instant] = {}
         self._evaluating: dict[int, Instant] = {}
@@ -104,17 +104,17 @@ class Observed:
             case e.OuterStateSeeded():
                 self.seeded_at = event.at
             case e.ProgressReported() | e.FragmentAdopted():
-                self._letter(event)
+                self._reported(event)
             case e.ContributionArrived() | e.ContributionUnusable():
                 self._contribution(event)
             case e.MergeCompleted():
-                if (asked := self._merging.pop((event.fragment, event.version), None)) is not None:
-                    self.merges.append(event.at - asked)
+                if (requested_at := self._merging.pop((event.fragment, event.version), None)) is not None:
+                    self.merges.append(event.at - requested_at)
             case e.EvaluationCompleted() | e.EvaluationFailed():
-                if (asked := self._evaluating.pop(event.global_version, None)) is not None:
+                if (requested_at := self._evaluating.pop(event.global_version, None)) is not None:
                     alone = self._ending_at is not None
-                    kept = self.evaluations_alone if alone else self.evaluations
-                    kept.append(event.at - max(asked, self._ending_at or 0.0))
+                    durations = self.evaluations_alone if alone else self.evaluations
+                    durations.append(event.at - max(requested_at, self._ending_at or 0.0))
             case e.ConnectionLost():
                 self._lost(event)
             case e.ConnectionRestored():
@@ -123,21 +123,21 @@ class Observed:
             case e.IslandPlaced() | e.PlacementFailed() | e.IslandReady() | e.IslandCaughtUp() | e.CatchUpFailed():
                 self._starting(event)
         for effect in effects:
-            self._asked(event, effect)
+            self._effect(event, effect)
 
     # ── what was asked ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _asked(self, event: e.Event, effect: f.Effect) -> None:
+    def _effect(self, event: e.Event, effect: f.Effect) -> None:
         at = event.at
         match effect:
             case f.PlaceIsland():
-                self.lives[effect.island, effect.incarnation] = ObservedLife(at)
+                self.lives[effect.island, effect.incarnation] = ObservedIncarnation(at)
             case f.BeginCatchUp():
                 self.lives[effect.island, effect.incarnation].state_asked_at = at
                 self.catch_ups += 1
             case f.StartTraining():
                 life = self.lives[effect.island, effect.incarnation]
-                life.told_at = at if life.told_at is None else life.told_at
+                life.training_ordered_at = at if life.training_ordered_at is None else life.training_ordered_at
             case f.KillIsland():
                 key = (effect.island, effect.incarnation)
                 asked_for = isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Kill)
@@ -184,17 +184,17 @@ class Observed:
             case e.CatchUpFailed():
                 self.catch_ups_failed += 1
 
-    def _letter(self, event: e.ProgressReported | e.FragmentAdopted) -> None:
+    def _reported(self, event: e.ProgressReported | e.FragmentAdopted) -> None:
         key = (event.island, event.incarnation)
         life = self.lives.get(key)
         if life is None:
             return
-        if event.tokens_total < self._heard.get(key, (0.0, 0))[1]:
+        if event.tokens_total < self._last_reports.get(key, (0.0, 0))[1]:
             return  # told again, or overtaken
         self._settle_gap(key, event.tokens_total)
         if self._together(key, event.tokens_total):
-            self.letters.append(event.at - self._heard[key][0])
-        self._heard[key] = (event.at, event.tokens_total)
+            self.report_delays.append(event.at - self._last_reports[key][0])
+        self._last_reports[key] = (event.at, event.tokens_total)
         if isinstance(event, e.ProgressReported):
             if life.reports and event.steps_total <= life.reports[-1].steps_total:
                 return
@@ -223,16 +223,16 @@ class Observed:
         self.arrived += isinstance(event, e.ContributionArrived)
         self.unusable += isinstance(event, e.ContributionUnusable)
         if self._together(key, c.tokens_total):
-            self.pulls.append(event.at - self._heard[key][0])
-        self._heard[key] = (event.at, c.tokens_total)
+            self.pulls.append(event.at - self._last_reports[key][0])
+        self._last_reports[key] = (event.at, c.tokens_total)
 
     def _together(self, key: LifeId, tokens_total: int) -> bool:
-        return key in self._heard and self._heard[key][1] == tokens_total and key not in self._silent
+        return key in self._last_reports and self._last_reports[key][1] == tokens_total and key not in self._silent
 
     def _settle_gap(self, key: LifeId, tokens_total: int) -> None:
-        """A report was due by time alone if the next letter is of another boundary."""
+        """A progress report was due by time alone if the next report is of another boundary."""
         gap = self._unasked.pop(key, None)
-        if gap is not None and self._heard[key][1] != tokens_total:
+        if gap is not None and self._last_reports[key][1] != tokens_total:
             self.report_gaps.append(gap)
 
     # ── what went wrong ───────────────────────────────────────────────────────────────────────────────────────────
@@ -244,14 +244,14 @@ class Observed:
             return
         if event.dead:
             if (killed_at := self._killed.get(key)) is not None:
-                died_at = max(killed_at, self._heard.get(key, (killed_at, 0))[0])
+                died_at = max(killed_at, self._last_reports.get(key, (killed_at, 0))[0])
                 self.kills.append(died_at - killed_at)
                 self.detections.append(event.at - died_at)
             else:
                 self.crashes.append((event.island, event.at, False))
             self._end(key, event.at)
         elif key not in self._silent:
-            heard_at = self._heard.get(key, (life.placed_at or life.asked_at, 0))[0]
+            heard_at = self._last_reports.get(key, (life.placed_at or life.asked_at, 0))[0]
             silence = self._silent[key] = Silence(event.island, event.incarnation, heard_at, event.at)
             self.silences.append(silence)
 

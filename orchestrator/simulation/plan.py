@@ -1,4 +1,4 @@
-"""What a simulated world is like: speeds, latencies, and which faults strike whom and when.
+"""The plan of a simulated world: speeds, latencies, and faults, each with its island and its instant.
 
 Everything is data and seeds, so that a failure is reproduced by its plan and nothing else. After ``calm_at`` no random
 fault strikes any more: what must happen in the end can be asked of every plan.
@@ -95,7 +95,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class IncarnationStart:
     """What was recorded of one incarnation's start. ``None`` is drawn as for every other.
 
     ``begin_s`` is from being told to train to the beginning of the first step.
@@ -160,7 +160,7 @@ class WorldPlan:
     pause_s: tuple[Duration, ...] = ()
     payload_bytes: int = 0
     bandwidth_bytes_per_s: tuple[float, ...] = ()
-    lives: tuple[Life, ...] = ()
+    lives: tuple[IncarnationStart, ...] = ()
     median_over: int = 1
     evaluate_alone_s: Latency | None = None
     begin_s: Latency = (0.0, 0.0)

@@ -123,8 +123,8 @@ def plan(step_s: Sequence[Duration], **changes: object) -> WorldPlan:
 def capacities(policy: JobPolicy, changes: Sequence[Sequence[tuple[Instant, float]]]) -> tuple[Capacity, ...]:
     """What a fleet outcome says of each learner, as a plan's ``capacity``."""
     named = zip(policy.islands, changes, strict=True)
-    found = [Capacity(at, island.island, ratio) for island, ups in named for at, ratio in ups]
-    return tuple(sorted(found, key=lambda change: (change.at, change.island)))
+    capacities = [Capacity(at, island.island, ratio) for island, ups in named for at, ratio in ups]
+    return tuple(sorted(capacities, key=lambda change: (change.at, change.island)))
 
 
 _Process = tuple[IslandId, Incarnation]
@@ -206,7 +206,7 @@ class _Mark:
     merged: float
     trained: float
     worth: Mapping[str, Any]
-    told: Mapping[str, Any]
+    statistics: Mapping[str, Any]
 
 
 def _measured(
@@ -224,14 +224,14 @@ def _measured(
     still = (seconds["stalled"] - first.worth["island_seconds"]["stalled"]) / (
         seconds["total"] - first.worth["island_seconds"]["total"]
     )
-    contributions = last.told["contributors_mean"] * last.told["merges"]
+    contributions = last.statistics["contributors_mean"] * last.statistics["merges"]
     return ProtocolOutcome(
         goodput=goodput,
         stderr=sqrt(spread / len(parts)),
         trained_ratio=trained,
         uptime=last.worth["uptime_ratio"],
-        merges=last.told["merges"],
-        contributors_mean=last.told["contributors_mean"],
+        merges=last.statistics["merges"],
+        contributors_mean=last.statistics["contributors_mean"],
         traffic_bytes_per_s=world.plan.payload_bytes * contributions / len(world.policy.islands) / last.at,
         badput={
             STANDING_STILL: min(still, max(0.0, 1.0 - trained)),

@@ -1,4 +1,4 @@
-"""What came of a simulation, and where its tapes go while it runs."""
+"""The result of a simulation, and the tape that it writes while it runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Simulated:
 
     def plain(self) -> dict[str, Any]:
         about = {"name": self.spec.name, "seed": self.spec.seed, "duration_s": self.spec.duration}
-        told: dict[str, Any] = finite(
+        document: dict[str, Any] = finite(
             {
                 **about,
                 "simulated_s": self.simulated_s,
@@ -48,4 +48,4 @@ class Simulated:
                 "notes": self.notes,
             }
         )
-        return told
+        return document

@@ -60,37 +60,37 @@ def simulate(
     def show(ratio: float) -> None:
         on_progress(share + (1.0 - share) * ratio, "protocol")
 
-    told, records = run_protocol.run(spec, worlds["decoupled"].plan, fleet, show)
+    outcome, tape = run_protocol.run(spec, worlds["decoupled"].plan, fleet, show)
     if open_tape is not None:
-        sink = open_tape(PROTOCOL_TAPE, records.header)
-        for record in records.records:
+        sink = open_tape(PROTOCOL_TAPE, tape.header)
+        for record in tape.records:
             sink.append(record)
-    if told.until > 0.0:
-        row = run_protocol.row_of(fleet, told)
+    if outcome.until > 0.0:
+        row = run_protocol.row_of(fleet, outcome)
         rows = [*rows, row] if spec.level == "both" else [row]
-    return Simulated(spec, tuple(rows), told.until, partial=told.until < spec.duration)
+    return Simulated(spec, tuple(rows), outcome.until, partial=outcome.until < spec.duration)
 
 
 def fleet_plan(spec: SimulationSpec, system: System) -> FleetPlan:
     """The specification as the fleet level's plan of one system."""
     assert spec.fleet is not None
-    given = spec.fleet
+    section = spec.fleet
     plan = FleetPlan(
-        chips=given.chips,
+        chips=section.chips,
         duration=spec.duration,
         system=system,
-        learners=given.learners,
-        chips_per_slice=given.chips_per_slice,
-        mtbi_chip=given.mtbi_chip,
-        return_time=given.return_time,
-        stall_down=given.stall_down,
-        stall_up=given.stall_up,
-        restart=given.restart,
+        learners=section.learners,
+        chips_per_slice=section.chips_per_slice,
+        mtbi_chip=section.mtbi_chip,
+        return_time=section.return_time,
+        stall_down=section.stall_down,
+        stall_up=section.stall_up,
+        restart=section.restart,
         step_s=spec.step_s,
         fragments=spec.synchroniser.fragments,
         interval_steps=spec.synchroniser.interval_steps,
         overlap_steps=spec.synchroniser.overlap_steps,
-        scavenged=given.visits(),
+        scavenged=section.visits(),
     )
     return replace(plan, step_factors=spec.speed_factors()) if plan.learner_count > 1 else plan
 

@@ -29,27 +29,27 @@ def run(
 ) -> tuple[protocol.ProtocolOutcome, Tape]:
     """What was measured, and the tape of it. ``on_progress`` may stop it with KeyboardInterrupt."""
     policy = job_policy(spec, len(fleet.capacity))
-    given = world_plan(spec, policy, fleet)
-    world = World(policy, given, spec.seed, checked=False)
+    simulated_plan = world_plan(spec, policy, fleet)
+    world = World(policy, simulated_plan, spec.seed, checked=False)
     warm_up = min(2.0 * policy.sync_interval_steps * spec.step_s, 0.2 * spec.duration)
-    told = protocol.run(world, warm_up, spec.duration, _full_tokens(plan, given), on_progress)
-    return told, world.sink.tape(Header(f"simulated-{spec.name}-{spec.seed}", policy))
+    outcome = protocol.run(world, warm_up, spec.duration, _full_tokens(plan, simulated_plan), on_progress)
+    return outcome, world.sink.tape(Header(f"simulated-{spec.name}-{spec.seed}", policy))
 
 
-def row_of(fleet: FleetOutcome, told: protocol.ProtocolOutcome) -> dict[str, Any]:
+def row_of(fleet: FleetOutcome, outcome: protocol.ProtocolOutcome) -> dict[str, Any]:
     """As plain data, like the fleet level's rows."""
     return {
         "system": "decoupled",
         "level": "protocol",
         "learners": fleet.learners,
         "chips": fleet.chips,
-        "goodput": told.goodput,
-        "stderr": told.stderr,
-        "uptime": told.uptime,
-        "badput": {cause: ratio for cause, ratio in told.badput.items() if ratio > 0.0},
-        "merges": told.merges,
-        "contributors_mean": told.contributors_mean,
-        "bandwidth_gbps": told.traffic_bytes_per_s * 8 / bandwidth.GIGA,
+        "goodput": outcome.goodput,
+        "stderr": outcome.stderr,
+        "uptime": outcome.uptime,
+        "badput": {cause: ratio for cause, ratio in outcome.badput.items() if ratio > 0.0},
+        "merges": outcome.merges,
+        "contributors_mean": outcome.contributors_mean,
+        "bandwidth_gbps": outcome.traffic_bytes_per_s * 8 / bandwidth.GIGA,
     }
 
 

@@ -36,12 +36,14 @@ def simulate_world(spec: SimulationSpec, on_progress: Progress, open_tape: OpenT
 
 
 def _row(world: World, at: float) -> dict[str, Any]:
-    worth, told = world.goodput.summary(at), world.statistics.summary(at)
+    worth, statistics = world.goodput.summary(at), world.statistics.summary(at)
     total = worth["island_seconds"]["total"] or 1.0
     badput = {cause: seconds / total for cause, seconds in worth["badput_seconds"].items()}
     if in_flight := worth["island_seconds"]["in_flight"] / total:
         badput["in flight"] = in_flight
-    carried = world.plan.payload_bytes * told["contributors_mean"] * told["merges"] / len(world.policy.islands)
+    carried = (
+        world.plan.payload_bytes * statistics["contributors_mean"] * statistics["merges"] / len(world.policy.islands)
+    )
     return {
         "system": "decoupled",
         "level": "protocol",
@@ -51,7 +53,7 @@ def _row(world: World, at: float) -> dict[str, Any]:
         "stderr": None,
         "uptime": worth["uptime_ratio"],
         "badput": badput,
-        "merges": told["merges"],
-        "contributors_mean": told["contributors_mean"],
+        "merges": statistics["merges"],
+        "contributors_mean": statistics["contributors_mean"],
         "bandwidth_gbps": 8e-9 * carried / at if carried and at else None,
     }

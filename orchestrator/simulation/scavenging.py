@@ -76,26 +76,26 @@ COUNT = (len(CASES) + len(LAWS)) * len(EXTRAS)
 
 def rows(seed: int = 0) -> Iterator[dict[str, Any]]:
     """For each system, pattern and extra: wall-clock relative to no extra, beside the published one where it applies."""
-    found = []
+    simulated = []
     for system, pattern in CASES:
         budget = _budget(system, seed)
         for extra in EXTRAS:
-            found.append(_row(system, pattern, extra, wall_clock(system, extra, pattern, budget, seed) / BASELINE))
-            yield found[-1]
-    yield from with_all_reduce(found)
+            simulated.append(_row(system, pattern, extra, wall_clock(system, extra, pattern, budget, seed) / BASELINE))
+            yield simulated[-1]
+    yield from with_all_reduce(simulated)
 
 
 def with_all_reduce(simulated: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Elastic data-parallel's rows, longer by each law's cost, its parameter fitted to the published row."""
     mine = [r for r in simulated if r["system"] == System.ELASTIC_DATA_PARALLEL and r["pattern"] == HALFWAY]
-    found = []
+    lengthened = []
     for law in LAWS:
         shapes = [(1.0 - ARRIVES) * law.shape(r["extra"]) for r in mine]
         missing = [r["published"] - r["wall_clock"] for r in mine]
         c = fsum(s * m for s, m in zip(shapes, missing, strict=True)) / fsum(s * s for s in shapes)
         for r, shape in zip(mine, shapes, strict=True):
-            found.append({**r, "wall_clock": r["wall_clock"] + c * shape, "all_reduce": law.name, "c": c})
-    return found
+            lengthened.append({**r, "wall_clock": r["wall_clock"] + c * shape, "all_reduce": law.name, "c": c})
+    return lengthened
 
 
 def wall_clock(system: System, extra: float, pattern: str, budget: float, seed: int) -> Instant:

@@ -56,14 +56,14 @@ def _duration(value: Any) -> Duration:
     try:
         return distributions.duration(value)
     except ConfigurationError as error:
-        raise PydanticCustomError("duration", "{said}", {"said": str(error)}) from error
+        raise PydanticCustomError("duration", "{problem}", {"problem": str(error)}) from error
 
 
 def _positive_duration(value: Any) -> Duration:
     seconds = _duration(value)
     if seconds < SECONDS_MIN:
         raise PydanticCustomError(
-            "duration", "{said}", {"said": f"{brief(value)} must be at least a nanosecond. Write 90s, 30min, 1y."}
+            "duration", "{problem}", {"problem": f"{brief(value)} must be at least a nanosecond. Write 90s, 30min, 1y."}
         )
     return seconds
 
@@ -72,25 +72,27 @@ def _distribution(value: Any) -> Distribution:
     try:
         return distributions.parse(value)
     except ConfigurationError as error:
-        raise PydanticCustomError("duration", "{said}", {"said": str(error)}) from error
+        raise PydanticCustomError("duration", "{problem}", {"problem": str(error)}) from error
 
 
 def _bandwidth(value: Any) -> float:
     """Bits per second out of a number, or a number with a unit."""
-    said = f"{brief(value)} is no bandwidth. Write bits per second from 1 on, or a number with a unit: 800Mbps, 5Gbps."
+    problem = (
+        f"{brief(value)} is no bandwidth. Write bits per second from 1 on, or a number with a unit: 800Mbps, 5Gbps."
+    )
     if isinstance(value, str) and len(value) <= distributions.TEXT_CHARACTERS_MAX:
         digits = value.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/")
         unit = value.strip()[len(digits) :].lower().replace("bit/s", "bps").replace("b/s", "bps")
         try:
             bits = float(digits) * _BITS[unit or "bps"]
         except (ValueError, KeyError):
-            raise PydanticCustomError("bandwidth", "{said}", {"said": said}) from None
+            raise PydanticCustomError("bandwidth", "{problem}", {"problem": problem}) from None
     elif isinstance(value, int | float) and not isinstance(value, bool):
         bits = float(max(-1, min(value, 2 * BANDWIDTH_MAX)))  # an integer may be beyond every float
     else:
-        raise PydanticCustomError("bandwidth", "{said}", {"said": said})
+        raise PydanticCustomError("bandwidth", "{problem}", {"problem": problem})
     if not 1.0 <= bits <= BANDWIDTH_MAX:
-        raise PydanticCustomError("bandwidth", "{said}", {"said": said})
+        raise PydanticCustomError("bandwidth", "{problem}", {"problem": problem})
     return bits
 
 
@@ -110,8 +112,8 @@ def _whole(value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if not (1.0 <= number <= NUMBER_MAX and number.is_integer()):
-        said = f"{brief(value)} is no count. Write a whole number from 1 to {NUMBER_MAX:.0e}."
-        raise PydanticCustomError("number", "{said}", {"said": said})
+        problem = f"{brief(value)} is no count. Write a whole number from 1 to {NUMBER_MAX:.0e}."
+        raise PydanticCustomError("number", "{problem}", {"problem": problem})
     return int(number)
 
 

@@ -1,4 +1,4 @@
-"""How fast an island was, out of its reports: recorded paces, stops, capacities, and a mean for when nothing is recorded.
+"""An island's speed, read from its reports: recorded paces, stops, capacities, and a mean for when nothing is recorded.
 
     reports    |--|---|--|-------------|--|---|--|        at, steps, stepping seconds
     stops                 ^^^^^^^^^^^^                    a gap between two steps that no step can be
@@ -74,34 +74,34 @@ class _Segment:
 
 def of(lives: Iterable[Sequence[ProgressReported]], unreachable: Sequence[tuple[Instant, Instant]]) -> Speeds:
     """What the reports of all incarnations of one island say of its speed."""
-    found = Speeds()
+    speeds = Speeds()
     reports = [list(life) for life in lives if life]
     length = max((life[-1].at for life in reports), default=0.0) - min((life[0].at for life in reports), default=0.0)
     window = max(WINDOW_S, length / PACES_MAX)
     for life in reports:
         first = life[0]
         if first.steps_total:
-            _note_tokens(found, first.at, first.tokens_total / first.steps_total)
+            _note_tokens(speeds, first.at, first.tokens_total / first.steps_total)
         pending: list[_Segment] = []
         for before, after in pairwise(life):
             steps = after.steps_total - before.steps_total
             stepping = after.stepping_seconds - before.stepping_seconds
-            _note_tokens(found, before.at, (after.tokens_total - before.tokens_total) / steps)
+            _note_tokens(speeds, before.at, (after.tokens_total - before.tokens_total) / steps)
             stop = _stop(before, after, steps, stepping)
             if stop is None:
                 pending.append(_Segment(before.at, after.at, steps, stepping))
             else:
-                found.stops.append(stop)
+                speeds.stops.append(stop)
                 excess = max(0.0, stepping - steps * after.step_seconds_median)
                 stepping -= min(stop.until - stop.since, excess)
                 stood = stop.until - stop.since
                 pending.append(_Segment(before.at, after.at - stood, steps, stepping))
             if _wide(pending, window) and not _within(after.at, unreachable):
-                _close(found, pending)
+                _close(speeds, pending)
                 pending = []
-        _close(found, pending)
-        found.owed = 0.0
-    return found
+        _close(speeds, pending)
+        speeds.owed = 0.0
+    return speeds
 
 
 def jitter(all_spreads: Iterable[Speeds]) -> float:
@@ -133,24 +133,24 @@ def _within(at: Instant, spans: Sequence[tuple[Instant, Instant]]) -> bool:
     return any(since <= at <= until + BURST_S for since, until in spans)
 
 
-def _close(found: Speeds, segments: list[_Segment]) -> None:
+def _close(speeds: Speeds, segments: list[_Segment]) -> None:
     steps = sum(segment.steps for segment in segments)
     if not steps:
         return
     stepping = fsum(segment.stepping for segment in segments)
     # a report that was long under way makes its window too wide and the next too narrow: what is missing is owed
-    left = fsum(segment.until - segment.since for segment in segments) - stepping - found.owed
-    pausing, found.owed = max(0.0, left), max(0.0, -left)
+    left = fsum(segment.until - segment.since for segment in segments) - stepping - speeds.owed
+    pausing, speeds.owed = max(0.0, left), max(0.0, -left)
     step_s = stepping / steps
     span = (round(segments[0].since, DIGITS), round(segments[-1].until, DIGITS))
-    found.paces.append(Pace(*span, round(step_s, DIGITS), round(pausing / steps, DIGITS)))
-    found.steps += steps
-    found.stepping += stepping
-    found.pausing += pausing
+    speeds.paces.append(Pace(*span, round(step_s, DIGITS), round(pausing / steps, DIGITS)))
+    speeds.steps += steps
+    speeds.stepping += stepping
+    speeds.pausing += pausing
     if len(segments) > 1 and step_s > 0.0:
-        found.spread += [(s.stepping / s.steps / step_s - 1.0) * sqrt(s.steps) for s in segments]
+        speeds.spread += [(s.stepping / s.steps / step_s - 1.0) * sqrt(s.steps) for s in segments]
 
 
-def _note_tokens(found: Speeds, at: Instant, tokens: float) -> None:
-    if not found.tokens or abs(tokens - found.tokens[-1][1]) > CAPACITY_CHANGE * max(tokens, found.tokens[-1][1]):
-        found.tokens.append((at, tokens))
+def _note_tokens(speeds: Speeds, at: Instant, tokens: float) -> None:
+    if not speeds.tokens or abs(tokens - speeds.tokens[-1][1]) > CAPACITY_CHANGE * max(tokens, speeds.tokens[-1][1]):
+        speeds.tokens.append((at, tokens))

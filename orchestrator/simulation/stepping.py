@@ -1,4 +1,4 @@
-"""How the islands of the simulated world step: how long a step takes, on how many tokens, and who stands still.
+"""The inner steps of simulated islands: how long each takes, on how many tokens, and which islands stand still.
 
 Responsible for what the plan says of speed: step times (recorded, sampled, or a mean with jitter), pauses between steps,
 and capacities that change over time. Refuses to know what a step does; ``world`` asks, and schedules.

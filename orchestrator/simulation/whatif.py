@@ -1,4 +1,4 @@
-"""What would have happened under another policy: the same faults and speeds, side by side with what did happen.
+"""A recorded job simulated under another policy: the same faults and speeds, side by side with what did happen.
 
     happened     the tape's own figures                         by the folds, from what was recorded
     unchanged    the fitted world under the tape's policy       how far the fit is to be trusted
@@ -93,7 +93,7 @@ class WhatIf:
     def rows(self) -> list[Row]:
         """The table's rows: the figures that matter, then badput by cause, largest first."""
         return [
-            Row(name, unit, {column: _at(told.figures, path) for column, told in self.columns.items()})
+            Row(name, unit, {column: _at(result.figures, path) for column, result in self.columns.items()})
             for name, unit, path in (*_FIGURES, *self._causes())
         ]
 
@@ -143,24 +143,24 @@ _FIGURES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def _figures(policy: JobPolicy, goodput: Goodput, statistics: Statistics) -> dict[str, Any]:
-    worth, told = goodput.summary(), statistics.summary()
-    recovery = told["recovery_s"]
+    worth, summary = goodput.summary(), statistics.summary()
+    recovery = summary["recovery_s"]
     return {
         "goodput_ratio": worth["goodput_ratio"],
         "uptime_ratio": worth["uptime_ratio"],
-        "duration_s": told["duration_s"],
-        "outcome": told["outcome"],
+        "duration_s": summary["duration_s"],
+        "outcome": summary["outcome"],
         "tokens_trained": worth["tokens"]["trained"],
         "tokens_merged": worth["tokens"]["merged"],
         "tokens_merged_per_second": worth["tokens_merged_per_second"],
-        "merges": told["merges"],
-        "merges_per_fragment": told["merges_per_fragment"],
-        "merges_per_fragment_mean": fsum(told["merges_per_fragment"]) / policy.fragment_count,
-        "contributors_mean": told["contributors_mean"],
-        "merges_by_contributors": told["merges_by_contributors"],
-        "grace_used_mean_s": told["grace_used_mean_s"],
-        "refused": sum(told["refusals"].values()),
-        "refusals": told["refusals"],
+        "merges": summary["merges"],
+        "merges_per_fragment": summary["merges_per_fragment"],
+        "merges_per_fragment_mean": fsum(summary["merges_per_fragment"]) / policy.fragment_count,
+        "contributors_mean": summary["contributors_mean"],
+        "merges_by_contributors": summary["merges_by_contributors"],
+        "grace_used_mean_s": summary["grace_used_mean_s"],
+        "refused": sum(summary["refusals"].values()),
+        "refusals": summary["refusals"],
         "recovery_s": recovery["total"] if recovery else None,
         "island_seconds": worth["island_seconds"],
         "badput_seconds": worth["badput_seconds"],

@@ -22,14 +22,14 @@ from orchestrator.core import invariants, saving
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, JobPolicy, PayloadId, ReleaseReason
 from orchestrator.errors import InternalError
-from orchestrator.simulation.faults import strike
+from orchestrator.simulation.faults import inject
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.links import Links
-from orchestrator.simulation.placing import end, place
-from orchestrator.simulation.plan import Capacity, Latency, Life, WorldPlan
+from orchestrator.simulation.merge_worker import MergeWorker
+from orchestrator.simulation.placement import end, place
+from orchestrator.simulation.plan import Capacity, IncarnationStart, Latency, WorldPlan
 from orchestrator.simulation.stepping import Stepping
-from orchestrator.simulation.workshop import Workshop
 from orchestrator.tape.driver import Driver, Fold, MemorySink
 from orchestrator.tape.schema import Header, Tape
 
@@ -52,7 +52,7 @@ class World:
         self.hosts: dict[tuple[IslandId, Incarnation], Host] = {}
         self.held: set[PayloadId] = set()
         self.finished: f.FinishJob | None = None
-        self.links, self.workshop = Links(self), Workshop(self)
+        self.links, self.merge_worker = Links(self), MergeWorker(self)
         self._driver = Driver(self.core, (*folds, self.goodput, self.statistics), self.sink)
         self.stepping = Stepping(policy, plan, self.random)
         everybody = (*policy.islands, *policy.standbys)
@@ -85,7 +85,7 @@ class World:
     def _begin(self) -> None:
         self._start_job()
         for fault in self.plan.faults:
-            self.later(fault.at, partial(strike, self, fault))
+            self.later(fault.at, partial(inject, self, fault))
         for change in self.plan.capacity:
             self.later(change.at, partial(self._change_capacity, change))
 
@@ -141,10 +141,10 @@ class World:
         low, high = latency
         return self.random.uniform(low, high) if high > 0.0 else 0.0
 
-    def life(self, host: Host) -> Life:
+    def life(self, host: Host) -> IncarnationStart:
         """What the plan says of how this incarnation starts."""
         key = (host.process.island, host.process.incarnation)
-        return self._lives.get(key) or Life(*key)
+        return self._lives.get(key) or IncarnationStart(*key)
 
     def chance(self, probability: float) -> bool:
         """Whether a random fault strikes here; none does once the plan is calm."""
@@ -167,7 +167,7 @@ class World:
         self.while_alive(max(0.0, effect.due_at - self.now), partial(self._tell_timer, effect))
 
     def merge_fragment(self, effect: f.MergeFragment) -> None:
-        self.workshop.merge(effect)
+        self.merge_worker.merge(effect)
 
     def publish_fragment(self, effect: f.PublishFragment) -> None:
         for recipient in effect.recipients:
@@ -184,7 +184,7 @@ class World:
         place(self, effect)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
-        self.links.catch_up(effect, self.workshop.outer)
+        self.links.catch_up(effect, self.merge_worker.outer)
 
     def start_training(self, effect: f.StartTraining) -> None:
         host = self.hosts[effect.island, effect.incarnation]
@@ -192,7 +192,7 @@ class World:
 
     def flush_island(self, effect: f.FlushIsland) -> None:
         host = self.hosts[effect.island, effect.incarnation]
-        self.workshop.hurry()
+        self.merge_worker.finish_evaluation_alone()
         self.reach(host, self.addressed(host, partial(self._flush, host)))
 
     def drain_island(self, effect: f.DrainIsland) -> None:
@@ -206,13 +206,13 @@ class World:
         end(self, effect)
 
     def evaluate(self, effect: f.Evaluate) -> None:
-        self.workshop.evaluate(effect.global_version)
+        self.merge_worker.evaluate(effect.global_version)
 
     def resolve_command(self, effect: f.ResolveCommand) -> None:
         """Operators of this world do not listen to what becomes of a command; it is on the tape."""
 
     def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
-        """Nothing is saved here, and nobody answers: ``swarm.saving_world`` has files."""
+        """Nothing is saved here, and nobody answers: ``swarm.checkpointing_world`` has files."""
 
     def seal_checkpoint(self, effect: saving.SealCheckpoint) -> None:
         """As ``begin_checkpoint``."""
@@ -242,14 +242,14 @@ class World:
         elif host.alive:
             call()
 
-    def die(self, host: Host, reason: str, *, said: bool) -> None:
+    def die(self, host: Host, reason: str, *, announced: bool) -> None:
         """The process is gone at once; if anybody listens, its connection breaks a moment later."""
         if not host.alive:
             return
         host.alive = host.process.stepping = False
         host.outbox.clear()
         lost = e.ConnectionLost(0.0, host.process.island, host.process.incarnation, True, reason)
-        if said:
+        if announced:
             self.links.say(lost, self.draw(self.plan.detect_s))
 
     # ── stepping ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -285,13 +285,13 @@ class World:
             if left is not None:
                 self.later(left, lambda: self._end_step(host))
             return
-        letters = host.process.end_step(host.step_s, self.now - host.last_step_end)
+        reports = host.process.end_step(host.step_s, self.now - host.last_step_end)
         host.last_step_end = self.now
-        if not letters and self.now - host.reported_at >= self.plan.report_every_s:
-            letters = [host.process.progress()]
-        if letters:
+        if not reports and self.now - host.reported_at >= self.plan.report_every_s:
+            reports = [host.process.progress()]
+        if reports:
             host.reported_at = self.now
-            host.post(letters)
+            host.post(reports)
             self.links.carry(host)
         if host.process.stepping:
             self._begin_step(host)

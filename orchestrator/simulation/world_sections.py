@@ -77,7 +77,7 @@ class PolicyPart(Section):
 
 
 class LifePart(Section):
-    """``plan.Life`` of one incarnation of the island it stands under."""
+    """``plan.IncarnationStart`` of one incarnation of the island it stands under."""
 
     incarnation: IncarnationCount
     place_s: VirtualSeconds | None = None

@@ -24,7 +24,7 @@ from orchestrator.core.vocabulary import HealthPolicy, Incarnation, IslandId, Is
 from orchestrator.errors import InvalidJobSpec, Problem
 from orchestrator.plain import some_of
 from orchestrator.simulation.fit import FittedWorld
-from orchestrator.simulation.plan import Capacity, Fault, Latency, Life, Pace, WorldPlan
+from orchestrator.simulation.plan import Capacity, Fault, IncarnationStart, Latency, Pace, WorldPlan
 from orchestrator.simulation.world_sections import ChancesPart, LatenciesPart, PlacePart, PolicyPart, WorldPart
 from orchestrator.validation import omitted_count, problems_of
 
@@ -155,7 +155,7 @@ def _world(part: WorldPart) -> FittedWorld:
         **{**part.policy.model_dump(), "health": HealthPolicy(**part.policy.health.model_dump())},
     )
     lives = [
-        Life(IslandId(i.island), Incarnation(life.incarnation), **life.model_dump(exclude={"incarnation"}))
+        IncarnationStart(IslandId(i.island), Incarnation(life.incarnation), **life.model_dump(exclude={"incarnation"}))
         for i in parts
         for life in i.lives
     ]

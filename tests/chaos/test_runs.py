@@ -19,7 +19,7 @@ from api.client import Client
 from api.installation.service_restart import no_restart
 from api.jobs.service import Service
 from api.storage.store import CommandRow, Store
-from orchestrator.chaos.conduct import LATE_MAX_S
+from orchestrator.chaos.runner import LATE_MAX_S
 from orchestrator.core.commands import Command, Inject
 from orchestrator.errors import Conflict, InvalidJobSpec, NotFound
 from tests.api.clockwork import Clockwork

@@ -9,8 +9,8 @@ import pytest
 from api.chaos.plans import load, plan_file
 from api.installation.shipped import CONFIGS
 from api.simulation.worlds import world_of
-from orchestrator.chaos.conduct import Conduct
 from orchestrator.chaos.kinds import Kind
+from orchestrator.chaos.runner import ChaosRunner
 from orchestrator.chaos.schedule import schedule
 from orchestrator.chaos.simulated import run
 from orchestrator.chaos.verdict import judge
@@ -42,10 +42,10 @@ def test_the_simulator_strikes_at_the_instants_that_a_live_run_of_the_same_plan_
     asked = plan(
         RANDOM_KILLS | {"poisson": {"mtbf": 6}}, STOPS, *LINKS, *others, {"kind": "kill_api", "at": 30}, seed=11
     )
-    conduct = simulated(asked).conduct
-    ours = [one.fault for one in conduct.decisions]
+    runner = simulated(asked).runner
+    ours = [one.fault for one in runner.decisions]
 
-    live = Conduct(asked, schedule(asked, POLICY.islands))  # as the live driver looks: late, and every half second
+    live = ChaosRunner(asked, schedule(asked, POLICY.islands))  # as the live driver looks: late, and every half second
     training = {island.island: Incarnation(1) for island in POLICY.islands}
     for tick in range(1000):
         live.look(100.0 + 0.5 * tick, training, dict)
@@ -53,7 +53,7 @@ def test_the_simulator_strikes_at_the_instants_that_a_live_run_of_the_same_plan_
 
     assert {fault.kind for fault in ours} == set(Kind)
     assert ours == theirs[: len(ours)]
-    assert all(one.at == conduct.begun_at + one.fault.at for one in conduct.decisions)
+    assert all(one.at == runner.begun_at + one.fault.at for one in runner.decisions)
 
 
 def test_links_and_payloads_suffer_in_the_simulator_and_nobody_stands_still_for_it():
@@ -62,7 +62,7 @@ def test_links_and_payloads_suffer_in_the_simulator_and_nobody_stands_still_for_
     assert found.verdict.passed, found.verdict.plain()["objectives"]
     told = {fault["kind"] for fault in found.verdict.report["faults"]}
     assert told == {"cut", "slow", "corrupt", "delay", "drop"}
-    count = sum(one.fault.payloads for one in found.conduct.decisions if one.fault.kind == "corrupt" and not one.spared)
+    count = sum(one.fault.payloads for one in found.runner.decisions if one.fault.kind == "corrupt" and not one.spared)
     unusable = [r.event for r in found.world.sink.records if isinstance(r.event, e.ContributionUnusable)]
     assert 0 < len(unusable) <= count
     assert found.verdict.notes == ()
@@ -83,7 +83,7 @@ def _contributions(asked):
     """When the plan began, and when contributions of asia came."""
     found = simulated(asked, replace(EVEN, payload_bytes=100_000))
     came = [r.event for r in found.world.sink.records if isinstance(r.event, e.ContributionArrived)]
-    return found.conduct.begun_at, [event.at for event in came if event.contribution.island == "asia"]
+    return found.runner.begun_at, [event.at for event in came if event.contribution.island == "asia"]
 
 
 def test_what_a_simulation_cannot_show_is_said_and_never_counts_as_struck():
@@ -103,22 +103,22 @@ def test_what_a_simulation_cannot_show_is_said_and_never_counts_as_struck():
 
 
 def test_the_loss_gap_is_measured_against_the_reference_and_one_of_another_length_is_noted():
-    conduct = Conduct(asked := plan(objectives=["loss_gap < 1 %"]), schedule(asked, POLICY.islands))
+    runner = ChaosRunner(asked := plan(objectives=["loss_gap < 1 %"]), schedule(asked, POLICY.islands))
     own = simulated(plan()).verdict.report
     better = {**own, "loss_final": own["loss_final"] / 1.02}
-    same = judge(conduct, own, own)
+    same = judge(runner, own, own)
     assert (same.judged[-1].passed, same.judged[-1].value, same.notes) == (True, 0.0, ())
-    (*_, failed) = judge(conduct, own, better).judged
+    (*_, failed) = judge(runner, own, better).judged
     assert not failed.passed
     assert failed.value == pytest.approx(0.02)
     longer = {**own, "policy": {**own["policy"], "token_budget": 2 * own["policy"]["token_budget"]}}
-    assert "token_budget" in judge(conduct, own, longer).notes[0]
-    assert "was not measured" in judge(conduct, own).judged[-1].detail
+    assert "token_budget" in judge(runner, own, longer).notes[0]
+    assert "was not measured" in judge(runner, own).judged[-1].detail
 
 
 def test_the_seed_of_the_world_does_not_move_the_faults():
     asked = plan(RANDOM_KILLS, seed=5)
-    one, other = (simulated(asked, seed=seed).conduct for seed in (1, 2))
+    one, other = (simulated(asked, seed=seed).runner for seed in (1, 2))
     assert [d.fault for d in one.decisions] == [d.fault for d in other.decisions]
 
 
@@ -126,10 +126,10 @@ def test_never_fewer_islands_train_than_are_kept():
     asked = plan(RANDOM_KILLS | {"poisson": {"mtbf": 0.5}}, blast_radius={"keep": 2})
     found = simulated(asked)
     fewest = min(_training_counts(found.world.sink.records))
-    spared = [one for one in found.conduct.decisions if one.spared]
+    spared = [one for one in found.runner.decisions if one.spared]
     assert fewest == 2
     assert spared
-    assert len(spared) < len(found.conduct.decisions)
+    assert len(spared) < len(found.runner.decisions)
 
 
 def _training_counts(records):
@@ -151,10 +151,10 @@ def test_islands_that_do_not_notice_pass_though_every_one_of_them_was_struck():
     found = simulated(asked)
     told = found.verdict.plain()
     assert told["passed"], told["objectives"]
-    assert {one.fault.island for one in found.conduct.decisions if not one.spared} == {i.island for i in POLICY.islands}
+    assert {one.fault.island for one in found.runner.decisions if not one.spared} == {i.island for i in POLICY.islands}
     assert found.verdict.report["survivors"] == []
     assert found.verdict.report["bystander_gap_max_s"] < 0.1
-    struck = [one for one in found.conduct.decisions if not one.spared]
+    struck = [one for one in found.runner.decisions if not one.spared]
     assert len(found.verdict.report["faults"]) == len(struck)
     assert replay(found.world.tape, ()).exact
 
@@ -163,7 +163,7 @@ def test_survivors_that_wait_for_the_dead_fail_and_the_verdict_says_which_object
     """The planted regression: from a kill on, nobody steps for four seconds."""
     objectives = ["bystander_gap_max_s < 1", "survivor_gap_max_s < 1", "uptime_ratio > 90 %"]
     asked = plan({"kind": "kill", "target": {"name": "asia"}, "at": 20}, objectives=objectives)
-    began = simulated(asked).conduct.begun_at
+    began = simulated(asked).runner.begun_at
     others = [island.island for island in POLICY.islands if island.island != "asia"]
     waiting = [Capacity(began + at, island, ratio) for at, ratio in ((20.0, 0.0), (24.0, 1.0)) for island in others]
     found = simulated(asked, replace(EVEN, capacity=tuple(waiting)))
@@ -184,10 +184,10 @@ def test_survivors_that_wait_for_the_dead_fail_and_the_verdict_says_which_object
 
 def test_a_plan_whose_every_fault_was_spared_proves_nothing():
     asked = plan({"kind": "kill", "target": {"name": "asia"}, "at": 20})
-    began = simulated(asked).conduct.begun_at
+    began = simulated(asked).runner.begun_at
     crash = Fault(began + 19.9, FaultKind.CRASH, POLICY.islands[3].island)
     found = simulated(asked, replace(EVEN, faults=(crash,)))
-    assert [one.spared for one in found.conduct.decisions] == ["asia does not train"]
+    assert [one.spared for one in found.runner.decisions] == ["asia does not train"]
     assert [one.objective for one in found.verdict.judged if not one.passed] == ["a fault strikes"]
 
 
@@ -200,7 +200,7 @@ def test_an_objective_without_a_value_fails():
 def test_an_aborted_plan_fails():
     asked = plan(RANDOM_KILLS, abort=["uptime_ratio <= 100 %"])
     found = simulated(asked)
-    assert found.conduct.decisions == []
+    assert found.runner.decisions == []
     assert [one.objective for one in found.verdict.judged if not one.passed] == ["the plan is not aborted"]
 
 
@@ -211,7 +211,7 @@ def test_shipped_attrition_fails_where_most_work_is_thrown_away_though_nobody_wa
     starting = {"place_s": (1.0, 2.0), "start_s": (5.0, 8.0)}  # as on two busy cores
     world = replace(world, step_s=(0.2, 0.206, 0.212, 0.22), adoption="replace", pull_s=pull_s, **starting)
     found = run(load(plan_file("attrition")), policy, world, seed=3)
-    assert len(found.conduct.decisions) >= 3
+    assert len(found.runner.decisions) >= 3
     failed = [one.objective for one in found.verdict.judged if not one.passed]
     if pull_s[0] < world.step_s[0]:
         assert failed == []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import yaml
 
 from orchestrator.core.vocabulary import IslandId
-from orchestrator.laboratory import course_reader
+from orchestrator.laboratory import trace_reader
 from orchestrator.simulation import worldfile
 from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
@@ -25,8 +25,8 @@ def tape(*faults: Fault) -> Tape:
 
 
 def test_only_a_tape_on_which_a_standby_took_a_place_is_refused() -> None:
-    assert course_reader.read(tape(), "replace").problems == ()
-    (problem,) = course_reader.read(tape(Fault(8.0, FaultKind.CRASH, ISLAND)), "replace").problems
+    assert trace_reader.read(tape(), "replace").problems == ()
+    (problem,) = trace_reader.read(tape(Fault(8.0, FaultKind.CRASH, ISLAND)), "replace").problems
     assert "us-east.2" in problem.message
     assert "without standbys" in problem.remedy
 

@@ -18,9 +18,9 @@ from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Instant
 from orchestrator.elastic.messages import ElasticPolicy
 from orchestrator.errors import InvalidJobSpec
-from orchestrator.laboratory import course_reader, matching, tape_table, train_tape, undisturbed
-from orchestrator.laboratory.course import Exported
+from orchestrator.laboratory import matching, no_fault_twin, tape_table, trace_reader, train_tape
 from orchestrator.laboratory.multiplex import MultiplexedJob
+from orchestrator.laboratory.training_trace import Exported
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import MemorySink
@@ -126,11 +126,11 @@ def _cursors_of_contributors(tape: Tape) -> list[list[int]]:
 def test_islands_that_took_a_peers_state_take_it_from_the_same_moment(adoption: str) -> None:
     watched = world(4, adoption, fault_count=12, kind=_Watched, letter_s=(0.0, 0.0))
     tape = watched.run().tape
-    course = course_reader.read(tape, adoption).course
-    exports = {m.receiver: m.steps for life in course.lives.values() for m in life.moments if isinstance(m, Exported)}
+    trace = trace_reader.read(tape, adoption).trace
+    exports = {m.receiver: m.steps for life in trace.lives.values() for m in life.moments if isinstance(m, Exported)}
     assert len(exports) >= 3
     assert exports.items() <= watched.donor_steps.items()
-    assert train(tape, job(adoption=adoption)).merge_count == len(course.merges)
+    assert train(tape, job(adoption=adoption)).merge_count == len(trace.merges)
 
 
 class _Watched(World):
@@ -161,20 +161,20 @@ def test_an_island_short_of_capacity_trains_as_many_tokens_in_fewer_whole_steps(
     calm = world(0, "rebase", fault_count=0)
     first = calm.policy.islands[0].island
     tape = World(calm.policy, replace(calm.plan, capacity=(Capacity(2.0, first, 0.5),)), 0).run().tape
-    course = course_reader.read(tape, "rebase").course
-    half = next(life for life in course.lives.values() if life.id[0] == first)
+    trace = trace_reader.read(tape, "rebase").trace
+    half = next(life for life in trace.lives.values() if life.id[0] == first)
     reports = [event for event in _events(tape, e.ProgressReported) if event.island == first]
-    assert course.tokens_per_step == TOKENS
+    assert trace.tokens_per_step == TOKENS
     assert half.step_count == reports[-1].tokens_total // TOKENS < 0.8 * reports[-1].steps_total
 
 
 def test_a_job_without_failures_has_the_same_budget_and_nobody_away() -> None:
     tape = world(2, "rebase").run().tape
-    course = course_reader.read(tape, "rebase").course
-    calm = undisturbed.tape_of(tape, course, "rebase", course.horizon_steps(course.policy.token_budget))
-    quiet = course_reader.read(calm, "rebase").course
+    trace = trace_reader.read(tape, "rebase").trace
+    calm = no_fault_twin.tape_of(tape, trace, "rebase", trace.horizon_steps(trace.policy.token_budget))
+    quiet = trace_reader.read(calm, "rebase").trace
     assert {incarnation for _, incarnation in quiet.lives} == {1}
-    assert 0 <= quiet.tokens_trained - course.policy.token_budget < 2 * ISLANDS * TOKENS
+    assert 0 <= quiet.tokens_trained - trace.policy.token_budget < 2 * ISLANDS * TOKENS
     assert train_tape.goodput_of(calm) > train_tape.goodput_of(tape)
 
 
@@ -183,11 +183,11 @@ def test_a_job_without_failures_ends_as_the_tape_does_with_as_much_work_in_fligh
     cut = world(2, "rebase").run(until=0.6 * whole.records[-1].event.at).tape
     in_flight = []
     for tape in (whole, cut):
-        course = course_reader.read(tape, "rebase").course
-        tokens = course.horizon_steps(course.tokens_trained) * ISLANDS * TOKENS
-        calm = undisturbed.tape_of(tape, course, "rebase", course.horizon_steps(course.tokens_trained))
-        quiet = course_reader.read(calm, "rebase").course
-        assert quiet.ended == course.ended
+        trace = trace_reader.read(tape, "rebase").trace
+        tokens = trace.horizon_steps(trace.tokens_trained) * ISLANDS * TOKENS
+        calm = no_fault_twin.tape_of(tape, trace, "rebase", trace.horizon_steps(trace.tokens_trained))
+        quiet = trace_reader.read(calm, "rebase").trace
+        assert quiet.ended == trace.ended
         assert 0 <= quiet.tokens_trained - tokens < 2 * ISLANDS * TOKENS
         in_flight.append(quiet.tokens_trained - _merged_tokens(calm) / FRAGMENTS)
     assert in_flight[0] < ISLANDS * TOKENS < in_flight[1]
@@ -263,7 +263,7 @@ def test_the_budget_is_the_jobs_where_it_was_reached_and_what_the_tape_trained_w
     assert ended.spec.horizon_steps == 200
     half = replace(whole, records=whole.records[: len(whole.records) // 2])
     broken_off = matching.match(half, job(150, adoption="rebase"))
-    assert broken_off.spec.horizon_steps == broken_off.course.tokens_trained // (ISLANDS * TOKENS)
+    assert broken_off.spec.horizon_steps == broken_off.trace.tokens_trained // (ISLANDS * TOKENS)
 
 
 def test_the_schedule_of_a_job_that_loses_islands_ends_with_its_budget_though_clocks_run_on() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.laboratory import matching
-from orchestrator.laboratory.apparatus import MakeTrainer
+from orchestrator.laboratory.in_process_trainers import MakeTrainer
 from orchestrator.laboratory.tape_training import TapeTraining, Trained
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
@@ -41,7 +41,7 @@ def world(seed: int, adoption: str, fault_count: int = 8, kind: type[World] = Wo
 
 
 def train(tape: Tape, spec: JobSpec, make_trainer: MakeTrainer = QuadraticTrainer) -> Trained:
-    training = TapeTraining(spec, matching.match(tape, spec).course, make_trainer)
+    training = TapeTraining(spec, matching.match(tape, spec).trace, make_trainer)
     for _ in training.run():
         pass
     assert training.trained is not None

@@ -25,7 +25,7 @@ from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_pol
 from orchestrator.simulation.swarm.checkers import Checkers
 from orchestrator.simulation.swarm.mortal_world import MortalWorld
 from orchestrator.simulation.swarm.mortality import Death, Mortality, Refusal
-from orchestrator.simulation.swarm.weather import Weather
+from orchestrator.simulation.swarm.rough_world import EventFaults
 from orchestrator.tape.replay import replay
 
 EUROPE, ASIA = IslandId("europe"), IslandId("asia")
@@ -58,7 +58,7 @@ class Scenario:
         def checkers() -> Checkers:
             return Checkers(policy, max([fault.at + fault.duration for fault in self.faults], default=0.0), patience)
 
-        world = MortalWorld(policy, plan, 7, Weather(), self.mortality, checkers)
+        world = MortalWorld(policy, plan, 7, EventFaults(), self.mortality, checkers)
         world.run(until=100 * self.lasts_s)
         assert world.finished is not None
         assert world.finished.outcome is JobOutcome.COMPLETED
@@ -332,7 +332,7 @@ def test_one_of_several_donors_dies_and_what_the_other_gave_is_kept() -> None:
 def test_while_fewer_than_k_islands_live_the_reason_can_be_seen() -> None:
     policy = replace(sample_policy(4, steps=400), quorum=4)
     plan = WorldPlan(step_s=(STEP_S,) * 4, faults=struck(FaultKind.KILL_AND_KEEP_AWAY, 3.0))
-    world = MortalWorld(policy, plan, 7, Weather(), IMMORTAL, lambda: Checkers(policy, 3.0, PATIENCE_S))
+    world = MortalWorld(policy, plan, 7, EventFaults(), IMMORTAL, lambda: Checkers(policy, 3.0, PATIENCE_S))
     world.run(until=6.0)
     view = world.core.view(6.0)
     assert view.pause_reason is not None

@@ -10,7 +10,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.simulation.distributions import Empirical
-from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Life, Pace, WorldPlan, sample_policy
+from orchestrator.simulation.plan import Capacity, Fault, FaultKind, IncarnationStart, Pace, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.replay import replay
 
@@ -131,8 +131,8 @@ def _lags(world):
 
 
 def test_a_recorded_life_starts_as_it_was_recorded():
-    recorded = Life(ASIA, 1, place_s=2.0, start_s=3.0, transfer_s=0.5, begin_s=0.25)
-    world = _run(lives=(recorded, Life(EUROPE, 1, place_s=0.1, placement_fails=True)))
+    recorded = IncarnationStart(ASIA, 1, place_s=2.0, start_s=3.0, transfer_s=0.5, begin_s=0.25)
+    world = _run(lives=(recorded, IncarnationStart(EUROPE, 1, place_s=0.1, placement_fails=True)))
     at = {}
     for record in world.sink.records:
         if getattr(record.event, "island", None) == ASIA:

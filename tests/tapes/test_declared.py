@@ -17,9 +17,9 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.errors import DataError, InternalError
 from orchestrator.simulation.swarm.checkers import Checkers
+from orchestrator.simulation.swarm.checkpointing_world import CheckpointingWorld
 from orchestrator.simulation.swarm.configurations import draw
 from orchestrator.simulation.swarm.mortality import draw_mortality
-from orchestrator.simulation.swarm.saving_world import SavingWorld
 from orchestrator.tape.declared import INTEGER_MAX, coder
 from orchestrator.tape.driver import Driver, MemorySink
 from orchestrator.tape.pending import Pending
@@ -59,7 +59,9 @@ def tape_of(seed: int) -> Tape:
         return Checkers(drawn.policy, drawn.plan.calm_at, drawn.patience)
 
     policy = dataclasses.replace(drawn.policy, standbys=())
-    world = SavingWorld(policy, drawn.plan, seed, drawn.weather, mortality, checkers, drawn.saving)
+    world = CheckpointingWorld(
+        policy, drawn.plan, seed, drawn.event_faults, mortality, checkers, drawn.checkpoint_requests
+    )
     with closing(world):
         world.run(until=600.0)
     return world.tape

@@ -1,1 +1,1 @@
-"""Whole configurations from seeds, simulated in rough weather, with every sentence checked after every event."""
+"""Whole configurations from seeds, simulated in event faults, with every sentence checked after every event."""

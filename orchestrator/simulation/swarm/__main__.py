@@ -43,8 +43,8 @@ def soak(first: int, count: int, deaths: int = 0) -> int:
                 print(f"{n} of {count} seeds, {events} events, {len(failures)} failures", flush=True)
     except KeyboardInterrupt:
         print("stopped; up to here:")
-    told = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
-    print(f"{outcomes.total()} seeds held from {first} on ({told or 'none'}), {events} events")
+    outcome_counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()))
+    print(f"{outcomes.total()} seeds held from {first} on ({outcome_counts or 'none'}), {events} events")
     print(
         f"{advancing} of them calm for long enough to see every fragment advance; longest wait {waited:.2f} of allowed"
     )
@@ -59,13 +59,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of many (default 0)")
     parser.add_argument("--count", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument("--deaths", type=int, default=0, help="how often each job's synchroniser dies (default 0)")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     # simulated disks refuse, and tear, all the time
     logging.getLogger("orchestrator.runtime").setLevel(logging.CRITICAL)
-    if asked.seed is None:
-        return 1 if soak(asked.first, asked.count, asked.deaths) else 0
+    if options.seed is None:
+        return 1 if soak(options.first, options.count, options.deaths) else 0
     try:
-        print(run(asked.seed, asked.deaths))
+        print(run(options.seed, options.deaths))
     except SwarmFailure as failure:
         print(failure, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""One integer, one whole configuration: policy, world, faults and rough weather, for the swarm.
+"""One integer, one whole configuration: policy, world, faults and event faults, for the swarm.
 
 Swarm testing: every seed switches a random half of all kinds of faults and features off. A world in which everything goes
 wrong at once seldom gets far enough for the rarer things to happen; a hundred worlds in which different halves go wrong do.
@@ -19,9 +19,9 @@ from random import Random
 from orchestrator.core.vocabulary import Duration, HealthPolicy, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
 from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
-from orchestrator.simulation.swarm.operators import Saving, draw_saving
+from orchestrator.simulation.swarm.operators import CheckpointRequests, draw_checkpoint_requests
+from orchestrator.simulation.swarm.rough_world import EventFaults
 from orchestrator.simulation.swarm.standbys import with_standbys
-from orchestrator.simulation.swarm.weather import Weather
 
 STRANGER = IslandId("atlantis")
 """No island of any job: operators mistype."""
@@ -75,16 +75,16 @@ FEATURES = (
 class Configuration:
     """``patience`` is how long a fragment may stand still although a quorum trains and no fault strikes.
 
-    ``saving`` is for a world with a disk.
+    ``checkpoint_requests`` are for a world with a disk.
     """
 
     seed: int
     features: frozenset[str]
     policy: JobPolicy
     plan: WorldPlan
-    weather: Weather
+    event_faults: EventFaults
     patience: Duration
-    saving: Saving | None = None
+    checkpoint_requests: CheckpointRequests | None = None
 
 
 def draw(seed: int) -> Configuration:
@@ -131,8 +131,8 @@ class _Draw:
             policy = replace(policy, donors_max=self.donors.randint(2, 4))
         if self.on(STANDBYS):
             policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
-        saving = draw_saving(self.saving, self.calm_at) if self.on(SAVING) else None
-        return Configuration(self.seed, self.features, policy, plan, self._weather(), patience, saving)
+        requests = draw_checkpoint_requests(self.saving, self.calm_at) if self.on(SAVING) else None
+        return Configuration(self.seed, self.features, policy, plan, self._event_faults(), patience, requests)
 
     def on(self, feature: str) -> bool:
         return feature in self.features
@@ -279,8 +279,8 @@ class _Draw:
             changes.append(Capacity(self.calm_at, island, choice((1.0, 0.9))))
         return tuple(sorted(changes, key=lambda change: (change.at, change.island)))
 
-    def _weather(self) -> Weather:
-        return Weather(
+    def _event_faults(self) -> EventFaults:
+        return EventFaults(
             echo=self._probability("echoes", 0.3),
             ghost=self._probability("ghosts", 1.0),
             late_timer=self._probability("late timers", 0.5),

@@ -1,7 +1,7 @@
 """A world whose synchroniser dies, and goes on from its files: real tape, journal and recovery, on a simulated disk.
 
 Gone with the process are the payloads held, merges and evaluations under way, timers, and whatever was on its way to it;
-calls on their way to islands arrive, if nobody of a newer epoch has spoken there before. Islands keep their letters until
+calls on their way to islands arrive, if nobody of a newer epoch has spoken there before. Islands keep their reports until
 they are acknowledged. The next life begins as ``runtime.synchroniser_actor`` and ``runtime.restart`` do: files, timers,
 links, first events, strays. Refuses to know what must come of it (``checkers``) and when to die (``mortality``).
 """
@@ -29,19 +29,19 @@ from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.swarm.checkers import Checkers
-from orchestrator.simulation.swarm.checkers.promises import Promises, Theta
+from orchestrator.simulation.swarm.checkers.durability import DurabilityChecker, Theta
 from orchestrator.simulation.swarm.checkers.violation import require
-from orchestrator.simulation.swarm.keeping import (
-    MortalWorkshop,
+from orchestrator.simulation.swarm.mortal_links import MortalLinks, UnreadReports, unread_reports_of
+from orchestrator.simulation.swarm.mortal_merge_worker import (
+    MortalMergeWorker,
     bytes_of,
     first_outer_state,
-    insist,
     job_spec,
     optimizer,
+    retry_until_written,
 )
-from orchestrator.simulation.swarm.mail import Mail, MortalLinks, mail_of
-from orchestrator.simulation.swarm.mortality import Death, Fate, Mortality
-from orchestrator.simulation.swarm.weather import RoughWorld, Weather
+from orchestrator.simulation.swarm.mortality import Death, DiskFaults, Mortality
+from orchestrator.simulation.swarm.rough_world import EventFaults, RoughWorld
 from orchestrator.tape.driver import Driver, MemorySink
 from orchestrator.tape.schema import Record, Tape
 from orchestrator.tape.storage import read_tape
@@ -61,34 +61,34 @@ class MortalWorld(RoughWorld):
     """``generation`` counts its synchronisers from 1; ``ended`` says why no synchroniser can go on, when one may not."""
 
     links: MortalLinks
-    workshop: MortalWorkshop
+    merge_worker: MortalMergeWorker
 
     def __init__(
         self,
         policy: JobPolicy,
         plan: WorldPlan,
         seed: int,
-        weather: Weather,
+        event_faults: EventFaults,
         mortality: Mortality,
         checkers: Callable[[], Checkers],
     ) -> None:
-        super().__init__(policy, plan, seed, weather)
+        super().__init__(policy, plan, seed, event_faults)
         self.alive, self.generation, self.ended = False, 0, ""
-        self._fate = Fate()
-        self.disk = SimulatedDisk(self._fate)
+        self._disk_faults = DiskFaults()
+        self.disk = SimulatedDisk(self._disk_faults)
         self._spec, self._checkers_of = job_spec(mortality.merges_max), checkers
         self._merges_max, self._power_was_lost = mortality.merges_max, False
         self._power = Random(f"atoll swarm {seed} power")
         self._unheard: list[e.CommandRequested] = []
-        self._asked: dict[int, int] = {}
-        self.links, self.workshop = MortalLinks(self), MortalWorkshop(self)
+        self._placing_generations: dict[int, int] = {}
+        self.links, self.merge_worker = MortalLinks(self), MortalMergeWorker(self)
         first = first_outer_state(policy.fragment_count)
         fragments = [first.state(FragmentId(p)) for p in range(policy.fragment_count)]
-        self.promises = Promises(fragments, self._spec.synchroniser.averaging, optimizer(), bytes_of)
+        self.durability = DurabilityChecker(fragments, self._spec.synchroniser.averaging, optimizer(), bytes_of)
         for death in mortality.deaths:
             self.later(death.at, partial(self._strike, death))
         for refusal in mortality.refusals:
-            self.later(refusal.at, partial(self._fate.refuse, refusal))
+            self.later(refusal.at, partial(self._disk_faults.refuse, refusal))
 
     # ── what the process does ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -119,39 +119,39 @@ class MortalWorld(RoughWorld):
             return  # the process has let everything go
         if self.alive:
             if isinstance(event, e.ContributionArrived):
-                self.workshop.receive(event.contribution)
+                self.merge_worker.receive(event.contribution)
             self._mortally(lambda: super(MortalWorld, self).tell(event))
         elif isinstance(event, e.CommandRequested):
             self._unheard.append(event)  # who asked for it asks again
 
     def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:
-        epoch, mail = self.epoch, mail_of(host)
+        epoch, unread = self.epoch, unread_reports_of(host)
 
-        def heard() -> None:
+        def deliver() -> None:
             if not host.alive:
                 return
-            newest = mail.newest_epoch
+            newest = unread.newest_epoch
             try:
-                replaced = mail.letters.heed(epoch)
+                replaced = unread.reports.heed(epoch)
             except Fenced:
                 return
             require(epoch >= newest, "no message of an older epoch is acted on", (host.process.island, epoch, newest))
-            mail.newest_epoch = epoch
+            unread.newest_epoch = epoch
             if replaced:
-                mail.extend(mail.letters.missing(host.process.standing_offers()))
+                unread.extend(unread.reports.missing(host.process.standing_offers()))
             call()
 
-        return heard
+        return deliver
 
     def host_of(self, process: SimulatedIsland) -> Host:
         host = Host(process)
-        host.outbox = Mail()  # type: ignore[assignment]
-        self._asked[id(host)] = self.generation
+        host.outbox = UnreadReports()  # type: ignore[assignment]
+        self._placing_generations[id(host)] = self.generation
         return host
 
     def answer(self, host: Host, event: e.Event) -> None:
         """By the controller, which lives elsewhere: to whoever asked it, if that one still lives."""
-        if not self.alive or self._asked[id(host)] != self.generation or self.finished is not None:
+        if not self.alive or self._placing_generations[id(host)] != self.generation or self.finished is not None:
             return
         self.tell(replace(event, at=self.now))
         if isinstance(event, e.IslandPlaced) and self.alive:
@@ -174,19 +174,19 @@ class MortalWorld(RoughWorld):
             self.held.discard(effect.payload)
         else:
             super().release_payload(effect)
-            self.workshop.release(effect.payload)
+            self.merge_worker.release(effect.payload)
 
     def publish_fragment(self, effect: f.PublishFragment) -> None:
-        assert self.workshop.shard is not None
-        state = self.workshop.shard.state(effect.fragment)
+        assert self.merge_worker.shard is not None
+        state = self.merge_worker.shard.state(effect.fragment)
         if state.version == effect.version and effect.recipients:
-            self.promises.told(effect.fragment, state)
+            self.durability.published(effect.fragment, state)
         super().publish_fragment(effect)
 
     def _place_again(self, effect: f.PlaceIsland) -> None:
         """The controller makes one process of an incarnation, and gives the same answer again."""
         host = self.hosts[effect.island, effect.incarnation]
-        self._asked[id(host)] = self.generation
+        self._placing_generations[id(host)] = self.generation
         if host.placed:
             placed = e.IslandPlaced(self.now, effect.island, effect.incarnation, effect.node_group, 1)
             self.while_alive(self.draw(self.plan.place_s), lambda: self.answer(host, placed))
@@ -196,20 +196,20 @@ class MortalWorld(RoughWorld):
 
     def finish_job(self, effect: f.FinishJob) -> None:
         """Whoever dies in this does it again in the next life."""
-        insist("the tape cannot be written", self._files.tape.close)
+        retry_until_written("the tape cannot be written", self._files.tape.close)
         self._files.journal.clear()
         self.finished = effect
         for host in self.hosts.values():
-            self.die(host, "the job is over", said=False)
+            self.die(host, "the job is over", announced=False)
 
     # ── death, and the next life ──────────────────────────────────────────────────────────────────────────────────
 
     def _strike(self, death: Death) -> None:
-        if self.alive and self.finished is None and self._fate.strike(death):
+        if self.alive and self.finished is None and self._disk_faults.arm(death):
             self._die()
 
     def _die(self) -> None:
-        death, self.alive = self._fate.fulfilled(), False
+        death, self.alive = self._disk_faults.take_death(), False
         self._files.tape.let_go()
         if death.power:
             self._power_was_lost = True
@@ -218,7 +218,7 @@ class MortalWorld(RoughWorld):
         self.held.clear()
         for host in self.hosts.values():
             host.carrying = False
-            mail_of(host).hang_up()
+            unread_reports_of(host).hang_up()
         self.later(death.away_s, self._live)
 
     def _start_job(self) -> None:
@@ -229,7 +229,7 @@ class MortalWorld(RoughWorld):
         self._mortally(self._take_up)
 
     def _take_up(self) -> None:
-        self.sink, self.checkers, theta = Records(), self._checkers_of(), Theta(self.promises)
+        self.sink, self.checkers, theta = Records(), self._checkers_of(), Theta(self.durability)
         self.goodput, self.statistics = Goodput(self.policy), Statistics(self.policy)
         folds = (self.sink, self.checkers, theta, self.goodput, self.statistics)
         try:
@@ -247,11 +247,11 @@ class MortalWorld(RoughWorld):
             )
             return
         self.held = {c.payload for r in files.core.state.rounds for c in r.offered.values()}
-        self.workshop = MortalWorkshop(self)
+        self.merge_worker = MortalMergeWorker(self)
         if files.outer is not None:
-            self.promises.recovered(files.outer)
-            self.workshop.remember(files.outer, files.merges, files.journal)
-        self._return(files)
+            self.durability.recovered(files.outer)
+            self.merge_worker.recover(files.outer, files.merges, files.journal)
+        self._reconnect(files)
         for make in files.first_events:
             self.tell(make(self.now))
         if not self.alive:
@@ -260,7 +260,7 @@ class MortalWorld(RoughWorld):
             theta.compare(files.outer)
         else:
             outer = first_outer_state(self.policy.fragment_count)
-            self.while_alive(self.plan.seed_s, lambda: self.workshop.seed(outer, files.journal))
+            self.while_alive(self.plan.seed_s, lambda: self.merge_worker.seed(outer, files.journal))
         if not files.started:
             self.tell(e.JobStarted(self.now))
         unheard, self._unheard = self._unheard, []
@@ -268,7 +268,7 @@ class MortalWorld(RoughWorld):
             self.tell(replace(command, at=self.now))
         self.while_alive(SYNC_EVERY_S, self._sync)
 
-    def _return(self, files: JobFiles) -> None:
+    def _reconnect(self, files: JobFiles) -> None:
         """Keep the deadlines that were set, listen to every process that lives, end those that are over."""
         for timer in files.past.pending.timers if files.past is not None else ():
             self.while_alive(max(0.0, timer.due_at - self.now), partial(self._tell_timer, timer))
@@ -279,14 +279,14 @@ class MortalWorld(RoughWorld):
             if with_process and now.state is not IslandState.PLACING:
                 self.links.connect(host, lost=now.state is IslandState.SUSPECT)
             elif not with_process and incarnation <= now.incarnation:
-                self.while_alive(self.draw(self.plan.detect_s), partial(self.die, host, "a stray", said=False))
+                self.while_alive(self.draw(self.plan.detect_s), partial(self.die, host, "a stray", announced=False))
 
     def _give_up(self, error: DataError) -> None:
         """No synchroniser goes on from these files: it ends loudly, and may do so only after a loss of power, with async."""
         may = bool(self._merges_max) and self._power_was_lost
         require(may, "a synchroniser goes on from its files", error)
-        kept = Journal(FOLDER / "journal", disk=self.disk).newest
-        self.promises.gave_up(kept, self._merges_max)
+        newest_journalled = Journal(FOLDER / "journal", disk=self.disk).newest
+        self.durability.gave_up(newest_journalled, self._merges_max)
         self.alive, self.ended = False, str(error)
 
     def _sync(self) -> None:
@@ -295,9 +295,9 @@ class MortalWorld(RoughWorld):
         if self.finished is not None:
             return
         if not self._merges_max and tape.synced_count < tape.count:
-            insist("the tape cannot be written", tape.sync)
-        kept = tape.count if self._merges_max else tape.synced_count
+            retry_until_written("the tape cannot be written", tape.sync)
+        durable_count = tape.count if self._merges_max else tape.synced_count
         for host in self.hosts.values():
-            if host.alive and not host.silent(self.now) and mail_of(host).connected:
-                mail_of(host).acknowledge(kept, carrying=host.carrying)
+            if host.alive and not host.silent(self.now) and unread_reports_of(host).connected:
+                unread_reports_of(host).acknowledge(durable_count, carrying=host.carrying)
         self.while_alive(SYNC_EVERY_S, self._sync)

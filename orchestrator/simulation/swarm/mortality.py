@@ -1,4 +1,4 @@
-"""When a synchroniser dies, and what its disk does to it: drawn from a seed, apart from what the seed says of the world.
+"""The deaths of a synchroniser and the faults of its disk: drawn from a seed, apart from what the seed says of the world.
 
     a death       at an instant, or at one of the next operations on its disk: before it, after it, or half way
     of power      takes what was not synced; any other takes only the process
@@ -51,41 +51,41 @@ class Mortality:
 
     @property
     def features(self) -> tuple[str, ...]:
-        told = [f"{len(self.deaths)} deaths"]
-        told += ["loss of power"] if any(death.power for death in self.deaths) else []
-        told += ["refusing disk"] if self.refusals else []
-        return (*told, *([f"async {self.merges_max}"] if self.merges_max else []))
+        features = [f"{len(self.deaths)} deaths"]
+        features += ["loss of power"] if any(death.power for death in self.deaths) else []
+        features += ["refusing disk"] if self.refusals else []
+        return (*features, *([f"async {self.merges_max}"] if self.merges_max else []))
 
 
-class Fate:
+class DiskFaults:
     """Of one synchroniser after another: what befalls the operations on its disk."""
 
     def __init__(self) -> None:
-        self._doom: Death | None = None
+        self._death: Death | None = None
         self._operations = self._refusing = 0
 
     def __call__(self, operation: Operation, _: Path) -> DiskFault | None:
-        if self._doom is not None:
+        if self._death is not None:
             self._operations -= 1
             if self._operations == 0:
-                torn = operation is Operation.SYNC and self._doom.fault is DiskFault.TORN
-                return DiskFault.AFTER if torn else self._doom.fault
+                torn = operation is Operation.SYNC and self._death.fault is DiskFault.TORN
+                return DiskFault.AFTER if torn else self._death.fault
         if self._refusing:
             self._refusing -= 1
             return DiskFault.FULL if operation is Operation.APPEND else DiskFault.ERROR
         return None
 
-    def strike(self, death: Death) -> bool:
+    def arm(self, death: Death) -> bool:
         """Whether it dies at once."""
-        self._doom, self._operations = death, death.operation
+        self._death, self._operations = death, death.operation
         return not death.operation
 
     def refuse(self, refusal: Refusal) -> None:
         self._refusing = refusal.count
 
-    def fulfilled(self) -> Death:
-        """The death that was meant. Whoever comes next has another fate."""
-        death, self._doom, self._refusing = self._doom, None, 0
+    def take_death(self) -> Death:
+        """Return the death that was armed, and disarm it for the next synchroniser."""
+        death, self._death, self._refusing = self._death, None, 0
         assert death is not None
         return death
 

@@ -1,4 +1,4 @@
-"""When a drawn job takes checkpoints and goes back to them: the swarm's, by a chance of its own."""
+"""An operator's checkpoints and rollbacks in a drawn job, drawn by a generator of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Request = tuple[Instant, CommandId, commands.JobCommand]
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class CheckpointRequests:
     """``checkpoints`` and ``rollbacks`` are when an operator asks for one; a rollback is to the newest."""
 
     policy: CheckpointPolicy
@@ -29,7 +29,7 @@ class Saving:
         return [(at, e.CommandRequested(at, command, _OPERATOR, request)) for at, command, request in both]
 
 
-def draw_saving(random: Random, until: Instant) -> Saving:
+def draw_checkpoint_requests(random: Random, until: Instant) -> CheckpointRequests:
     """All of it is asked for before ``until``; what comes by itself goes on."""
     policy = CheckpointPolicy(
         every_merges=random.choice((0, 2, 2, 7)),
@@ -39,4 +39,4 @@ def draw_saving(random: Random, until: Instant) -> Saving:
     )
     saves = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 4)))
     backs = sorted(random.uniform(until / 4, until) for _ in range(random.randint(0, 4)))
-    return Saving(policy, tuple(saves), tuple(backs))
+    return CheckpointRequests(policy, tuple(saves), tuple(backs))

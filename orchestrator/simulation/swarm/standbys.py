@@ -1,4 +1,4 @@
-"""Standbys for a drawn job, and what may befall them: the swarm's, by a chance of its own."""
+"""Standbys for a drawn job and the faults that strike them, drawn by a generator of their own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One seed of the swarm: a whole configuration, every sentence checked after every event, and one command to see it again.
 
-Responsible for: running what ``configurations`` draws in ``weather`` under ``checkers``, and asking at the end what no
+Responsible for: running what ``configurations`` draws in a ``RoughWorld`` under ``checkers``, and asking at the end what no
 single event can answer: did the job end as it must, do the ledger's figures agree with the checkers', was nothing counted
 that was never trained, does the tape replay to the bit. A failure carries seed, sentence, story and the command.
 
@@ -22,11 +22,11 @@ from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import InternalError
 from orchestrator.simulation.swarm.checkers import Checkers
 from orchestrator.simulation.swarm.checkers.violation import require
+from orchestrator.simulation.swarm.checkpointing_world import CheckpointingWorld
 from orchestrator.simulation.swarm.configurations import draw
 from orchestrator.simulation.swarm.mortal_world import MortalWorld
 from orchestrator.simulation.swarm.mortality import draw_mortality
-from orchestrator.simulation.swarm.saving_world import SavingWorld
-from orchestrator.simulation.swarm.weather import RoughWorld
+from orchestrator.simulation.swarm.rough_world import RoughWorld
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import STORY_LENGTH, story_of
 from orchestrator.tape.replay import replay
@@ -88,7 +88,7 @@ def run(seed: int, deaths: int = 0) -> Survived:
     """
     drawn = draw(seed)
     if deaths:  # who takes a place while the synchroniser is away: tests/core and tests/ray have that
-        checkpoints = drawn.saving.policy if drawn.saving else drawn.policy.checkpoints
+        checkpoints = drawn.checkpoint_requests.policy if drawn.checkpoint_requests else drawn.policy.checkpoints
         drawn = replace(drawn, policy=replace(drawn.policy, standbys=(), checkpoints=checkpoints))
     mortality = draw_mortality(seed, deaths, drawn.plan.calm_at)
 
@@ -99,14 +99,14 @@ def run(seed: int, deaths: int = 0) -> Survived:
     world: RoughWorld | None = None
     try:
         if deaths:
-            world = mortal = SavingWorld(
-                drawn.policy, drawn.plan, seed, drawn.weather, mortality, checkers_of, drawn.saving
+            world = mortal = CheckpointingWorld(
+                drawn.policy, drawn.plan, seed, drawn.event_faults, mortality, checkers_of, drawn.checkpoint_requests
             )
             with closing(mortal):
                 mortal.run(until=UNTIL_S)
             checkers = mortal.checkers
         else:
-            world = RoughWorld(drawn.policy, drawn.plan, seed, drawn.weather, folds=(checkers,))
+            world = RoughWorld(drawn.policy, drawn.plan, seed, drawn.event_faults, folds=(checkers,))
             world.run(until=UNTIL_S)
         if not (isinstance(world, MortalWorld) and world.ended):
             _check_end(world, checkers)
@@ -149,11 +149,11 @@ def _names(world: World) -> Iterator[str]:
 
 def _check_end(world: World, checkers: Checkers) -> None:
     """Liveness: it ended, unless operators keep everybody away. And all books agree."""
-    lives = {i: life for i, life in checkers.lives.all.items() if i not in checkers.lives.standbys}
-    kept_away = {island for island, life in lives.items() if not life.wanted or checkers.lives.held(island)}
-    able = any(not life.given_up for island, life in lives.items() if island not in kept_away)
+    statuses = {i: status for i, status in checkers.islands.all.items() if i not in checkers.islands.standbys}
+    kept_away = {island for island, status in statuses.items() if not status.wanted or checkers.islands.held(island)}
+    able = any(not status.given_up for island, status in statuses.items() if island not in kept_away)
     finished = world.finished
-    require(finished is not None or (bool(kept_away) and not able), "a job ends once faults are over", lives)
+    require(finished is not None or (bool(kept_away) and not able), "a job ends once faults are over", statuses)
     for island, accounts in world.goodput.ledger.accounts.items():
         merged_tokens = [account.merged for account in accounts]
         same = merged_tokens == checkers.rounds.merged_tokens[island]

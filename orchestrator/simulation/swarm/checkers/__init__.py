@@ -5,7 +5,7 @@
 They keep books of their own, share nothing with the core but its words, and raise ``Violation`` at the first step that
 breaks a sentence. The order of the parts matters: each may ask those before it about the state after the step.
 
-    timers ── lives ── saving ── rounds ── job        and health, which asks lives and rounds about the state before the step
+    timers ── islands ── checkpoints ── rounds ── job     and health, which asks islands and rounds about the state before it
 
 Responsible here: liveness. Once faults are over and a quorum of islands trains, every fragment advances within
 ``patience``; how long that is, the one who knows the world's speeds says.
@@ -16,11 +16,11 @@ from __future__ import annotations
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Duration, Epoch, Instant, JobPolicy
+from orchestrator.simulation.swarm.checkers.checkpoints import CheckpointChecker
 from orchestrator.simulation.swarm.checkers.health import Health
+from orchestrator.simulation.swarm.checkers.islands import Islands
 from orchestrator.simulation.swarm.checkers.job import JobChecker
-from orchestrator.simulation.swarm.checkers.lives import Lives
 from orchestrator.simulation.swarm.checkers.rounds import Rounds
-from orchestrator.simulation.swarm.checkers.saving import Saving
 from orchestrator.simulation.swarm.checkers.timers import Timers
 from orchestrator.simulation.swarm.checkers.violation import require
 
@@ -33,11 +33,11 @@ class Checkers:
 
     def __init__(self, policy: JobPolicy, calm_at: Instant, patience: Duration, epoch: Epoch = Epoch(1)) -> None:
         self.timers = Timers(policy)
-        self.lives = Lives(policy, self.timers)
-        self.rounds = Rounds(policy, epoch, self.lives, self.timers)
-        self.saving = Saving(policy, self.lives, self.rounds)
-        self.job = JobChecker(policy, self.lives, self.rounds)
-        self.health = Health(policy, self.lives, self.rounds)
+        self.islands = Islands(policy, self.timers)
+        self.rounds = Rounds(policy, epoch, self.islands, self.timers)
+        self.checkpoints = CheckpointChecker(policy, self.islands, self.rounds)
+        self.job = JobChecker(policy, self.islands, self.rounds)
+        self.health = Health(policy, self.islands, self.rounds)
         self.waited_max: Duration = 0.0
         self.advancing = False
         self._quorum = policy.quorum
@@ -48,17 +48,17 @@ class Checkers:
         self.job.before(event)
         self.health.apply(event, effects)
         self.timers.apply(event, effects)
-        self.lives.apply(event, effects)
-        self.saving.before(event, effects)
+        self.islands.apply(event, effects)
+        self.checkpoints.before(event, effects)
         self.rounds.apply(event, effects)
-        self.saving.apply(event, effects)
+        self.checkpoints.apply(event, effects)
         self.job.apply(event, effects)
         self._advances(event.at, restarted=isinstance(event, e.SynchroniserRestarted))
 
     def _advances(self, now: Instant, *, restarted: bool) -> None:
-        if self.lives.ending or self.lives.finished:
+        if self.islands.ending or self.islands.finished:
             return
-        if restarted or self.lives.changed or self.rounds.going_back or len(self.lives.live) < self._quorum:
+        if restarted or self.islands.changed or self.rounds.going_back or len(self.islands.live) < self._quorum:
             self._able_since = max(self._able_since, now)
             return
         self.advancing = self.advancing or now - self._able_since > self._patience

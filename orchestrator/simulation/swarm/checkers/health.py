@@ -1,8 +1,8 @@
-"""What contributions are like, seen from outside: nothing that exploded gets in, and whose work is bad begins anew.
+"""The checker of contributions' quality: no outlier is admitted, and an island whose work is unusable is quarantined.
 
 Responsible for: every displacement that was admitted being near the median of those before it, by a median of its own; every
 refusal as exploding being true; an island in quarantine exactly when its contributions to one fragment were bad so often in
-a row, or held no numbers. Told of a step before ``lives`` and ``rounds``: it asks how things stood when it happened.
+a row, or held no numbers. Told of a step before ``islands`` and ``rounds``: it asks how things stood when it happened.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored
 from orchestrator.core.vocabulary import Contribution, FragmentId, Incarnation, IslandId, JobPolicy, RefusalReason
-from orchestrator.simulation.swarm.checkers.lives import Lives
+from orchestrator.simulation.swarm.checkers.islands import Islands
 from orchestrator.simulation.swarm.checkers.rounds import Rounds
 from orchestrator.simulation.swarm.checkers.violation import require
 
-Line = tuple[IslandId, Incarnation, FragmentId]
+OfferSource = tuple[IslandId, Incarnation, FragmentId]
 LATEST = 31
 FIRST_VERSIONS = 4
 
 
 class Health:
-    def __init__(self, policy: JobPolicy, lives: Lives, rounds: Rounds) -> None:
-        self._policy, self._lives, self._rounds = policy, lives, rounds
+    def __init__(self, policy: JobPolicy, islands: Islands, rounds: Rounds) -> None:
+        self._policy, self._islands, self._rounds = policy, islands, rounds
         self._latest: list[deque[float]] = [deque(maxlen=LATEST) for _ in range(policy.fragment_count)]
-        self._bad: dict[Line, set[int]] = {}
-        self._in_a_row: dict[Line, int] = {}
+        self._bad: dict[OfferSource, set[int]] = {}
+        self._in_a_row: dict[OfferSource, int] = {}
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         due = False
@@ -64,12 +64,12 @@ class Health:
 
     def _is_bad(self, c: Contribution, reason: RefusalReason) -> bool:
         """Whether this was once too often. What is told again counts once."""
-        line = (c.island, c.incarnation, c.fragment)
-        if not self._lives.all[c.island].speaks(c.incarnation) or c.offer <= max(self._bad.get(line, {0})):
+        source = (c.island, c.incarnation, c.fragment)
+        if not self._islands.all[c.island].speaks(c.incarnation) or c.offer <= max(self._bad.get(source, {0})):
             return False
-        self._bad.setdefault(line, set()).add(c.offer)
-        self._in_a_row[line] = self._in_a_row.get(line, 0) + 1
-        return reason is RefusalReason.NON_FINITE or self._in_a_row[line] >= self._policy.health.strikes_max
+        self._bad.setdefault(source, set()).add(c.offer)
+        self._in_a_row[source] = self._in_a_row.get(source, 0) + 1
+        return reason is RefusalReason.NON_FINITE or self._in_a_row[source] >= self._policy.health.strikes_max
 
 
 def _usual(latest: Iterable[float]) -> float:

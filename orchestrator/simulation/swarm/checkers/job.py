@@ -1,7 +1,7 @@
 """The job as a whole, seen from outside: commands are answered once, and it ends when its tokens are trained, and once.
 
 Responsible for: the token budget by the islands' own reports, evaluations, operators' commands, and silence after the end.
-Refuses to know: fragments, and where an island is in its life (``lives`` says so).
+Refuses to know: fragments, and where an island is in its life (``islands`` says so).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobOutcome, JobPolicy
-from orchestrator.simulation.swarm.checkers.lives import Lives, Stage
+from orchestrator.simulation.swarm.checkers.islands import Islands, Stage
 from orchestrator.simulation.swarm.checkers.rounds import Rounds
 from orchestrator.simulation.swarm.checkers.timers import FLUSH
 from orchestrator.simulation.swarm.checkers.violation import require
@@ -22,9 +22,9 @@ _AFTER_THE_END = (f.RefuseContribution, f.ReleasePayload, f.StopIsland, f.Resolv
 class JobChecker:
     """``trained`` is what the islands' reports add up to; ``finished`` the job's last effect."""
 
-    def __init__(self, policy: JobPolicy, lives: Lives, rounds: Rounds) -> None:
+    def __init__(self, policy: JobPolicy, islands: Islands, rounds: Rounds) -> None:
         self.finished: f.FinishJob | None = None
-        self._policy, self._lives, self._rounds = policy, lives, rounds
+        self._policy, self._islands, self._rounds = policy, islands, rounds
         self._reported: dict[tuple[IslandId, Incarnation], int] = {}
         self._commands: set[CommandId] = set()
         self._evaluating: int | None = None
@@ -40,7 +40,7 @@ class JobChecker:
         """What is to be known of the event before its effects have changed who may speak."""
         require(event.at >= self._at, "time does not run backwards", (event, self._at))
         self._at = event.at
-        if isinstance(event, e.ProgressReported) and self._lives.all[event.island].speaks(event.incarnation):
+        if isinstance(event, e.ProgressReported) and self._islands.all[event.island].speaks(event.incarnation):
             key = event.island, event.incarnation
             self._reported[key] = max(self._reported.get(key, 0), event.tokens_total)
         elif isinstance(event, _EVALUATED) and event.global_version == self._evaluating:
@@ -82,8 +82,8 @@ class JobChecker:
 
     def _ends(self, effect: f.FinishJob, event: e.Event) -> None:
         self.finished = effect
-        lives = self._lives.all
-        left = [island for island, life in lives.items() if life.stage is not Stage.OVER]
+        statuses = self._islands.all
+        left = [island for island, status in statuses.items() if status.stage is not Stage.OVER]
         require(not left, "no process outlives the job", left)
         version = sum(current.version for current in self._rounds.all)
         spent = self.trained >= self._policy.token_budget
@@ -94,8 +94,8 @@ class JobChecker:
                 right = spent and version > 0 and self._evaluated == version
                 right = right and not any(current.inputs for current in self._rounds.all)
             case JobOutcome.FAILED:
-                islands = [lives[plan.island] for plan in self._policy.islands]
-                known = [life for life in islands if life.wanted or life.incarnation]
-                right = all(life.given_up for life in known) or (spent and version == 0)
+                of_islands = [statuses[plan.island] for plan in self._policy.islands]
+                expected = [status for status in of_islands if status.wanted or status.incarnation]
+                right = all(status.given_up for status in expected) or (spent and version == 0)
         require(right, "a job's outcome is what happened", (effect, self.trained, version, self._evaluated))
         require(not self._rounds.held, "nothing is held after the job's end", self._rounds.held)

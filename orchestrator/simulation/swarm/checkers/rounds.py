@@ -27,8 +27,8 @@ from orchestrator.core.vocabulary import (
     RefusalReason,
     ReleaseReason,
 )
-from orchestrator.simulation.swarm.checkers.given import Line, Round
-from orchestrator.simulation.swarm.checkers.lives import Lives, Stage
+from orchestrator.simulation.swarm.checkers.contribution_records import OfferRecord, Round
+from orchestrator.simulation.swarm.checkers.islands import Islands, Stage
 from orchestrator.simulation.swarm.checkers.timers import Timers, grace
 from orchestrator.simulation.swarm.checkers.violation import require
 
@@ -47,14 +47,14 @@ class Rounds:
     ``going_back``: no round closes, for the job goes back to a checkpoint. ``epoch`` is the newest that was told.
     """
 
-    def __init__(self, policy: JobPolicy, epoch: Epoch, lives: Lives, timers: Timers) -> None:
+    def __init__(self, policy: JobPolicy, epoch: Epoch, islands: Islands, timers: Timers) -> None:
         self.all = [Round(FragmentId(p)) for p in range(policy.fragment_count)]
         self.held: set[PayloadId] = set()
         self.merged_at = [0.0] * policy.fragment_count
         self.merged_tokens = {plan.island: [0] * policy.fragment_count for plan in policy.islands}
         self.epoch, self._policy = epoch, policy
-        self._lives, self._timers = lives, timers
-        self._lines: dict[tuple[IslandId, int, FragmentId], Line] = {}
+        self._islands, self._timers = islands, timers
+        self._offer_records: dict[tuple[IslandId, int, FragmentId], OfferRecord] = {}
         self._admitted: set[PayloadId] = set()
         self._over = self._complete = False
         self.going_back = False
@@ -80,24 +80,26 @@ class Rounds:
                     self._publish(effect)
                 case f.FinishJob():
                     self._over = True
-        kept = {c.payload for r in self.all for c in (*r.open.values(), *r.inputs)}
-        require(self.held == kept, "every payload is held or released and never both", self.held ^ kept)
+        in_rounds = {c.payload for r in self.all for c in (*r.open.values(), *r.inputs)}
+        require(self.held == in_rounds, "every payload is held or released and never both", self.held ^ in_rounds)
         for current in self.all:
             self._waits_for_somebody(current)
-        gave_all = self._lives.ending and not self._lives.live
+        gave_all = self._islands.ending and not self._islands.live
         self._complete = self._complete or (gave_all and not any(r.open or r.inputs for r in self.all))
 
     def merged_up_to(self, island: IslandId, incarnation: Incarnation) -> list[int]:
         """Of each fragment: how far this incarnation's tokens are in versions."""
-        lines = (self._lines.get((island, incarnation, current.fragment), Line()) for current in self.all)
-        return [line.merged_up_to for line in lines]
+        records = (
+            self._offer_records.get((island, incarnation, current.fragment), OfferRecord()) for current in self.all
+        )
+        return [record.merged_up_to for record in records]
 
     def _died(self, event: e.SynchroniserRestarted) -> None:
         """What was admitted and not merged was never given: the same offers may come again, under the new epoch."""
         self.epoch = event.epoch
         for current in self.all:
             for c in (*current.open.values(), *current.inputs):
-                self._line(c).admitted_offer = c.offer - 1
+                self._record_of(c).admitted_offer = c.offer - 1
                 self._admitted.discard(c.payload)
             current.open = {}
             self._unmerge(current)
@@ -120,24 +122,24 @@ class Rounds:
                 require(isinstance(event, e.ContributionArrived), "what cannot be used is refused", verdict)
 
     def _true(self, refusal: f.RefuseContribution) -> bool:
-        c, life = refusal.contribution, self._lives.all[refusal.contribution.island]
-        current, line = self.all[c.fragment], self._line(c)
+        c, status = refusal.contribution, self._islands.all[refusal.contribution.island]
+        current, record = self.all[c.fragment], self._record_of(c)
         behind = current.version - c.base_version
         match refusal.reason:
             case RefusalReason.FENCED:
-                return c.incarnation != life.incarnation
+                return c.incarnation != status.incarnation
             case RefusalReason.JOB_OVER:
                 return self._over or self._complete
             case RefusalReason.NOT_CAUGHT_UP:
-                return life.stage is not Stage.TRAINING
+                return status.stage is not Stage.TRAINING
             case RefusalReason.DUPLICATE:
-                return c.offer <= line.admitted_offer
+                return c.offer <= record.admitted_offer
             case RefusalReason.EMPTY:
                 return c.step_count <= 0 or c.token_count <= 0
             case RefusalReason.UNKNOWN_VERSION:
                 return behind < 0
             case RefusalReason.ALREADY_MERGED:
-                return c.base_version < line.merged_into
+                return c.base_version < record.merged_into
             case RefusalReason.LATE:
                 return bool(current.inputs) or current.restoring or (behind == 1 and self._policy.staleness_max < 1)
             case RefusalReason.STALE_BASE:
@@ -146,22 +148,22 @@ class Rounds:
 
     def _admit(self, effect: f.AdmitContribution) -> None:
         c = effect.contribution
-        life, current, line = self._lives.all[c.island], self.all[c.fragment], self._line(c)
-        require(life.speaks(c.incarnation), "nothing of an incarnation that is over is admitted", (effect, life))
-        require(life.stage is Stage.TRAINING, "only an island that has caught up contributes", (effect, life))
+        status, current, record = self._islands.all[c.island], self.all[c.fragment], self._record_of(c)
+        require(status.speaks(c.incarnation), "nothing of an incarnation that is over is admitted", (effect, status))
+        require(status.stage is Stage.TRAINING, "only an island that has caught up contributes", (effect, status))
         require(not self._over and not self._complete, "nothing is admitted once the job has all its work", effect)
         require(c.payload not in self._admitted, "a contribution is admitted once", effect)
-        require(c.offer > line.admitted_offer, "an older offer never replaces a newer one", (effect, line))
+        require(c.offer > record.admitted_offer, "an older offer never replaces a newer one", (effect, record))
         require(c.step_count > 0 and c.token_count > 0, "no contribution is empty", effect)
         opens = not current.inputs and effect.version == current.version + 1
         require(opens, "contributions enter the round towards the next version", (effect, current.version))
         behind = current.version - c.base_version
         require(0 <= behind <= self._policy.staleness_max, "no base is staler than staleness_max", (effect, behind))
         require(
-            c.base_version >= line.merged_into, "no work is admitted on a base before its own merge", (effect, line)
+            c.base_version >= record.merged_into, "no work is admitted on a base before its own merge", (effect, record)
         )
         current.open[c.island] = c
-        line.admitted_offer = c.offer
+        record.admitted_offer = c.offer
         self._admitted.add(c.payload)
 
     def _release(self, effect: f.ReleasePayload, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
@@ -177,11 +179,11 @@ class Rounds:
             case ReleaseReason.SUPERSEDED:
                 right = any(isinstance(x, f.AdmitContribution) for x in effects)
             case ReleaseReason.ABANDONED:
-                right = self._lives.ending or self._lives.finished or isinstance(event, e.MergeFailed)
+                right = self._islands.ending or self._islands.finished or isinstance(event, e.MergeFailed)
                 right = right or any(isinstance(x, RestoreFragments) for x in effects)
                 for current in self.all:
                     current.open = {i: c for i, c in current.open.items() if c.payload != effect.payload}
-                    if self._lives.finished and effect.payload in {c.payload for c in current.inputs}:
+                    if self._islands.finished and effect.payload in {c.payload for c in current.inputs}:
                         current.inputs = tuple(c for c in current.inputs if c.payload != effect.payload)
         require(right, "a payload is released for a true reason", (effect, event))
 
@@ -204,15 +206,15 @@ class Rounds:
         require(_weighted(effect, inputs), "weights follow the formula and sum to one", (effect, inputs))
         present = self._on_time(current)
         require(bool(present), "somebody in a merge is on time", effect)
-        everyone = effect.reason is not CloseReason.EVERYONE_IN or self._lives.live <= present
-        require(everyone, "everyone is in when the round says so", (effect, self._lives.live))
+        everyone = effect.reason is not CloseReason.EVERYONE_IN or self._islands.live <= present
+        require(everyone, "everyone is in when the round says so", (effect, self._islands.live))
         rang = effect.reason is not CloseReason.GRACE_OVER or self._timers.rang == grace(effect.fragment)
         require(rang, "grace is over when its timer rings", effect)
         for c in inputs:
-            line = self._line(c)
-            fresh = c.tokens_total - c.token_count >= line.merged_up_to
-            require(fresh, "no token is merged twice", (effect, c, line))
-            line.merged_before, line.merged_up_to = line.merged_up_to, c.tokens_total
+            record = self._record_of(c)
+            fresh = c.tokens_total - c.token_count >= record.merged_up_to
+            require(fresh, "no token is merged twice", (effect, c, record))
+            record.merged_before, record.merged_up_to = record.merged_up_to, c.tokens_total
         current.inputs, current.open = inputs, {}
         self._timers.drop(grace(effect.fragment))
 
@@ -222,9 +224,9 @@ class Rounds:
             require(not effects, "nothing comes of a merge that nobody waits for", (event, effects))
             return
         for c in current.inputs:
-            line = self._line(c)
-            line.merged_offer, line.merged_into = c.offer, event.version
-            self._lives.contributed(c.island, c.incarnation)
+            record = self._record_of(c)
+            record.merged_offer, record.merged_into = c.offer, event.version
+            self._islands.contributed(c.island, c.incarnation)
             self.merged_tokens[c.island][c.fragment] += c.token_count
         current.step = max(current.step, *(c.step for c in current.inputs))
         current.version, current.inputs = event.version, ()
@@ -232,9 +234,9 @@ class Rounds:
             island: counts[event.fragment] for island, counts in self.merged_tokens.items()
         }
         self.merged_at[event.fragment] = event.at
-        heard = {x.island for p in effects if isinstance(p, f.PublishFragment) for x in p.recipients}
-        training = {island for island, life in self._lives.all.items() if life.stage is Stage.TRAINING}
-        require(training <= heard, "everybody who trains hears of a new version", training - heard)
+        recipients = {x.island for p in effects if isinstance(p, f.PublishFragment) for x in p.recipients}
+        training = {island for island, status in self._islands.all.items() if status.stage is Stage.TRAINING}
+        require(training <= recipients, "everybody who trains hears of a new version", training - recipients)
 
     def _failed(self, event: e.MergeFailed, effects: tuple[f.Effect, ...]) -> None:
         """Its work is in no version, and may come again."""
@@ -246,7 +248,7 @@ class Rounds:
 
     def _unmerge(self, current: Round) -> None:
         for c in current.inputs:
-            self._line(c).merged_up_to = self._line(c).merged_before
+            self._record_of(c).merged_up_to = self._record_of(c).merged_before
         current.inputs = ()
 
     def _publish(self, effect: f.PublishFragment) -> None:
@@ -255,38 +257,38 @@ class Rounds:
         present = effect.version == current.version and current.step <= effect.step <= latest
         require(present, "what is published is the present version", (effect, current.version, current.step, latest))
         for item in effect.recipients:
-            life = (item.island, item.incarnation)  # a standby may have heard it before it took a place
-            alive = self._lives.all[item.island].speaks(item.incarnation) or life in self._lives.taken
+            incarnation = (item.island, item.incarnation)  # a standby may have heard it before it took a place
+            alive = self._islands.all[item.island].speaks(item.incarnation) or incarnation in self._islands.taken
             require(alive, "only present incarnations hear of a version", (effect, item))
-            line = self._lines.get((item.island, item.incarnation, effect.fragment), Line())
-            require(item.merged_offer == line.merged_offer, "an island hears which offer is merged", (effect, line))
+            record = self._offer_records.get((item.island, item.incarnation, effect.fragment), OfferRecord())
+            require(item.merged_offer == record.merged_offer, "an island hears which offer is merged", (effect, record))
 
     def _waits_for_somebody(self, current: Round) -> None:
         """While the job runs. When it ends, every flush moves the rounds on."""
-        over = self._lives.ending or self._lives.finished or self.going_back
+        over = self._islands.ending or self._islands.finished or self.going_back
         if over or len(current.open) < self._policy.quorum or current.inputs:
             return
         present = self._on_time(current)
         if not present:
             return
-        require(not self._lives.live <= present, "a round waits for somebody", (current, self._lives.live))
+        require(not self._islands.live <= present, "a round waits for somebody", (current, self._islands.live))
         timed = self._policy.grace_cap_steps is None or self._timers.awaits(grace(current.fragment))
         require(timed, "a round with its quorum has a deadline", current)
 
     def _on_time(self, current: Round) -> Set[IslandId]:
         """Who contributed at or after the first due point past the last merge; everybody, when the job ends."""
-        if self._lives.ending:
+        if self._islands.ending:
             return current.open.keys()
         interval, due_step = self._policy.sync_interval_steps, current.step + 1
         while (due_step - current.fragment * interval // self._policy.fragment_count) % interval:
             due_step += 1
         return {island for island, c in current.open.items() if c.step >= due_step}
 
-    def line(self, island: IslandId, incarnation: Incarnation, fragment: FragmentId) -> Line:
-        return self._lines.setdefault((island, incarnation, fragment), Line())
+    def offer_record(self, island: IslandId, incarnation: Incarnation, fragment: FragmentId) -> OfferRecord:
+        return self._offer_records.setdefault((island, incarnation, fragment), OfferRecord())
 
-    def _line(self, c: Contribution) -> Line:
-        return self.line(c.island, c.incarnation, c.fragment)
+    def _record_of(self, c: Contribution) -> OfferRecord:
+        return self.offer_record(c.island, c.incarnation, c.fragment)
 
 
 def _weighted(effect: f.MergeFragment, inputs: Iterable[Contribution]) -> bool:

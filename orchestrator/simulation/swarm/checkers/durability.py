@@ -1,4 +1,4 @@
-"""What durability promises, seen from outside: what islands were told stays, is one thing, and is what it should be.
+"""The checker of durability: a published version is not lost, never changes, and is the merge that it should be.
 
     the process dies          nothing is lost that was told, with any durability
     power is lost, sync       nothing is lost that was told
@@ -30,55 +30,58 @@ Bytes = Callable[[FragmentId, PayloadId], Arrays]
 Merged = tuple[FragmentId, str, tuple[tuple[PayloadId, float], ...]]
 
 
-class Promises:
+class DurabilityChecker:
     """Outlives the synchroniser. ``bytes_of`` says what a payload holds."""
 
     def __init__(self, first: Sequence[FragmentState], averaging: str, optimizer: OuterOptimizer, bytes_of: Bytes):
         self.first = tuple(first)
         self._averaging, self._optimizer, self._bytes_of = averaging, optimizer, bytes_of
-        self._told: dict[tuple[FragmentId, Version], str] = {}
-        self._made: dict[Merged, FragmentState] = {}
+        self._published: dict[tuple[FragmentId, Version], str] = {}
+        self._merged_states: dict[Merged, FragmentState] = {}
 
-    def told(self, fragment: FragmentId, state: FragmentState) -> None:
+    def published(self, fragment: FragmentId, state: FragmentState) -> None:
         """Islands hear of this state."""
-        before = self._told.setdefault((fragment, state.version), state.digest)
+        before = self._published.setdefault((fragment, state.version), state.digest)
         require(before == state.digest, "a published version is one and the same for ever", (fragment, state.version))
 
-    def newest_told(self, fragment: FragmentId) -> Version:
-        return max((version for p, version in self._told if p == fragment), default=Version(0))
+    def newest_published(self, fragment: FragmentId) -> Version:
+        return max((version for p, version in self._published if p == fragment), default=Version(0))
 
     def recovered(self, outer: OuterState) -> None:
         """A synchroniser goes on from this Θ, merges that only the journal knows included."""
         for p in range(len(self.first)):
             fragment = FragmentId(p)
-            here, told = outer.version(fragment), self.newest_told(fragment)
-            require(here >= told, "no published merge is lost", (fragment, here, told))
-            digest = self._told.get((fragment, here), outer.state(fragment).digest)
+            here, published = outer.version(fragment), self.newest_published(fragment)
+            require(here >= published, "no published merge is lost", (fragment, here, published))
+            digest = self._published.get((fragment, here), outer.state(fragment).digest)
             same = digest == outer.state(fragment).digest
             require(same, "a published version is one and the same for ever", (fragment, here))
 
-    def gave_up(self, kept: Callable[[FragmentId], Version | None], merges_max: int) -> None:
+    def gave_up(self, newest_journalled: Callable[[FragmentId], Version | None], merges_max: int) -> None:
         """A synchroniser does not go on, for merges that islands were told of are gone with the power."""
-        gone = [max(0, self.newest_told(p) - (kept(p) or Version(0))) for p in map(FragmentId, range(len(self.first)))]
+        gone = [
+            max(0, self.newest_published(p) - (newest_journalled(p) or Version(0)))
+            for p in map(FragmentId, range(len(self.first)))
+        ]
         require(sum(gone) <= merges_max, "a loss of power takes no more merges than async allows", (gone, merges_max))
 
     def after(self, before: FragmentState, order: f.MergeFragment) -> FragmentState:
         """What an undisturbed merge of these contributions gives."""
         merged = (order.fragment, before.digest, tuple((item.payload, item.weight) for item in order.inputs))
-        if merged not in self._made:
+        if merged not in self._merged_states:
             alone = OuterState.restored({FragmentId(0): before}, self._averaging, self._optimizer)
             inputs = [(self._bytes_of(order.fragment, item.payload), item.weight) for item in order.inputs]
             alone.merge(FragmentId(0), order.version, inputs)
-            self._made[merged] = alone.state(FragmentId(0))
-        return self._made[merged]
+            self._merged_states[merged] = alone.state(FragmentId(0))
+        return self._merged_states[merged]
 
 
 class Theta:
     """A fold over one life's tape, from its beginning: what Θ and μ must be."""
 
-    def __init__(self, promises: Promises) -> None:
-        self._promises = promises
-        self._states = list(promises.first)
+    def __init__(self, durability: DurabilityChecker) -> None:
+        self._durability = durability
+        self._states = list(durability.first)
         self._orders: dict[FragmentId, f.MergeFragment] = {}
         self._history = [[state] for state in self._states]
         self._cuts: dict[int, tuple[Version, ...]] = {}
@@ -87,7 +90,7 @@ class Theta:
         if isinstance(event, e.MergeCompleted) and effects:
             before, order = self._states[event.fragment], self._orders[event.fragment]
             require(event.base_digest == before.digest, "digests chain", (event, before.digest))
-            after = self._states[event.fragment] = self._promises.after(before, order)
+            after = self._states[event.fragment] = self._durability.after(before, order)
             same = (event.version, event.digest) == (after.version, after.digest)
             require(same, "Θ is that of an uninterrupted run fed the same contributions", (event, after.digest))
             self._history[event.fragment].append(after)

@@ -1,4 +1,4 @@
-"""How the simulated world makes an island's process, and ends it."""
+"""Placement of islands in the simulated world: a process is made for each, or taken from a standby, and ended."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from orchestrator.core.vocabulary import Incarnation, IslandId, JobPolicy
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.links import Links
-from orchestrator.simulation.surroundings import Clock, Listener, Odds, Processes
+from orchestrator.simulation.world_protocols import Clock, Listener, Odds, Processes
 
 
-class Surroundings(Clock, Odds, Listener, Processes, Protocol):
+class PlacementWorld(Clock, Odds, Listener, Processes, Protocol):
     """Where processes are made and ended."""
 
     policy: JobPolicy
@@ -29,7 +29,7 @@ class Surroundings(Clock, Odds, Listener, Processes, Protocol):
         """Tell the synchroniser what came of placing."""
 
 
-def place(world: Surroundings, effect: f.PlaceIsland) -> None:
+def place(world: PlacementWorld, effect: f.PlaceIsland) -> None:
     """A process is made, after a while, or there is no room for it; or a standby's is taken."""
     if effect.standby is not None:
         _take(world, effect, effect.standby)
@@ -63,7 +63,7 @@ def place(world: Surroundings, effect: f.PlaceIsland) -> None:
     world.later(world.draw(world.plan.place_s) if life.place_s is None else life.place_s, answer)
 
 
-def _take(world: Surroundings, effect: f.PlaceIsland, standby: tuple[IslandId, Incarnation]) -> None:
+def _take(world: PlacementWorld, effect: f.PlaceIsland, standby: tuple[IslandId, Incarnation]) -> None:
     """The process has its new name at once, and answers to it once it can be reached; what the standby wrote is lost."""
     host = world.hosts[effect.island, effect.incarnation] = world.hosts.pop(standby)
     host.process.island, host.process.incarnation = effect.island, effect.incarnation
@@ -86,14 +86,14 @@ def _take(world: Surroundings, effect: f.PlaceIsland, standby: tuple[IslandId, I
     world.later(takes, (lambda: world.reach(host, answer)) if alive else gone)
 
 
-def end(world: Surroundings, effect: f.KillIsland | f.StopIsland) -> None:
+def end(world: PlacementWorld, effect: f.KillIsland | f.StopIsland) -> None:
     """The process is ended once it can be reached; only of one that was killed is its end heard."""
     host = world.hosts.get((effect.island, effect.incarnation))
     if host is None:
         return
     if isinstance(effect, f.StopIsland):
-        world.reach(host, lambda: world.die(host, effect.reason, said=False))
+        world.reach(host, lambda: world.die(host, effect.reason, announced=False))
     elif (takes := world.draw(world.plan.kill_s)) > 0.0:
-        world.later(takes, lambda: world.reach(host, lambda: world.die(host, effect.reason, said=True)))
+        world.later(takes, lambda: world.reach(host, lambda: world.die(host, effect.reason, announced=True)))
     else:
-        world.reach(host, lambda: world.die(host, effect.reason, said=True))
+        world.reach(host, lambda: world.die(host, effect.reason, announced=True))

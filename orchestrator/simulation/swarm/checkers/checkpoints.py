@@ -3,7 +3,7 @@
     before    what a rollback did to the fragments, so that ``rounds`` looks at what they are now
     apply     what was decided about checkpoints, which rests on what ``rounds`` knows after the step
 
-Refuses to know: files and Θ (``promises``, and the world that has the disk).
+Refuses to know: files and Θ (``durability``, and the world that has the disk).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from orchestrator.core.saving import (
     SealCheckpoint,
 )
 from orchestrator.core.vocabulary import FragmentId, JobPolicy, Version
-from orchestrator.simulation.swarm.checkers.lives import Lives, Stage
+from orchestrator.simulation.swarm.checkers.islands import Islands, Stage
 from orchestrator.simulation.swarm.checkers.rounds import Rounds
 from orchestrator.simulation.swarm.checkers.violation import require
 
 
-class Saving:
+class CheckpointChecker:
     """``cuts`` are the versions of every checkpoint that was begun."""
 
-    def __init__(self, policy: JobPolicy, lives: Lives, rounds: Rounds) -> None:
+    def __init__(self, policy: JobPolicy, islands: Islands, rounds: Rounds) -> None:
         self.cuts: dict[int, tuple[Version, ...]] = {}
-        self._policy, self._lives, self._rounds = policy, lives, rounds
+        self._policy, self._islands, self._rounds = policy, islands, rounds
         self._open: int | None = None
-        self._kept: list[int] = []
+        self._taken: list[int] = []
         self._left: set[FragmentId] = set()
 
     def before(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
@@ -45,20 +45,20 @@ class Saving:
             self._left = every if accepted else self._left
         elif isinstance(event, FragmentRestored) and effects:
             self._restored(event, effects)
-        elif isinstance(event, RollbackFailed) or self._lives.finished:
+        elif isinstance(event, RollbackFailed) or self._islands.finished:
             stuck = any(current.restoring for current in self._rounds.all)
-            self._left = set() if stuck or self._lives.finished else self._left
+            self._left = set() if stuck or self._islands.finished else self._left
         anew = isinstance(event, e.SynchroniserRestarted) and event.epoch > self._rounds.epoch
         if anew or isinstance(event, RollbackFailed):
             for current in self._rounds.all:
                 current.restoring = False
-        if self._lives.ending and self._left == every and not any(r.restoring for r in self._rounds.all):
+        if self._islands.ending and self._left == every and not any(r.restoring for r in self._rounds.all):
             self._left = set()  # a job that ends does not set out
         self._rounds.going_back = bool(self._left)
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, CheckpointTaken) and event.checkpoint == self._open:
-            self._kept.append(event.checkpoint)
+            self._taken.append(event.checkpoint)
             self._open = None
         for effect in effects:
             match effect:
@@ -72,7 +72,7 @@ class Saving:
                 case RestoreFragments():
                     self._restores(effect)
         require(
-            len(self._kept) <= self._policy.checkpoints.keep, "no more checkpoints are kept than wanted", self._kept
+            len(self._taken) <= self._policy.checkpoints.keep, "no more checkpoints are kept than wanted", self._taken
         )
 
     def _begins(self, effect: BeginCheckpoint) -> None:
@@ -82,20 +82,20 @@ class Saving:
         require(
             effect.versions == cut, "a cut has the merges under way, and nothing that is only offered", (effect, cut)
         )
-        trains = [name for name, n in effect.islands if not self._lives.all[name].speaks(n)]
+        trains = [name for name, n in effect.islands if not self._islands.all[name].speaks(n)]
         require(not trains, "only who is there is asked for its state", (effect, trains))
         self.cuts[effect.checkpoint], self._open = effect.versions, effect.checkpoint
 
     def _drops(self, effect: DropCheckpoint) -> None:
         if effect.checkpoint == self._open:
             self._open = None
-        elif effect.checkpoint in self._kept:
-            oldest = effect.checkpoint == min(self._kept) and len(self._kept) > self._policy.checkpoints.keep
-            require(oldest, "only the oldest of too many checkpoints goes", (effect, self._kept))
-            self._kept.remove(effect.checkpoint)
+        elif effect.checkpoint in self._taken:
+            oldest = effect.checkpoint == min(self._taken) and len(self._taken) > self._policy.checkpoints.keep
+            require(oldest, "only the oldest of too many checkpoints goes", (effect, self._taken))
+            self._taken.remove(effect.checkpoint)
 
     def _restores(self, effect: RestoreFragments) -> None:
-        require(effect.checkpoint in self._kept, "only a kept checkpoint is gone back to", (effect, self._kept))
+        require(effect.checkpoint in self._taken, "only a kept checkpoint is gone back to", (effect, self._taken))
         require({p for p, _, _ in effect.fragments} == self._left, "all of it is restored", (effect, self._left))
         for fragment, version, step in effect.fragments:
             current = self._rounds.all[fragment]
@@ -107,8 +107,8 @@ class Saving:
         """The fragment's tokens are those of the cut; what its islands offered is over."""
         current, p = self._rounds.all[event.fragment], event.fragment
         lost = event.checkpoint == FROM_JOURNAL
-        asked = (current.restoring or lost) and event.version == current.version + 1
-        require(asked, "versions rise by one, also on the way back", (event, current))
+        follows = (current.restoring or lost) and event.version == current.version + 1
+        require(follows, "versions rise by one, also on the way back", (event, current))
         source = Version(current.version - 1) if lost else self.cuts[event.checkpoint][p]
         tokens = current.merged.get(source, {})
         for island, counts in self._rounds.merged_tokens.items():
@@ -116,10 +116,10 @@ class Saving:
         current.version, current.restoring = event.version, False
         current.merged[event.version] = dict(tokens)
         self._rounds.merged_at[p] = event.at
-        for name, life in self._lives.all.items():
-            line = self._rounds.line(name, life.incarnation, p)
-            line.merged_into, line.merged_offer = event.version, ALL_OFFERS
+        for name, status in self._islands.all.items():
+            record = self._rounds.offer_record(name, status.incarnation, p)
+            record.merged_into, record.merged_offer = event.version, ALL_OFFERS
         self._left.discard(p)
-        heard = {x.island for shown in effects if isinstance(shown, f.PublishFragment) for x in shown.recipients}
-        training = {island for island, life in self._lives.all.items() if life.stage is Stage.TRAINING}
-        require(training <= heard, "everybody who trains hears of what was restored", training - heard)
+        recipients = {x.island for shown in effects if isinstance(shown, f.PublishFragment) for x in shown.recipients}
+        training = {island for island, status in self._islands.all.items() if status.stage is Stage.TRAINING}
+        require(training <= recipients, "everybody who trains hears of what was restored", training - recipients)

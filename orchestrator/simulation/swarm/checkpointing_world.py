@@ -40,11 +40,11 @@ from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.swarm.checkers import Checkers
 from orchestrator.simulation.swarm.checkers.violation import require
-from orchestrator.simulation.swarm.keeping import insist, job_spec
+from orchestrator.simulation.swarm.mortal_merge_worker import job_spec, retry_until_written
 from orchestrator.simulation.swarm.mortal_world import FOLDER, MortalWorld
 from orchestrator.simulation.swarm.mortality import Mortality
-from orchestrator.simulation.swarm.operators import Saving
-from orchestrator.simulation.swarm.weather import Weather
+from orchestrator.simulation.swarm.operators import CheckpointRequests
+from orchestrator.simulation.swarm.rough_world import EventFaults
 
 WRITING_S = (0.001, 0.3)
 FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError:", "Violation:")
@@ -52,7 +52,7 @@ FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError
 Versions = dict[FragmentId, Version]
 
 
-class SavingWorld(MortalWorld):
+class CheckpointingWorld(MortalWorld):
     """``close`` it, for what it keeps in memory is nobody's."""
 
     def __init__(
@@ -60,18 +60,18 @@ class SavingWorld(MortalWorld):
         policy: JobPolicy,
         plan: WorldPlan,
         seed: int,
-        weather: Weather,
+        event_faults: EventFaults,
         mortality: Mortality,
         checkers: Callable[[], Checkers],
-        saving: Saving | None,
+        requests: CheckpointRequests | None,
     ) -> None:
-        super().__init__(policy, plan, seed, weather, mortality, checkers)
+        super().__init__(policy, plan, seed, event_faults, mortality, checkers)
         self._roots = AllowedRoots.only(f"memory://atoll-swarm-{seed}")
         self._memory = Folder.within(self._roots, f"memory://atoll-swarm-{seed}")
         self._spec = job_spec(mortality.merges_max, [plan.island for plan in policy.islands], self._memory.url)
         self._saver: tuple[int, CheckpointWriter] | None = None
         self._marked: set[tuple[int, int]] = set()
-        for at, command in saving.commands() if saving is not None else ():
+        for at, command in requests.commands() if requests is not None else ():
             self.later(at, partial(self._command, command))
 
     def close(self) -> None:
@@ -102,14 +102,14 @@ class SavingWorld(MortalWorld):
             context = JobContext(
                 "job", self._spec, FOLDER, self._roots, self.epoch, lambda: self.now, self._post, _raise
             )
-            sync_tape = partial(insist, "the tape cannot be written", self._files.tape.sync)
+            sync_tape = partial(retry_until_written, "the tape cannot be written", self._files.tape.sync)
             ledger = self.goodput.ledger
             saver = CheckpointWriter(context, None, StateView(self.core), ledger, worker.outer, sync_tape, worker)
             self._saver = self.generation, saver
         return self._saver[1]
 
     def _post(self, make: Callable[[float], e.Event]) -> int:
-        def told() -> None:
+        def deliver() -> None:
             event = make(self.now)
             if isinstance(event, CheckpointTaken):
                 event = replace(event, seconds=0.0)  # by a clock that is not this world's
@@ -120,7 +120,7 @@ class SavingWorld(MortalWorld):
             self._check_sealed(event.checkpoint)
         if isinstance(event, CheckpointFailed) and not event.reason.startswith(FORESEEN):
             raise InternalError(detail=f"Checkpoint {event.checkpoint} failed as nobody foresaw: {event.reason}.")
-        self.while_alive(0.0, told)
+        self.while_alive(0.0, deliver)
         return 0
 
     def restore_fragments(self, effect: RestoreFragments) -> None:
@@ -130,21 +130,28 @@ class SavingWorld(MortalWorld):
         except (AtollError, OSError) as error:
             require(False, "a kept checkpoint can be gone back to", (effect, error))
             return
-        self.workshop.restore(effect, states)
+        self.merge_worker.restore(effect, states)
 
     def _check_sealed(self, number: int) -> None:
         manifest = verified(self._checkpoints().folder(number))
         for p, (fragment, merged) in enumerate(zip(manifest.fragments, manifest.merged_tokens, strict=True)):
-            made = self.workshop.made.get((FragmentId(p), Version(fragment.version)))
-            held = made is not None and (made[0].digest, made[1]) == (fragment.digest, fragment.step)
+            state_and_step = self.merge_worker.versions.get((FragmentId(p), Version(fragment.version)))
+            held = state_and_step is not None and (state_and_step[0].digest, state_and_step[1]) == (
+                fragment.digest,
+                fragment.step,
+            )
             require(held, "a sealed checkpoint has versions that Θ had", (number, p, fragment))
             ahead = [part.island for part in manifest.parts if part.versions[p] > fragment.version]
             require(not ahead, "no island is ahead of its checkpoint's Θ", (number, p, ahead))
-            kept = sum(part.token_counts[p] for part in manifest.parts if part.versions[p] == fragment.version)
-            known = self.checkers.rounds.all[p].merged.get(Version(fragment.version), {})
-            require(merged == sum(known.values()), "a checkpoint has what was merged", (number, p, merged, known))
-            right = merged + kept <= manifest.tokens_trained
-            require(right, "a checkpoint has no token twice", (number, p, merged, kept, manifest.tokens_trained))
+            unmerged = sum(part.token_counts[p] for part in manifest.parts if part.versions[p] == fragment.version)
+            merged_tokens = self.checkers.rounds.all[p].merged.get(Version(fragment.version), {})
+            require(
+                merged == sum(merged_tokens.values()),
+                "a checkpoint has what was merged",
+                (number, p, merged, merged_tokens),
+            )
+            right = merged + unmerged <= manifest.tokens_trained
+            require(right, "a checkpoint has no token twice", (number, p, merged, unmerged, manifest.tokens_trained))
         true = sum(host.process.replica.tokens_total for host in self.hosts.values())
         require(manifest.tokens_trained <= true, "no more is in a checkpoint than was trained", (number, true))
 
@@ -153,7 +160,7 @@ class SavingWorld(MortalWorld):
     def _mark(self, host: Host, number: int, folder: Folder) -> None:
         """The marker is there at once, before all that is published later; its island cuts at its next boundary."""
 
-        def asked() -> None:
+        def mark() -> None:
             if (id(host), number) in self._marked:
                 return
             self._marked.add((id(host), number))
@@ -177,23 +184,23 @@ class SavingWorld(MortalWorld):
             )
             self.later(self.draw(WRITING_S), partial(self._write, host, number, folder, part))
 
-        self.reach(host, self.addressed(host, asked))
+        self.reach(host, self.addressed(host, mark))
 
     def _write(self, host: Host, number: int, folder: Folder, part: Part) -> None:
         if host.alive:
             folder.write(f"{part.island}/{PART}", encode_part(part))
             self._answer(host, Saved(number, part_digest(part), part.tokens_total, 0.0))
 
-    def _answer(self, host: Host, letter: Saved | NotSaved) -> None:
-        host.post([letter])
+    def _answer(self, host: Host, report: Saved | NotSaved) -> None:
+        host.post([report])
         self.links.carry(host)
 
 
 class Worker(Executor):
     """The synchroniser's thread that writes checkpoints: it takes its time, and dies with the process."""
 
-    def __init__(self, world: SavingWorld) -> None:
-        self._world, self._workshop = world, world.workshop
+    def __init__(self, world: CheckpointingWorld) -> None:
+        self._world, self._merge_worker = world, world.merge_worker
         self._queue: deque[Callable[[], Any]] = deque()
         self._awaited: set[tuple[FragmentId, Version]] = set()
 
@@ -205,16 +212,16 @@ class Worker(Executor):
 
     def outer(self) -> Future[OuterCut]:
         """Θ when the merges ordered so far are done."""
-        under_way, stands = dict(self._workshop.under_way), self._workshop.outer
+        under_way, stands = dict(self._merge_worker.under_way), self._merge_worker.outer
         self._awaited |= set(under_way.items())
         cut = {p: under_way.get(p, stands[p][0]) for p in map(FragmentId, range(len(stands)))}
-        return Outer(self._workshop.made, cut)
+        return Outer(self._merge_worker.versions, cut)
 
     def _go_on(self) -> None:
         self._world.while_alive(self._world.draw(WRITING_S), self._work)
 
     def _work(self) -> None:
-        self._awaited &= set(self._workshop.under_way.items())
+        self._awaited &= set(self._merge_worker.under_way.items())
         if not self._awaited:
             self._queue[0]()
             self._queue.popleft()
@@ -225,13 +232,13 @@ class Worker(Executor):
 class Outer(Future[OuterCut]):
     """Of what was made; a merge that failed left its fragment as it was."""
 
-    def __init__(self, made: dict[tuple[FragmentId, Version], tuple[FragmentState, int]], cut: Versions) -> None:
+    def __init__(self, versions: dict[tuple[FragmentId, Version], tuple[FragmentState, int]], cut: Versions) -> None:
         super().__init__()
-        self._made, self._cut = made, cut
+        self._versions, self._cut = versions, cut
 
     def result(self, timeout: float | None = None) -> OuterCut:
         return cut_of(
-            {p: self._made.get((p, v)) or self._made[p, Version(v - 1)] for p, v in sorted(self._cut.items())}
+            {p: self._versions.get((p, v)) or self._versions[p, Version(v - 1)] for p, v in sorted(self._cut.items())}
         )
 
 

@@ -1,4 +1,4 @@
-"""A world with rougher weather than links and machines make: what is told is told again, late, or otherwise.
+"""A world with more faults than links and machines have: events are repeated, late, or replaced by others.
 
 Responsible for: what ``Synchroniser.handle`` promises to bear and the plain world does not try: any event repeated, also
 long afterwards (but for the first one of a tape), a timer that rings late, a process that lives on after it was told to stop
@@ -23,7 +23,7 @@ GHOST_S = (0.1, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class EventFaults:
     """Probabilities per occasion. ``diverged`` makes an unusable payload one that is not finite."""
 
     echo: float = 0.0
@@ -34,36 +34,36 @@ class Weather:
 
 
 class RoughWorld(World):
-    """``World``, with weather. ``generation`` is which life of the synchroniser this is; here it has one."""
+    """``World``, with event faults. ``generation`` is which life of the synchroniser this is; here it has one."""
 
     generation = 1
 
     def __init__(
-        self, policy: JobPolicy, plan: WorldPlan, seed: int, weather: Weather, *, folds: tuple[Fold, ...] = ()
+        self, policy: JobPolicy, plan: WorldPlan, seed: int, event_faults: EventFaults, *, folds: tuple[Fold, ...] = ()
     ) -> None:
         super().__init__(policy, plan, seed, folds=folds)
-        self._weather = weather
+        self._event_faults = event_faults
 
     def tell(self, event: e.Event) -> None:
-        if isinstance(event, e.TimerFired) and self.chance(self._weather.late_timer):
+        if isinstance(event, e.TimerFired) and self.chance(self._event_faults.late_timer):
             self.links.say(event, self.draw(OVERTAKEN_S))
             return
-        if isinstance(event, e.ContributionUnusable) and self.chance(self._weather.diverged):
+        if isinstance(event, e.ContributionUnusable) and self.chance(self._event_faults.diverged):
             event = replace(event, reason=RefusalReason.NON_FINITE, detail="a value is not finite")
-        if isinstance(event, e.EvaluationCompleted) and self.chance(self._weather.failed_evaluation):
+        if isinstance(event, e.EvaluationCompleted) and self.chance(self._event_faults.failed_evaluation):
             event = e.EvaluationFailed(event.at, event.global_version, "the evaluator went away")
         super().tell(event)
-        if not isinstance(event, e.JobStarted) and self.chance(self._weather.echo):
+        if not isinstance(event, e.JobStarted) and self.chance(self._event_faults.echo):
             self.links.say(event, self.draw(ECHO_S))
 
-    def die(self, host: Host, reason: str, *, said: bool) -> None:
+    def die(self, host: Host, reason: str, *, announced: bool) -> None:
         """Told to stop, and nobody waits for its death: it may take its time.
 
         A synchroniser that was made again meanwhile may know nothing of that, and be connected to it: it hears of the death.
         """
-        if not said and host.alive and self.chance(self._weather.ghost):
-            told_by = self.generation
+        if not announced and host.alive and self.chance(self._event_faults.ghost):
+            stopped_by = self.generation
             dies = super().die
-            self.later(self.draw(GHOST_S), lambda: dies(host, reason, said=self.generation != told_by))
+            self.later(self.draw(GHOST_S), lambda: dies(host, reason, announced=self.generation != stopped_by))
         else:
-            super().die(host, reason, said=said)
+            super().die(host, reason, announced=announced)

@@ -1,4 +1,4 @@
-"""What a checker remembers of contributions: what each incarnation gave to a fragment, and what a fragment was given.
+"""A checker's records of contributions: each incarnation's offers to a fragment, and each fragment's round.
 
 Plain data; what must be true of it is ``rounds``' business.
 """
@@ -11,7 +11,7 @@ from orchestrator.core.vocabulary import Contribution, FragmentId, IslandId, Ver
 
 
 @dataclass(slots=True)
-class Line:
+class OfferRecord:
     """What one incarnation of an island gave to one fragment."""
 
     admitted_offer: int = 0

@@ -31,10 +31,10 @@ class Stage(Enum):
 
 
 @dataclass(slots=True)
-class Life:
+class IslandStatus:
     """``failures`` are lives in a row that ended without a contribution, ``quarantines`` those since an operator wanted it.
 
-    ``given_up`` once there were too many of either. ``taken``: its process was a standby's. ``doomed``: it is being killed.
+    ``given_up`` once there were too many of either. ``taken``: its process was a standby's.
     """
 
     stage: Stage = Stage.OVER
@@ -47,7 +47,7 @@ class Life:
     quarantines: int = 0
     given_up: bool = False
     taken: bool = False
-    doomed: bool = False
+    kill_pending: bool = False
 
     @property
     def live(self) -> bool:
@@ -58,7 +58,7 @@ class Life:
         return self.stage is not Stage.OVER and incarnation == self.incarnation
 
 
-class Lives:
+class Islands:
     """``live`` is whom a round may wait for; ``changed`` says whether that is not as it was before this event.
 
     ``taken`` are the standbys, with their incarnations, whose processes became islands'.
@@ -66,7 +66,7 @@ class Lives:
 
     def __init__(self, policy: JobPolicy, timers: Timers) -> None:
         plans = (*policy.islands, *policy.standbys)
-        self.all = {plan.island: Life() for plan in plans}
+        self.all = {plan.island: IslandStatus() for plan in plans}
         self.standbys = [plan.island for plan in policy.standbys]
         self.taken: set[tuple[IslandId, Incarnation]] = set()
         self.live: frozenset[IslandId] = frozenset()
@@ -88,9 +88,9 @@ class Lives:
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, _SPOKEN):
-            life = self.all[event.island]
-            if life.speaks(event.incarnation):
-                self._spoke(event, life, effects)
+            status = self.all[event.island]
+            if status.speaks(event.incarnation):
+                self._spoke(event, status, effects)
             else:
                 stop = {(event.island, event.incarnation)}
                 only = all(isinstance(x, f.StopIsland) and {(x.island, x.incarnation)} == stop for x in effects)
@@ -100,44 +100,44 @@ class Lives:
         elif isinstance(event, e.CommandRequested):
             self._commanded(event.request, effects)
         elif self._timers.rang == FLUSH and not self.finished:
-            for life in self.all.values():
-                life.flushed = life.flushed or life.live  # also of one that drains
+            for status in self.all.values():
+                status.flushed = status.flushed or status.live  # also of one that drains
         for effect in effects:
-            self._asked(event, effect, effects)
-        for island, life in self.all.items():
-            if life.silent and not self.ending and not self.finished:
-                require(self._timers.awaits(suspect(island)), "a silent island has a deadline", (island, life))
+            self._effect(event, effect, effects)
+        for island, status in self.all.items():
+            if status.silent and not self.ending and not self.finished:
+                require(self._timers.awaits(suspect(island)), "a silent island has a deadline", (island, status))
         if not self.ending and not self.finished:
             self._nobody_waits_beside_a_standby()
-        heard = frozenset(i for i, life in self.all.items() if life.live and (self.ending or not life.draining))
-        before, self.live = self.live, heard
+        live = frozenset(i for i, status in self.all.items() if status.live and (self.ending or not status.draining))
+        before, self.live = self.live, live
         self.changed = before != self.live
 
     def _nobody_waits_beside_a_standby(self) -> None:
         for standby in self.standbys:
             there = self.all[standby]
-            if there.stage is not Stage.STANDBY or there.silent or there.doomed:
+            if there.stage is not Stage.STANDBY or there.silent or there.kill_pending:
                 continue
-            for island, life in self.all.items():
-                waits = life.stage is Stage.OVER and life.wanted and life.incarnation and not life.given_up
+            for island, status in self.all.items():
+                waits = status.stage is Stage.OVER and status.wanted and status.incarnation and not status.given_up
                 of_its_kind = self._kinds[island] == self._kinds[standby] and island not in self.standbys
                 waits = waits and of_its_kind and self._groups[island] not in self.cordoned
                 require(not waits, "no island waits while a standby of its kind stands by", (island, standby))
 
-    def _spoke(self, event: e.IslandEvent, life: Life, effects: tuple[f.Effect, ...]) -> None:
+    def _spoke(self, event: e.IslandEvent, status: IslandStatus, effects: tuple[f.Effect, ...]) -> None:
         match event:
-            case e.IslandPlaced() if life.stage is Stage.PLACING:
-                life.stage, life.silent = Stage.STARTING, False
+            case e.IslandPlaced() if status.stage is Stage.PLACING:
+                status.stage, status.silent = Stage.STARTING, False
             case e.ConnectionLost(dead=False):
-                life.silent = True
+                status.silent = True
             case e.ConnectionRestored():
-                life.silent = False
+                status.silent = False
             case e.IslandFlushed():
-                life.flushed = True
+                status.flushed = True
             case e.IslandDrained():
-                life.flushed = life.flushed or self.ending
+                status.flushed = status.flushed or self.ending
             case e.ConnectionLost() | e.PlacementFailed():
-                self._end(event.island, life, event, effects)
+                self._end(event.island, status, event, effects)
 
     def _commanded(self, request: commands.OperatorCommand, effects: tuple[f.Effect, ...]) -> None:
         if not any(isinstance(x, f.ResolveCommand) and x.accepted for x in effects):
@@ -149,24 +149,24 @@ class Lives:
         elif isinstance(request, commands.IslandCommand):
             self._island_commanded(request, self.all[request.island])
 
-    def _island_commanded(self, request: commands.IslandCommand, life: Life) -> None:
+    def _island_commanded(self, request: commands.IslandCommand, status: IslandStatus) -> None:
         kill = isinstance(request, commands.Kill)
-        life.doomed = life.doomed or kill
-        life.wanted = request.restart if isinstance(request, commands.Kill) else isinstance(request, commands.Readd)
+        status.kill_pending = status.kill_pending or kill
+        status.wanted = request.restart if isinstance(request, commands.Kill) else isinstance(request, commands.Readd)
         if isinstance(request, commands.Drain):
             others = [i for i in self.live if i != request.island]
-            kept = life.live and not life.draining and len(others) >= self._policy.quorum
-            require(kept, "an island is drained only where its work will merge", (request, self.live))
-        life.draining = isinstance(request, commands.Drain) or (life.draining and kill)
-        if life.stage is Stage.OVER:
-            life.failures = life.quarantines = 0
-            life.given_up = False
+            quorum_stays = status.live and not status.draining and len(others) >= self._policy.quorum
+            require(quorum_stays, "an island is drained only where its work will merge", (request, self.live))
+        status.draining = isinstance(request, commands.Drain) or (status.draining and kill)
+        if status.stage is Stage.OVER:
+            status.failures = status.quarantines = 0
+            status.given_up = False
 
-    def _asked(self, event: e.Event, effect: f.Effect, effects: tuple[f.Effect, ...]) -> None:
+    def _effect(self, event: e.Event, effect: f.Effect, effects: tuple[f.Effect, ...]) -> None:
         match effect:
             case f.PlaceIsland() if isinstance(event, e.SynchroniserRestarted):
-                life = self.all[effect.island]
-                pending = life.stage is Stage.PLACING and life.incarnation == effect.incarnation
+                status = self.all[effect.island]
+                pending = status.stage is Stage.PLACING and status.incarnation == effect.incarnation
                 require(pending, "only who is being placed is placed again after the synchroniser's death", effect)
             case f.PlaceIsland():
                 if effect.standby is not None:
@@ -175,105 +175,112 @@ class Lives:
             case f.WantIsland():
                 self._want(effect)
             case f.HoldIsland():
-                life, group = self.all[effect.island], self._groups[effect.island]
-                right = life.stage is Stage.OVER and group == effect.node_group and group in self.cordoned
-                require(right, "only who would be placed on a cordoned node group is held", (effect, life))
+                status, group = self.all[effect.island], self._groups[effect.island]
+                right = status.stage is Stage.OVER and group == effect.node_group and group in self.cordoned
+                require(right, "only who would be placed on a cordoned node group is held", (effect, status))
             case f.StopIsland() if self.all[effect.island].speaks(effect.incarnation):
                 self._end(effect.island, self.all[effect.island], event, effects)
             case f.KillIsland():
-                life = self.all[effect.island]
-                require(life.speaks(effect.incarnation), "only the present incarnation is killed", (effect, life))
+                status = self.all[effect.island]
+                require(status.speaks(effect.incarnation), "only the present incarnation is killed", (effect, status))
             case f.BeginCatchUp():
                 self._catch_up(effect)
             case f.StandBy():
-                life = self.all[effect.island]
-                held = life.stage is Stage.CATCHING_UP and effect.island in self.standbys
-                require(held and life.speaks(effect.incarnation), "a standby stands by once it holds a state", effect)
-                life.stage, life.silent, life.failures = Stage.STANDBY, False, 0
+                status = self.all[effect.island]
+                held = status.stage is Stage.CATCHING_UP and effect.island in self.standbys
+                require(held and status.speaks(effect.incarnation), "a standby stands by once it holds a state", effect)
+                status.stage, status.silent, status.failures = Stage.STANDBY, False, 0
             case f.StartTraining() | f.FlushIsland():
                 require(effect.island not in self.standbys, "a standby trains nothing", effect)
-                life = self.all[effect.island]
-                held = life.stage in (Stage.CATCHING_UP, Stage.TRAINING) and life.speaks(effect.incarnation)
-                require(held, "an island trains and flushes only after it has caught up", (effect, life))
+                status = self.all[effect.island]
+                held = status.stage in (Stage.CATCHING_UP, Stage.TRAINING) and status.speaks(effect.incarnation)
+                require(held, "an island trains and flushes only after it has caught up", (effect, status))
                 flushes = isinstance(effect, f.FlushIsland)
                 begins = any(isinstance(x, f.SetTimer) and x.timer == FLUSH for x in effects)
                 require(flushes == (self.ending or begins), "islands flush when the job ends, else train", effect)
-                life.stage, life.silent = Stage.TRAINING, False
-                life.flushed = life.flushed and not isinstance(event, e.SynchroniserRestarted)
+                status.stage, status.silent = Stage.TRAINING, False
+                status.flushed = status.flushed and not isinstance(event, e.SynchroniserRestarted)
             case f.DrainIsland():
-                life = self.all[effect.island]
-                asked = life.draining and life.speaks(effect.incarnation)
-                require(asked and not self.ending, "an island drains when an operator wants it to", (effect, life))
+                status = self.all[effect.island]
+                wanted = status.draining and status.speaks(effect.incarnation)
+                require(wanted and not self.ending, "an island drains when an operator wants it to", (effect, status))
             case f.SetTimer(timer=name) if name == FLUSH:
                 self.ending = True
             case f.FinishJob():
                 self.finished = True
 
     def _want(self, effect: f.WantIsland) -> None:
-        life = self.all[effect.island]
-        require(life.wanted != effect.wanted, "scaling changes only who has to change", (effect, life))
-        life.wanted = effect.wanted
-        life.draining = not effect.wanted and life.stage is Stage.TRAINING
-        if life.stage is Stage.OVER:
-            life.failures = life.quarantines = 0
-            life.given_up = False
+        status = self.all[effect.island]
+        require(status.wanted != effect.wanted, "scaling changes only who has to change", (effect, status))
+        status.wanted = effect.wanted
+        status.draining = not effect.wanted and status.stage is Stage.TRAINING
+        if status.stage is Stage.OVER:
+            status.failures = status.quarantines = 0
+            status.given_up = False
 
     def _take(self, effect: f.PlaceIsland, standby: IslandId, incarnation: Incarnation) -> None:
-        life = self.all[standby]
-        ready = life.stage is Stage.STANDBY and not life.silent and not life.doomed and life.speaks(incarnation)
+        status = self.all[standby]
+        ready = (
+            status.stage is Stage.STANDBY
+            and not status.silent
+            and not status.kill_pending
+            and status.speaks(incarnation)
+        )
         fits = self._kinds[standby] == self._kinds[effect.island] and effect.island not in self.standbys
-        require(ready and fits, "only who stands by takes a place, and one of its kind", (effect, life))
-        life.stage = Stage.OVER
+        require(ready and fits, "only who stands by takes a place, and one of its kind", (effect, status))
+        status.stage = Stage.OVER
         self.taken.add((standby, incarnation))
 
     def _place(self, effect: f.PlaceIsland) -> None:
-        life = self.all[effect.island]
+        status = self.all[effect.island]
         free = self._groups[effect.island] == effect.node_group and effect.node_group not in self.cordoned
         require(free, "nothing is placed on a cordoned node group", effect)
-        over = life.stage is Stage.OVER
-        require(over, "an island is placed again only once its former process is dead or told to stop", (effect, life))
-        require(effect.incarnation == life.incarnation + 1, "incarnations rise by one", (effect, life))
-        wanted = life.wanted and not life.given_up and not self.ending and not self.finished
-        require(wanted, "only an island that is wanted is placed", (effect, life))
-        self.all[effect.island] = Life(
+        over = status.stage is Stage.OVER
+        require(
+            over, "an island is placed again only once its former process is dead or told to stop", (effect, status)
+        )
+        require(effect.incarnation == status.incarnation + 1, "incarnations rise by one", (effect, status))
+        wanted = status.wanted and not status.given_up and not self.ending and not self.finished
+        require(wanted, "only an island that is wanted is placed", (effect, status))
+        self.all[effect.island] = IslandStatus(
             Stage.PLACING,
             effect.incarnation,
-            failures=life.failures,
-            quarantines=life.quarantines,
+            failures=status.failures,
+            quarantines=status.quarantines,
             taken=effect.standby is not None,
         )
 
     def _catch_up(self, effect: f.BeginCatchUp) -> None:
-        life = self.all[effect.island]
-        begun = life.stage in (Stage.STARTING, Stage.CATCHING_UP) and life.speaks(effect.incarnation)
-        require(begun and self.seeded, "an island catches up when it is ready and parameters exist", (effect, life))
-        require(effect.held == life.taken, "only a standby's process goes on from what it holds", (effect, life))
-        donors = [life for life in (effect.donor, *effect.helpers) if life is not None]
+        status = self.all[effect.island]
+        begun = status.stage in (Stage.STARTING, Stage.CATCHING_UP) and status.speaks(effect.incarnation)
+        require(begun and self.seeded, "an island catches up when it is ready and parameters exist", (effect, status))
+        require(effect.held == status.taken, "only a standby's process goes on from what it holds", (effect, status))
+        donors = [donor for donor in (effect.donor, *effect.helpers) if donor is not None]
         several = len({name for name, _ in donors}) == len(donors) <= self._policy.donors_max
         require(several, "donors are different islands, and no more than the policy has", effect)
         for name, incarnation in donors:
             donor = self.all[name]
             healthy = name != effect.island and donor.live and donor.incarnation == incarnation
             require(healthy, "a donor is another island, training and answering", (effect, donor))
-        life.stage, life.silent = Stage.CATCHING_UP, False
+        status.stage, status.silent = Stage.CATCHING_UP, False
 
-    def _end(self, island: IslandId, life: Life, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+    def _end(self, island: IslandId, status: IslandStatus, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         """The process is gone or was told to go: a back-off as the policy says, unless nobody wants the island back."""
-        life.stage, life.silent = Stage.OVER, False
+        status.stage, status.silent = Stage.OVER, False
         finishes = any(isinstance(x, f.FinishJob) for x in effects)
         cancelled = isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Cancel)
         dismissed = finishes and (self.ending or cancelled or island in self.standbys)
         dismissed = dismissed or isinstance(event, e.IslandDrained)
-        if not life.wanted or dismissed:
+        if not status.wanted or dismissed:
             return
-        life.failures += 1
-        life.quarantines += any(isinstance(x, f.QuarantineIsland) for x in effects)
-        life.given_up = life.failures > self._policy.restarts_max
-        life.given_up |= life.quarantines > self._policy.health.quarantines_max
+        status.failures += 1
+        status.quarantines += any(isinstance(x, f.QuarantineIsland) for x in effects)
+        status.given_up = status.failures > self._policy.restarts_max
+        status.given_up |= status.quarantines > self._policy.health.quarantines_max
         waits = [x.due_at - event.at for x in effects if isinstance(x, f.SetTimer) and x.timer == backoff(island)]
-        least = min(self._policy.backoff_first_s * 2.0 ** (life.failures - 1), self._policy.backoff_max_s)
+        least = min(self._policy.backoff_first_s * 2.0 ** (status.failures - 1), self._policy.backoff_max_s)
         fits = all(least - ROUNDING <= wait <= 1.25 * least + ROUNDING for wait in waits)
-        right = fits and len(waits) == (0 if life.given_up else 1)
+        right = fits and len(waits) == (0 if status.given_up else 1)
         require(
-            right, "a lost island waits out its back-off, or was given up after restarts_max", (island, life, waits)
+            right, "a lost island waits out its back-off, or was given up after restarts_max", (island, status, waits)
         )

@@ -1,4 +1,4 @@
-"""What trains in the laboratory: a trainer for every island, and Θ, all in this process.
+"""The trainers of all islands, and Θ, in this process: what trains in the laboratory.
 
 Responsible for building them from a job specification as the live service does, so that a merge gives the same bits here
 and there. Refuses to know who trains when, and what is merged: ``multiplex`` asks the core, ``tape_training`` a tape.
@@ -25,7 +25,7 @@ MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
 """``create`` of a module of trainers: specification as plain data, shard, number of shards."""
 
 
-class Apparatus:
+class InProcessTrainers:
     """``trainers[m]`` trains on data shard m; ``fragments[p]`` names fragment p's tensors; ``shard`` holds and merges.
 
     ``outer`` is the shard's Θ, at version 0 to begin with. Nothing is journalled: a run that ends early begins anew.

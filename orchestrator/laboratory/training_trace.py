@@ -1,13 +1,14 @@
-"""The course of a job, as far as training it again needs it: who trained how far between which adoptions and offers.
+"""A job's training trace: how far each incarnation trained between which adoptions and offers.
 
-    Life        one incarnation: where its state came from, then its moments in its own order
+    IncarnationTrace        one incarnation: where its state came from, then its moments in its own order
     Offered     … it made an offer that was merged          Adopted   … it took over a published version
     Exported    … another life took its state from it
     Merged      a fragment's outer step, with the contributions and weights that were decided
     Evaluated   Θ was measured
 
 Only what some merge depends on is kept: what an island trained after its last merged offer never reached the model.
-``course_reader`` makes a ``Course`` out of a tape, ``tape_training`` trains by it. Nothing here knows either, or arrays.
+``trace_reader`` makes a ``TrainingTrace`` out of a tape, ``tape_training`` trains by it. Nothing here knows either, nor
+arrays.
 
 Counts of steps are inner steps *here*: a step here is as many tokens on the tape as the tape's fastest steps had
 (``tokens_per_step``). An island that stepped with less capacity, on fewer tokens, so takes fewer steps here, and tokens
@@ -70,7 +71,7 @@ Moment = Offered | Adopted | Exported
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class IncarnationTrace:
     """One incarnation. ``donor`` ``None``: it began from Θ at ``versions``, with a fresh inner optimizer.
 
     ``shard`` is its island's place in the job; ``cursor`` the batches of the shard drawn before it; ``logical_step`` its
@@ -112,7 +113,7 @@ Act = Merged | Evaluated
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class TrainingTrace:
     """A whole job. ``acts`` in the order in which they happened; ``lives`` those that some act needs.
 
     ``tokens_trained`` and ``steps_trained`` count everything that islands said they trained, as the tape counts it and
@@ -121,7 +122,7 @@ class Course:
     """
 
     policy: JobPolicy
-    lives: dict[LifeId, Life]
+    lives: dict[LifeId, IncarnationTrace]
     acts: tuple[Act, ...]
     tokens_per_step: int
     tokens_trained: int

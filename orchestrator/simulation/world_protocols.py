@@ -1,4 +1,4 @@
-"""What a part of the simulated world may know of the rest, so that the world knows its parts and none of them the world.
+"""Protocols through which a part of the simulated world uses the rest: the world imports its parts, and none of them it.
 
 A part names in a protocol of its own what it needs beyond these. ``World`` is all of them, as is one whose synchroniser
 dies.
@@ -12,7 +12,7 @@ from typing import Protocol
 from orchestrator.core.events import Event
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
 from orchestrator.simulation.host import Host
-from orchestrator.simulation.plan import Latency, Life, WorldPlan
+from orchestrator.simulation.plan import IncarnationStart, Latency, WorldPlan
 
 
 class Clock(Protocol):
@@ -35,7 +35,7 @@ class Odds(Protocol):
 
     def chance(self, probability: float) -> bool: ...
 
-    def life(self, host: Host) -> Life: ...
+    def life(self, host: Host) -> IncarnationStart: ...
 
 
 class Listener(Protocol):
@@ -59,4 +59,4 @@ class Processes(Protocol):
 
     def reach(self, host: Host, call: Callable[[], None]) -> None: ...
 
-    def die(self, host: Host, reason: str, *, said: bool) -> None: ...
+    def die(self, host: Host, reason: str, *, announced: bool) -> None: ...

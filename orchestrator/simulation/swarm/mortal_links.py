@@ -1,6 +1,6 @@
-"""Links that a synchroniser's death cuts, and islands that keep their letters until they are acknowledged.
+"""Links that a synchroniser's death cuts, and islands that keep their reports until they are acknowledged.
 
-As ``runtime.report_link`` and ``learners.outbox`` do live, with the same ``replica.outbox``: letters are read in order,
+As ``runtime.report_link`` and ``learners.outbox`` do live, with the same ``replica.outbox``: reports are read in order,
 those whose records are kept are acknowledged, and a synchroniser that took another's place hears again what was not.
 """
 
@@ -16,17 +16,17 @@ from orchestrator.core.vocabulary import Epoch
 from orchestrator.replica.outbox import NumberedReports
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
-from orchestrator.simulation.links import Links, Surroundings
+from orchestrator.simulation.links import Links, LinksWorld
 
 
-class Mail:
+class UnreadReports:
     """In the place of a host's outbox: what is left of it is what this life of the synchroniser has not read yet.
 
-    ``newest_epoch`` is kept apart from what ``letters`` believes, by whoever checks it.
+    ``newest_epoch`` is kept apart from what ``reports`` believes, by whoever checks it.
     """
 
     def __init__(self) -> None:
-        self.letters = NumberedReports()
+        self.reports = NumberedReports()
         self.connected = False
         self.newest_epoch = Epoch(0)
         self._read = self._acknowledged = 0
@@ -34,30 +34,30 @@ class Mail:
         self._overtaken: set[int] = set()
 
     def __bool__(self) -> bool:
-        return self.connected and bool(self.letters.after(self._read))
+        return self.connected and bool(self.reports.after(self._read))
 
-    def extend(self, letters: Iterable[IslandReport]) -> None:
-        self.letters.write(letters)
+    def extend(self, reports: Iterable[IslandReport]) -> None:
+        self.reports.write(reports)
 
     def skip_replaced(self, process: SimulatedIsland) -> None:
         """Read over offers that newer ones replaced meanwhile: there is nothing to pull, and there may be many."""
-        while letters := self.letters.after(self._read):
-            number, letter = letters[0]
-            if not isinstance(letter, Offer) or process.holds(letter):
+        while reports := self.reports.after(self._read):
+            number, report = reports[0]
+            if not isinstance(report, Offer) or process.holds(report):
                 return
             self._read = number
 
     def popleft(self) -> IslandReport:
-        self._read, letter = self.letters.after(self._read)[0]
-        return letter
+        self._read, report = self.reports.after(self._read)[0]
+        return report
 
     def appendleft(self, _: IslandReport) -> None:
         """It did not get through after all."""
         self._read -= 1
 
     def clear(self) -> None:
-        """The process is gone, and its letters with it."""
-        self.letters = NumberedReports()
+        """The process is gone, and its reports with it."""
+        self.reports = NumberedReports()
         self.connected = False
 
     def hang_up(self) -> None:
@@ -67,10 +67,10 @@ class Mail:
         self._records.clear()
         self._overtaken.clear()
 
-    # ── from letters to records ───────────────────────────────────────────────────────────────────────────────────
+    # ── from reports to records ───────────────────────────────────────────────────────────────────────────────────
 
     def reading(self, *, overtaken: bool) -> int:
-        """The number of the letter read last; ``overtaken`` if later ones will be heard before it."""
+        """The number of the report read last; ``overtaken`` if later ones will be heard before it."""
         if overtaken:
             self._overtaken.add(self._read)
         return self._read
@@ -80,20 +80,20 @@ class Mail:
         self._overtaken.discard(number)
 
     def acknowledge(self, durable_count: int, *, carrying: bool) -> None:
-        """The island forgets what is kept; a letter that became no record needs no keeping."""
+        """The island forgets what is kept; a report that became no record needs no keeping."""
         for number in range(self._acknowledged + 1, self._read + (0 if carrying else 1)):
             if number in self._overtaken or self._records.get(number, 0) > durable_count:
                 break
             self._acknowledged = number
             self._records.pop(number, None)
-        self.letters.forget(self._acknowledged)
+        self.reports.forget(self._acknowledged)
 
 
-def mail_of(host: Host) -> Mail:
-    return cast(Mail, host.outbox)
+def unread_reports_of(host: Host) -> UnreadReports:
+    return cast(UnreadReports, host.outbox)
 
 
-class MortalSurroundings(Surroundings, Protocol):
+class MortalLinksWorld(LinksWorld, Protocol):
     """``alive`` is the synchroniser's process, ``count`` the number of its tape's last record."""
 
     alive: bool
@@ -108,31 +108,31 @@ class MortalSurroundings(Surroundings, Protocol):
 class MortalLinks(Links):
     """Of the synchroniser that lives now."""
 
-    def __init__(self, world: MortalSurroundings) -> None:
+    def __init__(self, world: MortalLinksWorld) -> None:
         super().__init__(world)
         self._mortal = world
 
     def carry(self, host: Host) -> None:
-        if not host.carrying and mail_of(host).connected:
-            mail_of(host).skip_replaced(host.process)
+        if not host.carrying and unread_reports_of(host).connected:
+            unread_reports_of(host).skip_replaced(host.process)
         super().carry(host)
 
     def hear(self, host: Host, event: e.Event, seconds: float) -> None:
-        world, mail = self._mortal, mail_of(host)
-        number = mail.reading(overtaken=seconds > 0.0)
+        world, unread = self._mortal, unread_reports_of(host)
+        number = unread.reading(overtaken=seconds > 0.0)
 
-        def heard() -> None:
+        def deliver() -> None:
             world.tell(replace(event, at=world.now))
             if world.alive:
-                mail.became(number, world.count)
+                unread.became(number, world.count)
 
         if seconds > 0.0:
-            world.while_alive(seconds, heard)
+            world.while_alive(seconds, deliver)
         else:
-            heard()
+            deliver()
 
     def connect(self, host: Host, *, lost: bool) -> None:
-        """Read this process's letters from the first that was not acknowledged on; ``lost``: it was not heard of before."""
+        """Read this process's reports from the first that was not acknowledged on; ``lost``: it was not heard of before."""
         world = self._mortal
         process = host.process
         host.suspected = lost
@@ -142,7 +142,7 @@ class MortalLinks(Links):
             return
 
         def answered() -> None:
-            mail_of(host).connected = True
+            unread_reports_of(host).connected = True
             if host.suspected:
                 host.suspected = False
                 world.tell(e.ConnectionRestored(world.now, process.island, process.incarnation))

@@ -25,48 +25,48 @@ from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_optimizer import OuterOptimizer
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.parameters.shard import Held, ParameterShard
-from orchestrator.simulation.workshop import Surroundings, Workshop
+from orchestrator.simulation.merge_worker import MergeWorker, MergeWorld
 
 SIZE = 3
 """Numbers in a fragment: the fewest in which an average, a radius and an order show."""
 
 
-class MortalSurroundings(Surroundings, Protocol):
+class MortalMergeWorld(MergeWorld, Protocol):
     """``epoch`` is that of the synchroniser that lives now; ``finished`` how the job ended, if it did."""
 
     epoch: Epoch
     finished: f.FinishJob | None
 
 
-class MortalWorkshop(Workshop):
+class MortalMergeWorker(MergeWorker):
     """Of one life of the synchroniser: merges that are under way die with it."""
 
-    def __init__(self, world: MortalSurroundings) -> None:
+    def __init__(self, world: MortalMergeWorld) -> None:
         super().__init__(world)
         self._mortal = world
         self.shard: ParameterShard | None = None
         self.under_way: dict[FragmentId, Version] = {}
-        self.made: dict[tuple[FragmentId, Version], tuple[FragmentState, int]] = {}
+        self.versions: dict[tuple[FragmentId, Version], tuple[FragmentState, int]] = {}
         """Every version of this life, with its step."""
 
     def seed(self, outer: OuterState, journal: Journal) -> None:
         world = self._mortal
-        shard = ParameterShard(journal, world.epoch, insist, lambda: world.now)
+        shard = ParameterShard(journal, world.epoch, retry_until_written, lambda: world.now)
         shard.seed(outer, {})
-        for p, made in shard.states().items():
-            self.made[p, outer.version(p)] = made
+        for p, state_and_step in shard.states().items():
+            self.versions[p, outer.version(p)] = state_and_step
         self.shard = shard
         world.tell(e.OuterStateSeeded(world.now, SIZE * world.policy.fragment_count, "0" * 32))
 
-    def remember(self, outer: OuterState, merges: Sequence[Facts], journal: Journal) -> None:
+    def recover(self, outer: OuterState, merges: Sequence[Facts], journal: Journal) -> None:
         """Go on from Θ as the journal has it; the bytes of what was held are gone."""
         world = self._mortal
-        self.shard = ParameterShard(journal, world.epoch, insist, lambda: world.now)
+        self.shard = ParameterShard(journal, world.epoch, retry_until_written, lambda: world.now)
         self.shard.recover(outer, merges)
         self.outer = [(facts.version, facts.step) for facts in merges]
         for facts in merges:
             p = FragmentId(facts.fragment)
-            self.made[p, facts.version] = (outer.state(p), facts.step)
+            self.versions[p, facts.version] = (outer.state(p), facts.step)
 
     def receive(self, contribution: Contribution) -> None:
         """What the island sent arrives, and is held by the shard."""
@@ -109,20 +109,20 @@ class MortalWorkshop(Workshop):
             assert self.shard is not None
             facts = self.shard.restore(fragment, version, step, states[fragment]).facts
             self._stands(fragment, version, step)
-            told = (fragment, version, order.checkpoint, facts.digest, facts.base_digest)
+            fields = (fragment, version, order.checkpoint, facts.digest, facts.base_digest)
             if left:
                 world.while_alive(world.draw(world.plan.merge_s), next_one)
-            world.tell(FragmentRestored(world.now, *told))
+            world.tell(FragmentRestored(world.now, *fields))
 
         world.while_alive(world.draw(world.plan.merge_s), next_one)
 
     def _stands(self, fragment: FragmentId, version: Version, step: int) -> None:
         assert self.shard is not None
         self.outer[fragment] = (version, step)
-        self.made[fragment, version] = (self.shard.state(fragment), step)
+        self.versions[fragment, version] = (self.shard.state(fragment), step)
 
 
-def insist(what: str, work: Callable[[], None]) -> None:
+def retry_until_written(what: str, work: Callable[[], None]) -> None:
     """A disk that refuses is asked again at once: its refusals are counted, not timed."""
     Retrier(retry_s=0.0).until_done(what, work)
 

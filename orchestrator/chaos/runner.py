@@ -1,6 +1,6 @@
-"""A plan under way: at each look at the job, what strikes, what is spared and why, and whether it is over.
+"""A run of a plan under way: at each look at the job, what strikes, what is spared and why, and whether it is over.
 
-    decisions = conduct.look(now, training, figures)
+    decisions = runner.look(now, training, figures)
 
                more islands train than are kept             all struck or spared
     WAITING ────────────────────────────────────▶ BEGUN ───────────────────────────▶ OVER
@@ -47,7 +47,7 @@ class Decision:
         return {"at": self.at, "planned_at": self.fault.at, **fault, "spared": self.spared}
 
 
-class Conduct:
+class ChaosRunner:
     """One run of a plan. ``decisions`` are all so far; ``aborted`` says why it ended early, if it did."""
 
     def __init__(self, plan: ChaosPlan, faults: Sequence[PlannedFault]) -> None:
@@ -97,9 +97,9 @@ class Conduct:
     def _aborts(self, figures: Figures) -> bool:
         if not self.plan.abort:
             return False
-        known = figures()
+        current = figures()
         for condition in self.plan.abort:
-            value = condition.value_in(known)
+            value = condition.value_in(current)
             if condition.holds(value):
                 self.abort(f"{condition.text} (it is {value:.4g})")
                 return True

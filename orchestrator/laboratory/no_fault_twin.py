@@ -1,4 +1,4 @@
-"""The same job with nothing going wrong: what a tape's failures are to be measured against.
+"""The no-fault twin of a tape: the same job with nothing going wrong, which the tape's failures are measured against.
 
 The simulated world runs the tape's policy with islands as fast and as uneven as the tape's, none of which ever dies, stands
 still or is short of capacity, over links and merges as slow as the tape's, until as many tokens are trained: that is shorter
@@ -13,7 +13,7 @@ from statistics import median
 
 from orchestrator.core.events import ProgressReported
 from orchestrator.core.vocabulary import Duration, IslandId, JobPolicy
-from orchestrator.laboratory.course import Course
+from orchestrator.laboratory.training_trace import TrainingTrace
 from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import WorldPlan
@@ -25,24 +25,24 @@ ENDLESS = 2**62
 """A budget that no simulated job reaches."""
 
 
-def tape_of(disturbed: Tape, course: Course, adoption: AdoptionRule, horizon_steps: int) -> Tape:
+def tape_of(disturbed: Tape, trace: TrainingTrace, adoption: AdoptionRule, horizon_steps: int) -> Tape:
     """The tape of the job without failures, its islands' budget ``horizon_steps`` each."""
-    tokens = horizon_steps * len(course.policy.islands) * course.tokens_per_step
-    policy = replace(course.policy, token_budget=tokens if course.ended else ENDLESS, evaluation_every_merges=0)
-    world = World(policy, _calm(disturbed, course, adoption), SEED, checked=False)
+    tokens = horizon_steps * len(trace.policy.islands) * trace.tokens_per_step
+    policy = replace(trace.policy, token_budget=tokens if trace.ended else ENDLESS, evaluation_every_merges=0)
+    world = World(policy, _calm(disturbed, trace, adoption), SEED, checked=False)
     for _ in world.passing(at_once=1):
-        if not course.ended and world.core.state.tokens_trained >= tokens:
+        if not trace.ended and world.core.state.tokens_trained >= tokens:
             break
     return world.tape
 
 
-def _calm(disturbed: Tape, course: Course, adoption: AdoptionRule) -> WorldPlan:
+def _calm(disturbed: Tape, trace: TrainingTrace, adoption: AdoptionRule) -> WorldPlan:
     """Speeds and latencies of the tape, and nothing else of it."""
     fitted = fit(disturbed).plan
     return WorldPlan(
-        step_s=_step_s(disturbed, course.policy),
+        step_s=_step_s(disturbed, trace.policy),
         step_jitter_ratio=fitted.step_jitter_ratio,
-        tokens_per_step=course.tokens_per_step,
+        tokens_per_step=trace.tokens_per_step,
         adoption=adoption,
         letter_s=fitted.letter_s,
         pull_s=fitted.pull_s,
@@ -57,5 +57,5 @@ def _step_s(tape: Tape, policy: JobPolicy) -> tuple[Duration, ...]:
     for record in tape.records:
         if isinstance(record.event, ProgressReported):
             steps.setdefault(record.event.island, []).append(record.event.step_seconds_median)
-    known = median(seconds for island in steps.values() for seconds in island)
-    return tuple(median(steps.get(plan.island, [known])) for plan in policy.islands)
+    overall_median = median(seconds for island in steps.values() for seconds in island)
+    return tuple(median(steps.get(plan.island, [overall_median])) for plan in policy.islands)

@@ -1,4 +1,4 @@
-"""Where the simulated world merges and evaluates: Θ as versions and steps, without a tensor.
+"""The merge worker and the evaluator of the simulated world: Θ is versions and steps, without a tensor.
 
 As ``runtime.shard_worker`` and ``runtime.evaluation`` do live.
 
@@ -16,10 +16,10 @@ from orchestrator.core import events as e
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import JobPhase, JobPolicy, PayloadId, Version
 from orchestrator.errors import InternalError
-from orchestrator.simulation.surroundings import Clock, Listener, Odds
+from orchestrator.simulation.world_protocols import Clock, Listener, Odds
 
 
-class Surroundings(Clock, Odds, Listener, Protocol):
+class MergeWorld(Clock, Odds, Listener, Protocol):
     """What merging asks of the world: ``held`` are the payloads whose bytes are there."""
 
     policy: JobPolicy
@@ -27,10 +27,10 @@ class Surroundings(Clock, Odds, Listener, Protocol):
     held: set[PayloadId]
 
 
-class Workshop:
+class MergeWorker:
     """``outer[p]`` is fragment p's version, and the highest logical step in it."""
 
-    def __init__(self, world: Surroundings) -> None:
+    def __init__(self, world: MergeWorld) -> None:
         self._world = world
         self._evaluating: int | None = None
         self._hurried = False
@@ -70,7 +70,7 @@ class Workshop:
         takes = world.draw(alone if alone is not None and is_alone else world.plan.evaluate_s)
         world.while_alive(takes, lambda: self._answer(global_version))
 
-    def hurry(self) -> None:
+    def finish_evaluation_alone(self) -> None:
         """The islands stop stepping: what they leave of the machine is the evaluation's."""
         alone = self._world.plan.evaluate_alone_s
         if self._hurried or alone is None or self._evaluating is None:

@@ -1,4 +1,4 @@
-"""What went wrong on a tape, as faults to strike again: commands, crashes, silences, and versions that got lost.
+"""Extraction of a tape's faults, to be injected again: commands, crashes, silences, and publications that got lost.
 
 An operator's command is repeated as it was given. A crash is set where its end was heard of, less the usual time until that
 is heard. A silence begins where the island's own gap says (it was frozen), or where it was last heard (it was cut off).
@@ -23,7 +23,7 @@ STEPS_TO_ADOPT = 3
 """An island that took so many steps after a version should have come, and did not adopt it, never got it."""
 
 
-class Misfortune:
+class FaultExtraction:
     """``stops`` are those of each island, by its own reports."""
 
     def __init__(self, seen: Observed, stops: Mapping[IslandId, Sequence[Stop]], policy: JobPolicy) -> None:
@@ -38,8 +38,8 @@ class Misfortune:
 
     def _stop_in(self, silence: Silence) -> Stop | None:
         since, until = silence.span(self._seen.until)
-        found = [stop for stop in self._stops[silence.island] if stop.since < until and since < stop.until]
-        return max(found, key=lambda stop: stop.until - stop.since, default=None)
+        overlapping = [stop for stop in self._stops[silence.island] if stop.since < until and since < stop.until]
+        return max(overlapping, key=lambda stop: stop.until - stop.since, default=None)
 
     def _began(self, silence: Silence) -> Instant:
         """When the island stopped, by its own gap; without one, a little after it was last heard."""
@@ -52,8 +52,8 @@ class Misfortune:
         """Commands, crashes and silences, in time order."""
         silence_s = self.silence_s
         faults = [fault for command in self._seen.commands if (fault := self._commanded(command)) is not None]
-        for island, at, asked in self._seen.crashes:
-            faults.append(Fault(at if asked else max(0.0, at - self.detect_s), FaultKind.CRASH, island))
+        for island, at, is_request_time in self._seen.crashes:
+            faults.append(Fault(at if is_request_time else max(0.0, at - self.detect_s), FaultKind.CRASH, island))
         for silence in self._seen.silences:
             at = max(0.0, silence.lost_at - silence_s)
             until = silence.restored_at
@@ -104,7 +104,11 @@ class Misfortune:
 
     def _could_adopt(self, island: IslandId, at: Instant, until: Instant) -> bool:
         for (name, _), life in self._seen.lives.items():
-            if name == island and life.told_at is not None and life.told_at <= at < life.ended_at:
+            if (
+                name == island
+                and life.training_ordered_at is not None
+                and life.training_ordered_at <= at < life.ended_at
+            ):
                 after = [report for report in life.reports if at < report.at < until]
                 quiet = any(s.island == island and s.heard_at < until for s in self._seen.silences if s.lost_at > at)
                 return not quiet and bool(after) and after[-1].steps_total - after[0].steps_total >= STEPS_TO_ADOPT

@@ -1,4 +1,4 @@
-"""One incarnation's story: what the tape tells of it, put into its own order, with its counters worked out anew.
+"""One incarnation's history: what the tape holds of it, put into its own order, with its counters worked out anew.
 
 The order is by tokens trained. At one boundary, adopting a version comes before offers that build on it and after offers
 that build on an older one; what concerns different fragments may stand in any order.
@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from orchestrator.core.effects import BeginCatchUp, StartTraining
 from orchestrator.core.events import FragmentAdopted, IslandCaughtUp, ProgressReported
 from orchestrator.core.vocabulary import NO_ANCHOR, Contribution, FragmentId, PayloadId, ScheduleAnchor, Version
-from orchestrator.laboratory.course import Adopted, Exported, LifeId, Moment, Offered
+from orchestrator.laboratory.training_trace import Adopted, Exported, LifeId, Moment, Offered
 from orchestrator.replica.work import AdoptionRule, FragmentWork, Rebase, Trained
 
 
 @dataclass(slots=True)
-class Diary:
+class IncarnationRecords:
     """What a tape tells of an incarnation, in the order of the telling; each thing once.
 
-    ``begun`` is how it came to its state, ``asked`` how it was last asked to; ``published[p, v]`` its latest offer of p
+    ``begun`` is how it came to its state, ``catch_up`` the latest order to; ``published[p, v]`` its latest offer of p
     whose work is in v; ``reports`` by tokens trained; ``started`` is how it was first let train.
     """
 
@@ -33,7 +33,7 @@ class Diary:
     contributions: dict[PayloadId, Contribution] = field(default_factory=dict)
     adoptions: dict[tuple[FragmentId, Version], FragmentAdopted] = field(default_factory=dict)
     published: dict[tuple[FragmentId, Version], int] = field(default_factory=dict)
-    asked: BeginCatchUp | None = None
+    catch_up: BeginCatchUp | None = None
     begun: tuple[IslandCaughtUp, BeginCatchUp] | None = None
     started: StartTraining | None = None
 
@@ -64,14 +64,17 @@ class Receiver:
 
 
 @dataclass(slots=True)
-class Story:
-    """``kept``: an adoption kept own work; ``could_keep``: by rebasing one would have. Moments end with the last needed."""
+class IncarnationHistory:
+    """``kept_work``: an adoption kept own work; ``could_keep_work``: by rebasing one would have.
+
+    Moments end with the last needed.
+    """
 
     moments: tuple[Moment, ...] = ()
     contradictions: list[str] = field(default_factory=list)
     inferred_count: int = 0
-    kept: bool = False
-    could_keep: bool = False
+    kept_work: bool = False
+    could_keep_work: bool = False
 
 
 _Entry = Contribution | FragmentAdopted | Receiver
@@ -79,50 +82,50 @@ _Placed = tuple[int, float, _Entry]
 """Tokens trained by then, place among things of that moment, what it is."""
 
 
-def tell(
+def history_of(
     life: LifeId,
-    diary: Diary,
+    records: IncarnationRecords,
     rule: AdoptionRule,
     tokens_per_step: int,
     receivers: Sequence[Receiver],
     wanted: Collection[PayloadId],
     merged: Collection[tuple[FragmentId, Version]],
-) -> Story:
-    """The life's story up to the last offer in ``wanted`` and the last of ``receivers``."""
-    assert diary.begun is not None
-    began, _ = diary.begun
-    story = Story()
-    work = [FragmentWork(version) for version in began.versions]
+) -> IncarnationHistory:
+    """The life's history up to the last offer in ``wanted`` and the last of ``receivers``."""
+    assert records.begun is not None
+    caught_up, _ = records.begun
+    history = IncarnationHistory()
+    work = [FragmentWork(version) for version in caught_up.versions]
     payloads: dict[tuple[FragmentId, int], PayloadId] = {}
     name, moments = f"{life[0]} (incarnation {life[1]})", list[Moment]()
     needed_count = 0
-    for tokens, _, entry in _in_order(life, diary, receivers, tokens_per_step, story):
+    for tokens, _, entry in _in_order(life, records, receivers, tokens_per_step, history):
         steps = tokens // tokens_per_step
         if isinstance(entry, Receiver):
             moments.append(Exported(steps, entry.life))
             needed_count = len(moments)
         elif isinstance(entry, Contribution):
             own = work[entry.fragment]
-            has = own.since_origin(_told(tokens)).tokens
+            has = own.since_origin(_trained(tokens)).tokens
             if entry.base_version != own.version or entry.token_count != has:
-                story.contradictions.append(
+                history.contradictions.append(
                     f"{name} offers {entry.token_count} tokens on version {entry.base_version} of fragment "
                     f"{entry.fragment}, but by what it told before it has {has} on version {own.version}"
                 )
-            own.offered(entry.offer, _told(own.origin.tokens + entry.token_count), snapshots_max=None)
+            own.offered(entry.offer, _trained(own.origin.tokens + entry.token_count), snapshots_max=None)
             payloads[entry.fragment, entry.offer] = entry.payload
             if entry.payload in wanted:
                 moments.append(Offered(steps, entry.fragment, entry.payload))
                 needed_count = len(moments)
         elif entry.version > work[entry.fragment].version:
             if (entry.fragment, entry.version) not in merged:
-                story.contradictions.append(
+                history.contradictions.append(
                     f"{name} adopts version {entry.version} of fragment {entry.fragment}, never merged"
                 )
-            published = diary.published.get((entry.fragment, entry.version), 0)
-            moments.append(_adopt(name, entry, work[entry.fragment], published, payloads, rule, steps, story))
-    story.moments = tuple(moments[:needed_count])
-    return story
+            published = records.published.get((entry.fragment, entry.version), 0)
+            moments.append(_adopt(name, entry, work[entry.fragment], published, payloads, rule, steps, history))
+    history.moments = tuple(moments[:needed_count])
+    return history
 
 
 def _adopt(
@@ -133,45 +136,49 @@ def _adopt(
     payloads: Mapping[tuple[FragmentId, int], PayloadId],
     rule: AdoptionRule,
     steps: int,
-    story: Story,
+    history: IncarnationHistory,
 ) -> Adopted:
     """Put the fragment on its new version, and say what survived. ``published`` is the offer that is merged in it."""
     merged_offer = published if published in own.offers else None
-    uncontributed = own.remaining(Rebase(merged_offer), _told(event.tokens_total)).tokens
-    kept = uncontributed if event.kept_tokens == _UNTOLD and rule == "rebase" else max(0, event.kept_tokens)
+    uncontributed = own.remaining(Rebase(merged_offer), _trained(event.tokens_total)).tokens
+    kept_tokens = uncontributed if event.kept_tokens == _UNREPORTED and rule == "rebase" else max(0, event.kept_tokens)
     if rule == "rebase":
-        keeps = kept == uncontributed
-        if kept not in (0, uncontributed):
-            story.contradictions.append(
-                f"{name} kept {kept} of {uncontributed} tokens in no version when it adopted version {event.version} of "
-                f"fragment {event.fragment}"
+        keeps = kept_tokens == uncontributed
+        if kept_tokens not in (0, uncontributed):
+            history.contradictions.append(
+                f"{name} kept {kept_tokens} of {uncontributed} tokens in no version when it adopted "
+                f"version {event.version} of fragment {event.fragment}"
             )
-        story.could_keep |= uncontributed > 0
+        history.could_keep_work |= uncontributed > 0
     else:
         keeps = rule == "mix" and bool(own.offers)
-    story.kept |= kept > 0
-    own.adopt(event.version, _told(kept), _told(event.tokens_total), own.latest_offer)
+    history.kept_work |= kept_tokens > 0
+    own.adopt(event.version, _trained(kept_tokens), _trained(event.tokens_total), own.latest_offer)
     since = payloads[event.fragment, merged_offer] if keeps and rule == "rebase" and merged_offer is not None else None
     return Adopted(steps, event.fragment, event.version, event.step, event.fix, keeps, since)
 
 
-def _told(tokens: int) -> Trained:
+def _trained(tokens: int) -> Trained:
     """Only tokens are compared; adoptions that no report told of have no count of steps."""
     return Trained(0, tokens)
 
 
-_UNTOLD = -1
+_UNREPORTED = -1
 """Stands for ``kept_tokens`` where an adoption was inferred."""
 
 
 def _in_order(
-    life: LifeId, diary: Diary, receivers: Sequence[Receiver], tokens_per_step: int, story: Story
+    life: LifeId,
+    records: IncarnationRecords,
+    receivers: Sequence[Receiver],
+    tokens_per_step: int,
+    history: IncarnationHistory,
 ) -> list[_Placed]:
-    told: list[Contribution | FragmentAdopted] = [*diary.contributions.values(), *diary.adoptions.values()]
-    told.sort(key=_own_order)
-    placed: list[_Placed] = [(entry.tokens_total, float(place), entry) for place, entry in enumerate(told)]
+    entries: list[Contribution | FragmentAdopted] = [*records.contributions.values(), *records.adoptions.values()]
+    entries.sort(key=_own_order)
+    placed: list[_Placed] = [(entry.tokens_total, float(place), entry) for place, entry in enumerate(entries)]
     for receiver in receivers:
-        placed += _export(life, diary, told, receiver, tokens_per_step, story)
+        placed += _export(life, records, entries, receiver, tokens_per_step, history)
     return sorted(placed, key=lambda item: item[:2])
 
 
@@ -183,21 +190,21 @@ def _own_order(entry: Contribution | FragmentAdopted) -> tuple[int, int, int, in
 
 def _export(
     life: LifeId,
-    diary: Diary,
-    told: Sequence[Contribution | FragmentAdopted],
+    records: IncarnationRecords,
+    entries: Sequence[Contribution | FragmentAdopted],
     receiver: Receiver,
     tokens_per_step: int,
-    story: Story,
+    history: IncarnationHistory,
 ) -> Iterator[_Placed]:
     """Where in the donor's life the receiver's state is from, with the adoptions that no letter told of.
 
     The receiver says the donor's versions and logical step. Letters of a donor that died soon after may be lost.
     """
-    assert diary.begun is not None
-    began = diary.begun[0]
-    versions = list(began.versions)
-    logical_step, tokens, place, before = began.step, 0, len(told), None
-    for index, entry in enumerate(told):
+    assert records.begun is not None
+    caught_up = records.begun[0]
+    versions = list(caught_up.versions)
+    logical_step, tokens, place, before = caught_up.step, 0, len(entries), None
+    for index, entry in enumerate(entries):
         if not isinstance(entry, FragmentAdopted):
             continue
         if entry.version > receiver.versions[entry.fragment]:
@@ -205,17 +212,17 @@ def _export(
             break
         versions[entry.fragment] = max(versions[entry.fragment], entry.version)
         logical_step, tokens = entry.step, entry.tokens_total
-    for total, report in sorted(diary.reports.items()):  # the latest that tells of the stretch in question
+    for total, report in sorted(records.reports.items()):  # the latest that tells of the stretch in question
         if tokens < total and report.step <= receiver.logical_step and (before is None or total <= before):
             logical_step, tokens = report.step, total
     tokens += max(0, receiver.logical_step - logical_step) * tokens_per_step
     tokens = tokens if before is None else min(tokens, before)
     for fragment, (version, wanted) in enumerate(zip(versions, receiver.versions, strict=True)):
         if version < wanted:
-            story.inferred_count += 1
+            history.inferred_count += 1
             yield (
                 tokens,
                 place - 0.6,
-                FragmentAdopted(0.0, *life, FragmentId(fragment), wanted, receiver.logical_step, tokens, _UNTOLD),
+                FragmentAdopted(0.0, *life, FragmentId(fragment), wanted, receiver.logical_step, tokens, _UNREPORTED),
             )
     yield tokens, place - 0.5, receiver
