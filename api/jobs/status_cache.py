@@ -100,7 +100,7 @@ class StatusCache:
             return answered(cached)
         if row.state not in ALIVE:
             return self.fresh(row)  # what is known of it is on the disk
-        request, is_first = self._request(row)
+        request, is_first = self._request(row, now)
         if cached and cached.error is None and not is_first and now - cached.asked_at < STALE_MAX_S:
             return cached
         if cached and cached.error is not None:
@@ -117,17 +117,17 @@ class StatusCache:
     def ask_all(self, rows: Iterable[JobRow]) -> None:
         """Ask all of these that live at once, so that a reader of them all waits for the slowest only."""
         for row in rows:
-            cached = self._snapshots.get(row.job)
-            if row.state in ALIVE and (cached is None or time.monotonic() - cached.asked_at > FRESH_S):
+            now, cached = time.monotonic(), self._snapshots.get(row.job)
+            if row.state in ALIVE and (cached is None or now - cached.asked_at > FRESH_S):
                 with suppress(InfrastructureError):  # whoever wants this one hears of it
-                    self._request(row)
+                    self._request(row, now)
 
-    def _request(self, row: JobRow) -> tuple[PendingRequest, bool]:
-        """The request to this job that is under way, and whether it began just now."""
+    def _request(self, row: JobRow, since: float) -> tuple[PendingRequest, bool]:
+        """The request to this job that is under way or began after ``since``, else a new one, and whether it is new."""
         with self._changing:
-            under_way = self._requests.get(row.job)
-            if under_way and not under_way.answer.done():
-                return under_way, False
+            latest = self._requests.get(row.job)
+            if latest and (latest.begun_at >= since or not latest.answer.done()):
+                return latest, False
             request = PendingRequest(self._threads.begin(lambda: self.fresh(row)), time.monotonic())
             self._requests[row.job] = request
             for job in [job for job, one in self._requests.items() if one.answer.done() and one is not request]:

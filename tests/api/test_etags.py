@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
+import pytest
 
 from api.client import Client
+from api.jobs import status_cache
 from api.jobs.status_cache import FRESH_S, STALE_MAX_S, StatusCache
 from api.storage.store import JobRow
 from orchestrator.actors.records import StatusRecord
 from orchestrator.errors import InfrastructureError
 from tests.api.installation import Installation
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def test_an_answer_that_did_not_change_is_not_sent_again(http: httpx.Client, service: Installation) -> None:
@@ -88,19 +91,22 @@ class Asked:
         return {"at": float(self.count)}  # type: ignore[typeddict-item]
 
 
-def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent() -> None:
+def test_many_who_look_at_once_ask_a_job_once_also_when_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(status_cache, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(status_cache, "ASKED_S", PATIENCE_S)
     asked, row = Asked(), JobRow(job="a-1", state="running")
     statuses = StatusCache(asked, lambda _: 0)
     for asked.silent in (False, True):
         asked.count = 0
         asked.gate.clear()
         with ThreadPoolExecutor(20) as pool:
-            futures = [pool.submit(statuses.recent, row) for _ in range(20)]
+            futures = [pool.submit(statuses.recent, row, PATIENCE_S) for _ in range(20)]
             asked.gate.set()
         errors = [future.exception() for future in futures]
         assert asked.count == 1
         assert all(isinstance(error, InfrastructureError) is asked.silent for error in errors)
-        threading.Event().wait(STALE_MAX_S * 1.1)
+        now += STALE_MAX_S * 1.1
 
 
 def test_nobody_but_one_waits_for_a_job_that_is_slow_to_answer() -> None:
