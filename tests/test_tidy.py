@@ -18,6 +18,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("orchestrator", "learners", "api")
 LINES_MAX = 600
+VAGUE_NAMES = {"told", "found", "asked", "kept", "known", "given", "made", "said", "heard"}
+DOCUMENT_KEYS = {"api.chaos.schemas": {"told"}, "orchestrator.accounting.ledger": {"kept"}}
+"""Vague names that a REST answer or a job's status has for a key, by the module that writes it."""
 
 PURE_STDLIB = frozenset(
     [
@@ -413,6 +416,14 @@ def test_every_module_is_short_and_says_what_it_is_for(module: str, path: Path) 
     text = path.read_text()
     assert len(text.splitlines()) <= LINES_MAX, f"{module} has outgrown its room; look for the second noun in it"
     assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{module} does not say what it is responsible for"
+
+
+@pytest.mark.parametrize(("module", "path"), MODULES, ids=[name for name, _ in MODULES])
+def test_names_say_what_a_value_is(module: str, path: Path) -> None:
+    """``told``, ``found`` and their like say that something happened to a value. Keys of documents stay as they were."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
+    assert names & VAGUE_NAMES <= DOCUMENT_KEYS.get(module, set())
 
 
 def test_the_core_imports_with_nothing_installed() -> None:

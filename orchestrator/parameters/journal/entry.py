@@ -87,9 +87,9 @@ def facts_of(beginning: bytes) -> Facts:
     sizes = sizes_of(beginning)
     header = beginning[PREFIX_BYTES:][: sizes.header]
     (stated,) = _CHECKSUM.unpack_from(beginning, _PREFIX.size)
-    found = zlib.crc32(header, zlib.crc32(beginning[: _PREFIX.size]))
-    if len(header) != sizes.header or found != stated:
-        raise DataError(detail=f"The head of a journal's entry is damaged: checksum {found:08x}, not {stated:08x}.")
+    computed = zlib.crc32(header, zlib.crc32(beginning[: _PREFIX.size]))
+    if len(header) != sizes.header or computed != stated:
+        raise DataError(detail=f"The head of a journal's entry is damaged: checksum {computed:08x}, not {stated:08x}.")
     return _facts(json.loads(header))
 
 
@@ -101,8 +101,8 @@ def decode(entry: bytes) -> tuple[Facts, FragmentState]:
     body = memoryview(entry)[PREFIX_BYTES + sizes.header :]
     parameters = wire_format.decode(body[: sizes.parameters])
     momentum = wire_format.decode(body[sizes.parameters :])
-    if (found := tensors.digest(parameters)) != facts.digest:
-        raise DataError(detail=f"The journal's entry should hold {facts.digest} and holds {found}.")
+    if (computed := tensors.digest(parameters)) != facts.digest:
+        raise DataError(detail=f"The journal's entry should hold {facts.digest} and holds {computed}.")
     return facts, FragmentState(facts.version, parameters, momentum, facts.digest)
 
 
