@@ -77,7 +77,7 @@ def test_a_cluster_outlives_its_starter_and_down_leaves_no_process_and_no_file(t
 def test_a_node_whose_start_failed_is_started_anew_though_its_raylet_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `ray start` does on a machine that is too busy: it gives up after half a minute, and leaves its raylet alive."""
+    """`ray start` gives a node up on a machine that is too busy, and leaves its raylet alive."""
     raylet = shutil.copy("/bin/sleep", tmp_path / "raylet")
     started: list[str] = []
 

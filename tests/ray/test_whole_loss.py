@@ -21,7 +21,7 @@ from orchestrator.runtime.groups import NodeGroup
 from orchestrator.tape.storage import read_tape
 from tests.api.installation import ROOT
 from tests.ray.jobs import Job, assert_sound, synthetic
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 GROUP = "us-east"
@@ -29,8 +29,6 @@ ISLANDS = ("one", "two")
 STEPS = 400
 FRAGMENTS = 4
 CONTROL = "orchestrator.runtime.control_port:connect"
-TRIES = 5
-"""Nothing here is about how soon a busy machine has started a cluster."""
 
 
 class Machine:
@@ -53,17 +51,9 @@ class Machine:
         assert self.service.poll() is None, self.log.read_text()
 
     def _cluster(self) -> ClusterFile:
-        """Ray itself gives a node half a minute, which on a machine with other work to do may take some tries.
-
-        Each is in another region: those of a job that goes on are what its tape says.
-        """
+        """Each is in another region: those of a job that goes on are what its tape says."""
         group = NodeGroup(name=GROUP, region=f"region-{len(self.clusters) + 1}", cpus=4)
-        for _ in range(TRIES):
-            try:
-                return embedded.up(self.home.path, (group,))
-            except InfrastructureError as error:
-                print(error)
-        raise AssertionError("no cluster could be started")
+        return embedded.up(self.home.path, (group,))
 
     def answers(self) -> bool:
         if self.home.address() is None:
@@ -90,8 +80,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr(embedded, "START_TIMEOUT_S", PATIENCE_S)
+def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine(tmp_path)
     yield machine
     machine.end_service()
