@@ -87,7 +87,7 @@ def test_a_node_whose_start_failed_is_started_anew_though_its_raylet_lives(
         marks = {CLUSTER_MARKER: cluster.id, NODE_MARKER: name}
         return subprocess.Popen(["/bin/sh", "-c", f"{raylet} 600 & exit {code}"], env={**os.environ, **marks})
 
-    def start_node(cluster: ClusterFile, name: str, *_: Any) -> subprocess.Popen[bytes]:
+    def start_node(cluster: ClusterFile, name: str, *_: Any, **__: Any) -> subprocess.Popen[bytes]:
         return start(cluster, name, code=0 if name in started else 1)
 
     with ExitStack() as listening:
