@@ -297,7 +297,7 @@ def test_down_ends_the_cluster_of_the_home_whatever_its_file_is(cluster: Marked,
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_up_finds_the_cluster_of_the_home_again(cluster: Marked, damage: str) -> None:
     DAMAGES[damage](ClusterFile.path(cluster.home))
-    assert embedded._known(cluster.home) == cluster.file
+    assert embedded._current(cluster.home) == cluster.file
     assert ClusterFile.find(cluster.home) == cluster.file
     assert cluster.alive
 
@@ -305,7 +305,7 @@ def test_up_finds_the_cluster_of_the_home_again(cluster: Marked, damage: str) ->
 def test_a_cluster_that_nobody_can_join_any_more_is_ended(cluster: Marked) -> None:
     for path in (ClusterFile.path(cluster.home), ClusterFile.path(cluster.temp_dir)):
         path.write_bytes(b"")
-    assert embedded._known(cluster.home) is None
+    assert embedded._current(cluster.home) is None
     wait_until(lambda: not cluster.alive)
     assert not cluster.temp_dir.exists()
     assert not ClusterFile.path(cluster.home).exists()
