@@ -9,7 +9,6 @@ started here does without, which on two cores is seconds of ``atoll up``, and ha
 - The dashboard's process is not started: Ray starts it (120 MB) also where it is told to include none.
 - Each node's dashboard agent starts as in Ray's own minimal installation, and with none of its modules. It serves no port.
   The raylet wants the process to be there. ``--with-dashboard`` leaves agents as they are.
-- Workers begin with ``ray_worker``, which imports nothing of Ray.
 - 127.0.0.1 is meant: Ray takes it for a mistake and uses the machine's outer address instead, but at no other does it
   listen on loopback alone (``cluster.join`` says the same to drivers).
 - A node has ``NODE_PATIENCE_S`` to register, where Ray gives it 30 s, too little on a busy machine; it is given up at
@@ -25,7 +24,6 @@ import runpy
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -51,8 +49,6 @@ def main() -> None:
     services: Any = importlib.import_module("ray._private.services")
     services.resolve_ip_for_localhost = str
     services.get_node = patient(services.get_node)
-    constants: Any = importlib.import_module("ray._private.ray_constants")
-    constants.SETUP_WORKER_FILENAME = str(Path(__file__).with_name("ray_worker.py"))
     scripts.get_ray_client_dependency_error = not_wanted
     if not with_dashboard:
         importlib.import_module("ray._private.utils").get_dashboard_dependency_error = not_wanted  # type: ignore[attr-defined]

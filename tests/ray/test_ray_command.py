@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.runtime import ray_command, ray_worker
+from orchestrator.runtime import ray_command
 
 NODE = {"node_manager_port": 1}
 
@@ -55,28 +53,3 @@ def test_only_agents_leave_the_dashboards_modules_out() -> None:
     command_of = ray_command.without_modules(lambda component, folder, unbuffered=True: ["python"])
     assert command_of("dashboard_agent", "folder") == ["python", "-m", ray_command.MODULE, ray_command.AGENT]
     assert command_of("raylet", "folder", unbuffered=False) == ["python"]
-
-
-# ── a worker's first program ──────────────────────────────────────────────────────────────────────────────────────────
-
-WORKER = ["/ray/default_worker.py", "--node-ip-address=127.0.0.1", "--startup-token=3"]
-
-
-def test_a_worker_becomes_the_program_that_it_is_given() -> None:
-    context = '--serialized-runtime-env-context={"command_prefix": [], "env_vars": {}, "py_executable": "/python"}'
-    assert ray_worker.command_of(["--language=PYTHON", context, *WORKER]) == ["/python", *WORKER]
-    assert ray_worker.command_of([*WORKER, "--language=PYTHON"]) == [sys.executable, *WORKER]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--language=JAVA"],
-        ["--language=PYTHON", '--serialized-runtime-env-context={"env_vars": {"A": "1"}}'],
-        ["--language=PYTHON", '--serialized-runtime-env-context={"command_prefix": ["nice"]}'],
-    ],
-)
-def test_what_asks_for_more_is_left_to_rays_own_program(arguments: list[str]) -> None:
-    python, program, *rest = ray_worker.command_of([*WORKER, *arguments])
-    assert (python, rest) == (sys.executable, [*WORKER, *arguments])
-    assert Path(program).is_file()
