@@ -17,7 +17,7 @@ from orchestrator.config import read_document
 from tests.bench.goals import Goal, at_least
 from tests.bench.options import Options
 from tests.bench.service import end, service, wait
-from tests.ray.jobs import GROUPS
+from tests.ray.jobs import EVERY_GROUP
 
 STEP_S, LOOK_S = 0.06, 0.5
 GOAL = 0.90
@@ -32,9 +32,9 @@ def main(asked: Options) -> list[Goal]:
 def measure(client: Client, minutes: float) -> Goal:
     worn, reference = (client.submit(document(name)).job for name in ("worn", "reference"))
     for job in (worn, reference):
-        wait(lambda job=job: client.job(job).islands_training == len(GROUPS), "all islands train")
+        wait(lambda job=job: client.job(job).islands_training == len(EVERY_GROUP), "all islands train")
     before = [merged(client, job) for job in (worn, reference)]
-    kills = wear(client, worn, GROUPS, minutes)
+    kills = wear(client, worn, EVERY_GROUP, minutes)
     after = [merged(client, job) for job in (worn, reference)]
     goodput = client.job(worn).goodput_ratio
     for job in (worn, reference):
@@ -54,7 +54,7 @@ def document(name: str) -> dict[str, Any]:
         "synchroniser": read_document(CONFIG)["synchroniser"],
         "trainer": "learners.synthetic:create",
         "synthetic": {"step_s": STEP_S},
-        "islands": [{"node_group": group} for group in GROUPS],
+        "islands": [{"node_group": group} for group in EVERY_GROUP],
         "budget": {"steps": 10_000_000},
         "recovery": {"restarts_max": 1000},
     }

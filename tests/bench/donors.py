@@ -22,12 +22,12 @@ from tests.bench import given
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
 from tests.bench.service import end, service, step_seconds, stretches, wait, with_and_without
-from tests.ray.jobs import GROUPS
+from tests.ray.jobs import EVERY_GROUP
 
 RATIO_GOAL = 1.05
 STRETCH_S, SMALL_STRETCH_S = 15.0, 5.0
 BACK_EVERY_S = 4.4  # from a SIGKILL to the first merge of who comes back, by the bench of recovery
-DONOR = GROUPS[0]
+DONOR = EVERY_GROUP[0]
 
 
 def main(asked: Options) -> list[Goal]:

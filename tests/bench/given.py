@@ -17,7 +17,7 @@ from api.installation.up import Installation
 from orchestrator.core import effects, events
 from orchestrator.tape.storage import read_tape
 from tests.bench.service import end, wait
-from tests.ray.jobs import GROUPS, synthetic
+from tests.ray.jobs import EVERY_GROUP, synthetic
 
 KILLS, PARAMETERS, STEP_S, BEFORE_S, SETTLE_S = 12, 10_000_000, 0.06, 5.0, 2.0
 Reports = dict[str, list[events.ProgressReported]]
@@ -42,15 +42,15 @@ class Told(NamedTuple):
 
 def measure(client: Client, installation: Installation, donors: int) -> list[Told]:
     section = {"step_s": STEP_S, "parameters": PARAMETERS}
-    document = synthetic(10_000_000, synthetic=section, recovery={"donors_max": donors})
+    document = synthetic(10_000_000, EVERY_GROUP, synthetic=section, recovery={"donors_max": donors})
     job = client.submit(document).job
     tape = installation.runs / job / "tape.jsonl"
     for kill in range(KILLS):
-        wait(lambda: client.job(job).islands_training == len(GROUPS), "all train")
+        wait(lambda: client.job(job).islands_training == len(EVERY_GROUP), "all train")
         time.sleep(BEFORE_S + SETTLE_S)
-        client.kill(job, GROUPS[kill % len(GROUPS)])
-        wait(lambda: client.job(job).islands_training < len(GROUPS), "the kill")
-    wait(lambda: client.job(job).islands_training == len(GROUPS), "the last one is back")
+        client.kill(job, EVERY_GROUP[kill % len(EVERY_GROUP)])
+        wait(lambda: client.job(job).islands_training < len(EVERY_GROUP), "the kill")
+    wait(lambda: client.job(job).islands_training == len(EVERY_GROUP), "the last one is back")
     time.sleep(SETTLE_S)
     end(client, job)
     return states_given(tape)

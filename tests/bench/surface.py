@@ -26,7 +26,7 @@ from api.installation.up import Installation
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
 from tests.bench.service import SITUATION_TIMEOUT_S, end, service, step_seconds, wait
-from tests.ray.jobs import GROUPS, STEP_S, synthetic
+from tests.ray.jobs import EVERY_GROUP, STEP_S, synthetic
 
 KILL_MEDIAN_GOAL_S, KILL_P99_GOAL_S = 0.5, 2.0
 READS_PER_SECOND, READ_P99_GOAL_S, STEP_RATIO_GOAL = 200, 0.1, 1.05
@@ -59,8 +59,8 @@ def main(asked: Options) -> list[Goal]:
 
 def measure(client: Client, installation: Installation, size: Size) -> dict[str, Any]:
     recovery = {"restarts_max": 10 * size.kills, "backoff_max_s": 0.5}
-    job = client.submit(synthetic(100_000, name="surface", recovery=recovery)).job
-    wait(lambda: client.job(job).islands_training == len(GROUPS), "all islands train")
+    job = client.submit(synthetic(100_000, EVERY_GROUP, name="surface", recovery=recovery)).job
+    wait(lambda: client.job(job).islands_training == len(EVERY_GROUP), "all islands train")
     time.sleep(size.settle_s)
     address = installation.home.address()
     assert address is not None
@@ -74,8 +74,10 @@ def measure(client: Client, installation: Installation, size: Size) -> dict[str,
     began_at = client.job(job).started_at
     assert began_at is not None
     bounds = [at - began_at for at in (*times, times[-1] + size.read_s)]
-    steps = step_seconds(installation.runs / job, bounds, GROUPS)
-    kills = [kill_seconds(client, job, island) for island, _ in zip(cycle(GROUPS), range(size.kills), strict=False)]
+    steps = step_seconds(installation.runs / job, bounds, EVERY_GROUP)
+    kills = [
+        kill_seconds(client, job, island) for island, _ in zip(cycle(EVERY_GROUP), range(size.kills), strict=False)
+    ]
     end(client, job)
     return {
         "kills": spread(kills),
@@ -110,7 +112,7 @@ class Reads:
     def __init__(self, url: str, token: str, job: str, service: psutil.Process) -> None:
         self._host, self._port = url.removeprefix("http://").split(":")
         self._service, self._token = service, token
-        island = f"/v1/jobs/{job}/islands/{GROUPS[0]}"
+        island = f"/v1/jobs/{job}/islands/{EVERY_GROUP[0]}"
         self._paths = (f"/v1/jobs/{job}", "/v1/jobs", f"/v1/jobs/{job}/islands", island, f"/v1/jobs/{job}/commands")
         self._seconds: dict[str, list[float]] = {path.replace(job, "JOB"): [] for path in self._paths}
         self._failed = 0

@@ -11,16 +11,16 @@ import time
 from tests.bench.goals import Goal, at_least
 from tests.bench.options import Options
 from tests.bench.service import end, service, step_seconds, wait
-from tests.ray.jobs import GROUPS, synthetic
+from tests.ray.jobs import EVERY_GROUP, synthetic
 
 STEP_S, STRETCH_S, STOP_S = 0.06, 20.0, 8.0
 RATE_GOAL = 0.97
-VICTIM, SURVIVORS = GROUPS[-1], GROUPS[:-1]
+VICTIM, SURVIVORS = EVERY_GROUP[-1], EVERY_GROUP[:-1]
 
 
 def main(_asked: Options) -> list[Goal]:
     with service() as (client, installation):
-        job = client.submit(synthetic(10_000_000, synthetic={"step_s": STEP_S})).job
+        job = client.submit(synthetic(10_000_000, EVERY_GROUP, synthetic={"step_s": STEP_S})).job
         strikes = {
             "alone": lambda: None,
             "a SIGKILL": lambda: client.kill(job, VICTIM),
@@ -30,7 +30,7 @@ def main(_asked: Options) -> list[Goal]:
         }
         bounds = []
         for strike in strikes.values():
-            wait(lambda: client.job(job).islands_training == len(GROUPS), "all islands train")
+            wait(lambda: client.job(job).islands_training == len(EVERY_GROUP), "all islands train")
             time.sleep(3.0)
             began_at = client.job(job).started_at
             assert began_at is not None

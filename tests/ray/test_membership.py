@@ -59,7 +59,7 @@ def test_nothing_new_is_placed_on_a_cordoned_node_group(start: Start) -> None:
     assert held == ["node group asia is cordoned"] * 2
 
 
-def test_a_job_is_scaled_from_four_islands_to_eight_while_it_trains_and_back(start: Start) -> None:
+def test_a_job_is_scaled_from_three_islands_to_six_while_it_trains_and_back(start: Start) -> None:
     document = synthetic(steps=ENDLESS, synchroniser={"quorum": 2})
     for section in document["islands"]:
         section |= {"count_max": 2, "cpus": 0.4}
