@@ -12,7 +12,6 @@ import pytest
 from orchestrator.core import commands, effects, events
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import GAP_MAX_S, Job, synthetic
-from tests.ray.slow_donor import HANDING_OVER_S
 
 pytestmark = pytest.mark.ray
 GROUPS = ("us-east", "asia", "europe")
@@ -68,7 +67,8 @@ def test_a_donor_that_dies_or_stands_still_in_the_act_is_replaced_by_another(sta
         os.kill(pid, signal.SIGCONT)
     caught_up = job.events(events.IslandCaughtUp, "asia")[-1]
     assert caught_up.donor not in (still, None)
-    assert caught_up.at - stopped_at < 20.0 + HANDING_OVER_S  # nobody waited for the call to time out, which takes 35 s
+    failed = [event for event in job.events(events.CatchUpFailed, "asia") if event.incarnation == 3]
+    assert failed == [], "it is asked to go on with another donor before its call to this one times out"
 
     assert job.gap_max_s(caught_up.donor, stopped_at) <= GAP_MAX_S  # handing over costs it nothing
     assert_nobody_gave_before_it_had_a_state(job)
