@@ -57,32 +57,36 @@ def patient(service: Installation) -> httpx.Client:
     return http
 
 
-def statuses(http: httpx.Client, job: str) -> dict[str, int]:
+def answers_to(http: httpx.Client, job: str) -> dict[str, httpx.Response]:
     """What becomes of one request of each kind. A connection that breaks, or that is silent for long, fails the test."""
     answers = {path: http.get(path) for path in READS}
     answers["submit"] = http.post("/v1/jobs", json=Installation(Path()).spec(), headers={"Idempotency-Key": "s"})
     answers["kill"] = http.post(f"/v1/jobs/{job}/islands/asia/kill", headers={"Idempotency-Key": "k"})
     answers["token"] = http.post("/v1/tokens", json={"name": f"n{time.monotonic_ns()}", "role": "viewer"})
     answers["nobody"] = http.get("/v1/jobs", headers={"Authorization": "Bearer atoll_nobodys"})
-    for name, answer in answers.items():
-        if answer.status_code == 503:
-            told = answer.json()
-            assert told["type"] == "urn:atoll:problem:store", name
-            assert "database" in told["detail"], f"{name}: {told}"
-            assert told["remedy"], name
-            assert "SELECT" not in answer.text + told["detail"]
-    return {name: answer.status_code for name, answer in answers.items()}
+    return answers
 
 
 def assert_all_refused(http: httpx.Client, job: str) -> None:
     assert http.get("/healthz").status_code == 200, "the process is well, and not to be restarted"
-    assert set(statuses(http, job).values()) == {503}
+    for name, answer in answers_to(http, job).items():
+        assert answer.status_code == 503, name
+        problem = answer.json()
+        assert problem["type"] == "urn:atoll:problem:store", name
+        assert "database" in problem["detail"], f"{name}: {problem}"
+        assert problem["remedy"], name
+        assert "SELECT" not in answer.text + problem["detail"]
 
 
 def assert_all_well(http: httpx.Client, job: str) -> None:
     wait_until(lambda: http.get("/readyz").status_code == 200)
     expected = dict.fromkeys(READS, 200) | {"submit": 201, "kill": 202, "token": 201, "nobody": 401}
-    assert statuses(http, job) == expected
+
+    def all_well() -> bool:
+        """A job that a busy machine lets answer late is no failure of the store."""
+        return {name: answer.status_code for name, answer in answers_to(http, job).items()} == expected
+
+    wait_until(all_well, "an answer to everything")
 
 
 @pytest.mark.parametrize("how", ["kill", "shut_down"])

@@ -19,6 +19,8 @@ from tests.api.installation import Installation
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+NEWS = 8
+"""Two versions of every fragment: it trains."""
 GROUPS = "node_groups:\n  - {name: here, region: somewhere, cpus: 2}\n"
 
 
@@ -80,7 +82,7 @@ def test_what_befalls_one_home_is_not_felt_by_the_other(places: tuple[Place, Pla
             islands = [{"node_group": "here", "count": 2, "cpus": 0.5}]
             assert http.post("/v1/jobs", json=place.spec(steps=100_000, islands=islands)).status_code == 201
     for place in places:
-        wait_until(lambda place=place: version(place) > 20)
+        wait_until(lambda place=place: version(place) > NEWS)
     first, second = (place.home.address() for place in places)
     assert first is not None
     assert second is not None
@@ -103,14 +105,14 @@ def test_what_befalls_one_home_is_not_felt_by_the_other(places: tuple[Place, Pla
             os.kill(pid, signal.SIGKILL)
     os.kill(first.pid, signal.SIGKILL)
     at = version(other)
-    wait_until(lambda: version(other) > at + 20)
+    wait_until(lambda: version(other) > at + NEWS)
     one.start()
     wait_until(lambda: one.job()["state"] == "running" and version(one) > jobs[0]["global_version"])
 
     one.atoll("down")
     assert processes_with(one_mark := marks[0]) == set(), one_mark
     at = version(other)
-    wait_until(lambda: version(other) > at + 20)
+    wait_until(lambda: version(other) > at + NEWS)
     job = other.job()
     assert {island["incarnation"] for island in job["islands"]} == {1}, "no island of it has died"
     assert before <= processes_with(marks[1])
