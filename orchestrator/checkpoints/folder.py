@@ -20,8 +20,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
-import fsspec
-
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, OutsideRoots, first_line
 from orchestrator.roots import Allowed, AllowedRoots, Root, name_parts, open_folder, open_regular, shown
 
@@ -271,6 +269,8 @@ def refuse_unreachable(roots: Iterable[Root]) -> None:
 
 def _store_of(allowed: Allowed) -> tuple[Any, str]:
     """fsspec's file system, and the path in it."""
+    import fsspec  # a sixth of what the command line imports, and most jobs have no store
+
     try:
         store, path = fsspec.core.url_to_fs(str(allowed.place))
     except Exception as error:
