@@ -3,7 +3,7 @@
 Gone with the process are the payloads held, merges and evaluations under way, timers, and whatever was on its way to it;
 calls on their way to islands arrive, if nobody of a newer epoch has spoken there before. Islands keep their reports until
 they are acknowledged. The next life begins as ``runtime.synchroniser_actor`` and ``runtime.restart`` do: files, timers,
-links, first events, strays. Refuses to know what must come of it (``checkers``) and when to die (``mortality``).
+links, first events, orphans. Refuses to know what must come of it (``checkers``) and when to die (``mortality``).
 """
 
 from __future__ import annotations
