@@ -75,7 +75,7 @@ class Untouched:
 def test_what_lies_below_no_root_is_refused_before_anything_is_touched(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.checkpoints.folder.fsspec", Untouched())
+    monkeypatch.setitem(sys.modules, "fsspec", Untouched())  # type: ignore[arg-type]
     monkeypatch.setattr(os, "lstat", Untouched())
     with pytest.raises(OutsideRoots) as refused:
         Folder.within(ROOTS, url)
