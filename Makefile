@@ -29,11 +29,13 @@ test: $(STAMP)  ## lint, types, then every test
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 	@$(BIN)/python -m pytest --numprocesses 3
 
-FAST := accounting checkpoints core golden journal numerics properties replica report scenarios tapes \
+FAST := accounting checkpoints core journal numerics properties replica report scenarios tapes \
 	test_config.py test_documents.py test_logbook.py test_tidy.py
+SLOW := journal/test_crash_points.py journal/test_crash_points_saving.py checkpoints/test_soundness.py
 
-test-fast: $(STAMP)  ## what needs no Ray, browser, service or JAX: about a minute
-	@ATOLL_DEATHS_PER_POINT=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(addprefix tests/,$(FAST))
+test-fast: $(STAMP)  ## most of what needs no Ray, browser, service or JAX: a minute or so
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal \
+		$(addprefix --ignore=tests/,$(SLOW)) $(addprefix tests/,$(FAST))
 
 lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/mypy
