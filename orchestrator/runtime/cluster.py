@@ -22,7 +22,7 @@ from orchestrator.errors import InfrastructureError
 from orchestrator.runtime import names
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Node
-from orchestrator.runtime.settings import GROUP_LABEL, NAMESPACE, REGION_LABEL
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, NAMESPACE, REGION_LABEL
 
 REACH_S = 1.0
 
@@ -163,6 +163,11 @@ def start_actor(
     remote_class: Any = ray.remote(kind)
     configured = remote_class.options(namespace=NAMESPACE, lifetime="detached", **options)
     return ActorHandle(configured.remote(*arguments, **named))
+
+
+def on_head(name: str) -> dict[str, Any]:
+    """Ray's options for an actor of a job on the head: the one with this name, wherever it was made. It books nothing."""
+    return {"name": name, "get_if_exists": True, "num_cpus": 0, "label_selector": {GROUP_LABEL: CONTROL_GROUP}}
 
 
 def end_actor(actor: ActorHandle[ActorT]) -> None:

@@ -24,7 +24,7 @@ from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, disk_space
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.names import synchroniser_name
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, TOKEN_VARIABLE
+from orchestrator.runtime.settings import CONTROL_GROUP, TOKEN_VARIABLE
 from orchestrator.tape import command_codec
 from orchestrator.threads import BoundedThreads
 
@@ -95,14 +95,7 @@ class RayControlPort:
         from orchestrator.runtime.synchroniser_actor import SynchroniserActor
 
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
-        options = {
-            "name": synchroniser_name(job_id),
-            "get_if_exists": True,
-            "num_cpus": 0,
-            "max_restarts": -1,
-            "max_concurrency": 8,
-            "label_selector": {GROUP_LABEL: CONTROL_GROUP},
-        }
+        options = {**cluster.on_head(synchroniser_name(job_id)), "max_restarts": -1, "max_concurrency": 8}
         allowed = roots.without(*self._private)
         facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned), allowed)
         actor = self._ask_head(lambda: cluster.start_actor(SynchroniserActor, options, *facts), START_TIMEOUT_S)

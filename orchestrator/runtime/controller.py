@@ -34,7 +34,6 @@ from orchestrator.runtime.node_agents import NodeAgents
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.orphans import Orphans
 from orchestrator.runtime.placement import Placement, Refusal, Unplaced, refusal, resources_of
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL
 from orchestrator.runtime.spawn import CONCURRENCY, spawn_island
 
 log = logging.getLogger(__name__)
@@ -305,12 +304,5 @@ class Controller:
 
 def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> ActorHandle[Controller]:
     """The job's controller: the one there is, for a synchroniser whose predecessor died, or a new one."""
-    options = {
-        "name": controller_name(job),
-        "get_if_exists": True,
-        "num_cpus": 0,
-        "max_restarts": 0,
-        "max_concurrency": CONCURRENCY,
-        "label_selector": {GROUP_LABEL: CONTROL_GROUP},
-    }
+    options = {**cluster.on_head(controller_name(job)), "max_restarts": 0, "max_concurrency": CONCURRENCY}
     return cluster.start_actor(Controller, options, job, spec, run_dir, roots)

@@ -22,7 +22,6 @@ from orchestrator.logbook import service_logbook
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import evaluator_name
-from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL
 
 EVALUATOR_CLASS = "learners.evaluator:Evaluator"
 SEED_TIMEOUT_S = 300.0
@@ -86,13 +85,8 @@ class Evaluation:
             context = self._context
             environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "NPROC": "1"}
             evaluator_class: EvaluatorFactory = cluster.actor_class(EVALUATOR_CLASS)
-            options = {
-                "name": evaluator_name(context.job, self._evaluators_made),
-                "get_if_exists": True,  # that of a synchroniser that died
-                "num_cpus": 0,
-                "max_restarts": 0,
-                "label_selector": {GROUP_LABEL: CONTROL_GROUP},
-            }
+            # by its name it is also that of a synchroniser that died
+            options = {**cluster.on_head(evaluator_name(context.job, self._evaluators_made)), "max_restarts": 0}
             self._evaluator = cluster.start_actor(
                 evaluator_class,
                 options,
