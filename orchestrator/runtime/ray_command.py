@@ -2,8 +2,8 @@
 
     python -m orchestrator.runtime.ray_command [--with-dashboard] start ...
 
-Ray takes three fifths of a node's start for what only its dashboard, its job server, its clients and Ray Serve use. A node
-started here does without, which on two cores is seconds of ``atoll up``, and half of the memory of an idle node:
+Much of a node's start is for what only Ray's dashboard, its job server, its clients and Ray Serve use. A node started here
+does without, which on two cores is seconds of ``atoll up`` (docs/decisions/0137):
 
 - Ray Serve's commands are not imported, and Ray Client's server is not started (a port, 90 MB, a second of processor time).
 - The dashboard's process is not started: Ray starts it (120 MB) also where it is told to include none.
@@ -24,6 +24,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -104,8 +105,11 @@ def patient(get_node: Callable[[str, str], dict[str, Any]]) -> Callable[[str, st
 
 def raylet_runs() -> bool:
     """Whether this process has started a raylet that has not ended."""
-    started = (child for child in psutil.Process().children() if child.name() == "raylet")
-    return any(child.status() != psutil.STATUS_ZOMBIE for child in started)
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # another one, which has ended meanwhile
+            if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 _ABSENT: ModuleType = None  # type: ignore[assignment]
