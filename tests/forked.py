@@ -5,8 +5,8 @@ process of pytest: it imports the command line and forks for each command, which
 with its own arguments, environment, folder, output and exit code. Only ``/proc/PID/environ`` and ``/proc/PID/cmdline`` tell
 it from another. Tests that look there, or send signals, start a process themselves.
 
-    with connection(...)   JSON {arguments, environment, folder, niceness} and two files, for output and errors
-    answer                 JSON: the exit code, negative for a signal, as of subprocess
+    request   two files, for output and errors; then a line of JSON {arguments, environment, folder, niceness}
+    answer    a line with the exit code, negative for a signal, as of subprocess
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import atexit
 import gc
 import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -86,9 +87,7 @@ def server() -> str:
 
 
 def serve(listener: socket.socket, owner: socket.socket) -> dict[str, Any] | None:
-    """Returns once with each request, in a process of its own that is to carry it out; None when the owner has ended."""
-    import selectors
-
+    """Returns each request in a process of its own, which is to carry it out, and None here when the owner has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with selectors.DefaultSelector() as selector:
         for one in (listener, owner):

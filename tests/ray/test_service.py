@@ -15,13 +15,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from api.installation.home import Home
 from api.metrics.catalogue import FAMILIES
 from orchestrator.core import events
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.tape.storage import read_tape
 from tests import forked
+from tests.api.installation import Installation
 from tests.attack.test_permissions import open_to_others
 from tests.ray.jobs import GAP_MAX_S, GROUPS, STEP_S, gone, synthetic
 from tests.ray.test_embedded import beyond_loopback
@@ -37,25 +37,14 @@ NOT_OF_THIS_JOB = {  # nobody waits, nothing is struck or goes wrong
 OF_EVERY_JOB = {name for name, family in FAMILIES.items() if "job" in family.labels} - OF_A_RECOVERY - NOT_OF_THIS_JOB
 
 
-class Hands:
-    """A user of one installation, at the command line."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.runs, self.home = folder, folder / "runs", Home(folder / "home")
-
-    def atoll(self, *arguments: str, code: int | None = 0) -> str:
-        """What the command printed. Its exit code is checked unless it is None, and that no traceback is shown."""
-        done = forked.atoll(*arguments, "--home", str(self.home.path))
-        said = done.stdout + done.stderr
-        assert code in (None, done.returncode), said
-        assert "Traceback" not in said
-        return done.stdout if "--json" in arguments and done.returncode == 0 else said
+class Hands(Installation):
+    """A user of one installation on Ray, at the command line."""
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.atoll(*arguments, "--json"))
 
-    def up(self) -> str:
-        return self.atoll("up", "--runs", str(self.runs))
+    def up(self, *options: str) -> str:
+        return self.atoll("up", "--runs", str(self.runs), *options)
 
     def file(self, name: str, document: dict[str, Any]) -> str:
         path = self.folder / f"{name}.yaml"
