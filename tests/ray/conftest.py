@@ -12,7 +12,7 @@ import pytest
 from orchestrator.config import parse_job
 from orchestrator.core import commands
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import embedded
+from orchestrator.runtime import cluster, embedded
 from orchestrator.runtime.control_port import RayControlPort, connect
 from orchestrator.runtime.groups import DEFAULT_GROUPS
 from tests.ray.jobs import Job
@@ -36,7 +36,10 @@ def port(home: Path) -> Iterator[RayControlPort]:
 
 @pytest.fixture
 def start(port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Starts jobs; those still running at the test's end are cancelled, so that the next test finds the fleet free."""
+    """Starts jobs; those still running at the test's end are cancelled, so that the next test finds the fleet free.
+
+    One that does not end even so fails its own test only: its actors are ended by force.
+    """
     started: list[Job] = []
 
     def start_one(document: dict[str, Any], trainer: str | None = None, **cordoned: str) -> Job:
@@ -48,10 +51,14 @@ def start(port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Job]]:
         return started[-1]
 
     yield start_one
-    for job in started:
-        if not (job.run_dir / "status.json").exists():
-            job.command(commands.Cancel())
-        job.wait_until((job.run_dir / "status.json").exists, "the end")
-    wait_until(
-        lambda: all(group["cpus_free"] == group["cpus"] for group in port.node_groups()), "the end of all islands"
-    )
+    try:
+        for job in started:
+            if not (job.run_dir / "status.json").exists():
+                job.command(commands.Cancel())
+            job.wait_until((job.run_dir / "status.json").exists, "the end")
+    finally:
+        for job in started:
+            cluster.end_actors_of(job.id)
+        wait_until(
+            lambda: all(group["cpus_free"] == group["cpus"] for group in port.node_groups()), "the end of all islands"
+        )
