@@ -11,7 +11,7 @@ from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 
-from .story import POLICY, Story
+from .dictation import POLICY, Dictation
 
 
 def _only(seconds, **expected):
@@ -20,14 +20,14 @@ def _only(seconds, **expected):
 
 
 def test_the_first_start_is_starting_and_a_later_one_recovering():
-    story = Story().place(0.0).placed(1.0).ready(3.0).caught_up(4.0).died(4.0)
+    story = Dictation().place(0.0).placed(1.0).ready(3.0).caught_up(4.0).died(4.0)
     _only(story.seconds(), starting=4.0)
     story.place(6.0, incarnation=2).placed(7.0, incarnation=2)
     _only(story.seconds(at=9.0), starting=4.0, down=2.0, recovering=3.0)
 
 
 def test_causes_name_the_phase():
-    story = Story().place(0.0).placed(1.0).ready(3.0).caught_up(4.0)
+    story = Dictation().place(0.0).placed(1.0).ready(3.0).caught_up(4.0)
     assert story.goodput.summary()["badput_seconds"] == {
         "starting: compiling": 2.0,
         "starting: catching up": 1.0,
@@ -36,12 +36,12 @@ def test_causes_name_the_phase():
 
 
 def test_training_without_stepping_is_stalled():
-    story = Story().train_from(0.0).progress(10.0, tokens=100, stepping=7.0)
+    story = Dictation().train_from(0.0).progress(10.0, tokens=100, stepping=7.0)
     _only(story.seconds(), in_flight=7.0, stalled=3.0)
 
 
 def test_stepping_is_split_as_its_tokens_are():
-    story = Story().train_from(0.0).progress(10.0, tokens=100, stepping=10.0)
+    story = Dictation().train_from(0.0).progress(10.0, tokens=100, stepping=10.0)
     c = story.contribution(60, total=100)
     story.admit(10.0, c).close(10.0, c).merged(10.0, c).adopted(10.0, total=100)
     _only(story.seconds(), productive=3.0, discarded=2.0, in_flight=5.0)
@@ -50,12 +50,12 @@ def test_stepping_is_split_as_its_tokens_are():
 
 
 def test_what_an_island_did_not_report_before_it_died_is_discarded():
-    story = Story().train_from(0.0).progress(10.0, tokens=100, stepping=9.0).died(10.5)
+    story = Dictation().train_from(0.0).progress(10.0, tokens=100, stepping=9.0).died(10.5)
     _only(story.seconds(), discarded=9.5, stalled=1.0)
 
 
 def test_a_silent_island_is_down_unless_it_turns_out_to_have_stepped():
-    story = Story().train_from(0.0).progress(10.0, tokens=100, stepping=10.0)
+    story = Dictation().train_from(0.0).progress(10.0, tokens=100, stepping=10.0)
     story.tell(e.ConnectionLost(10.0, "east", 1, False, "no answer"))
     _only(story.seconds(at=14.0), in_flight=10.0, down=4.0)
     story.tell(e.ConnectionRestored(14.0, "east", 1)).progress(14.0, tokens=130, stepping=13.0)
@@ -63,7 +63,7 @@ def test_a_silent_island_is_down_unless_it_turns_out_to_have_stepped():
 
 
 def test_a_process_that_was_stopped_in_the_middle_of_a_step_did_not_step():
-    story = Story().train_from(0.0).progress(2.0, tokens=20, stepping=2.0)
+    story = Dictation().train_from(0.0).progress(2.0, tokens=20, stepping=2.0)
     story.progress(11.0, tokens=30, stepping=11.0, step_s=0.1, gap=8.1, loss=3.0)
     # 90 steps of 0.1 s would fill the 9 s reported, so nothing was frozen there; in the next report 8 s were
     _only(story.seconds(), in_flight=11.0)
@@ -73,7 +73,7 @@ def test_a_process_that_was_stopped_in_the_middle_of_a_step_did_not_step():
 
 
 def test_time_kept_away_by_an_operator_is_not_counted():
-    story = Story().train_from(0.0)
+    story = Dictation().train_from(0.0)
     asked = e.CommandRequested(1.0, "c1", "me", commands.Kill("east", False))
     story.tell(asked, f.ResolveCommand("c1", True, "yes"), f.KillIsland("east", 1, "killed"))
     story.tell(e.ConnectionLost(1.0, "east", 1, True, "killed"))
@@ -84,21 +84,21 @@ def test_time_kept_away_by_an_operator_is_not_counted():
 
 
 def test_a_command_that_was_not_accepted_changes_nothing():
-    story = Story().train_from(0.0)
+    story = Dictation().train_from(0.0)
     story.tell(e.CommandRequested(1.0, "c1", "me", commands.Kill("east", False)), f.ResolveCommand("c1", False, "no"))
     story.tell(e.ConnectionLost(2.0, "east", 1, True, "crash"), f.SetTimer("backoff:east", 1, 3.0))
     _only(story.seconds(at=5.0), down=3.0, discarded=2.0)
 
 
 def test_the_wait_for_the_end_is_stalled_and_named():
-    story = Story().train_from(0.0).progress(5.0, tokens=50, stepping=5.0)
+    story = Dictation().train_from(0.0).progress(5.0, tokens=50, stepping=5.0)
     story.tell(e.IslandFlushed(5.0, "east", 1)).finish(7.0)
     assert story.seconds()["stalled"] == 2.0
     assert story.goodput.summary()["badput_seconds"]["waiting for the job to end"] == 2.0
 
 
 def test_nothing_is_counted_after_the_end():
-    story = Story().train_from(0.0).finish(5.0)
+    story = Dictation().train_from(0.0).finish(5.0)
     before = story.goodput.summary()
     story.progress(9.0, tokens=50, stepping=5.0)
     assert story.goodput.summary(at=100.0) == before
@@ -106,7 +106,7 @@ def test_nothing_is_counted_after_the_end():
 
 def test_the_ratio_is_weighted_by_accelerators_and_the_seconds_are_not():
     wide = replace(POLICY, islands=(replace(POLICY.islands[0], accelerator_count=3), POLICY.islands[1]))
-    story = Story(wide).train_from(0.0).train_from(0.0, "west")
+    story = Dictation(wide).train_from(0.0).train_from(0.0, "west")
     story.progress(10.0, tokens=100, stepping=10.0)
     for fragment in (0, 1):
         c = story.contribution(100, total=100, fragment=fragment)
@@ -118,7 +118,7 @@ def test_the_ratio_is_weighted_by_accelerators_and_the_seconds_are_not():
 
 
 def test_uptime_is_the_share_of_time_with_a_quorum_training():
-    story = Story().place(0.0).placed(1.0).ready(1.0).caught_up(2.0).died(6.0)
+    story = Dictation().place(0.0).placed(1.0).ready(1.0).caught_up(2.0).died(6.0)
     assert story.goodput.summary(at=8.0)["uptime_ratio"] == 0.5
     story.train_from(8.0, incarnation=2)
     story.tell(e.TimerFired(16.0, "x", 1), f.FlushIsland("east", 2)).finish(40.0)
@@ -126,7 +126,7 @@ def test_uptime_is_the_share_of_time_with_a_quorum_training():
 
 
 def test_badput_and_classes_tell_the_same_sum():
-    story = Story().train_from(0.0).train_from(0.0, "west").progress(10.0, tokens=100, stepping=8.0)
+    story = Dictation().train_from(0.0).train_from(0.0, "west").progress(10.0, tokens=100, stepping=8.0)
     c = story.contribution(60, total=100)
     story.admit(10.0, c).close(10.0, c).merged(10.0, c).adopted(10.0, total=100).died(11.0).finish(20.0)
     summary = story.goodput.summary()

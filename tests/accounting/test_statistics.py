@@ -13,7 +13,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason
 
-from .story import POLICY, Story
+from .dictation import POLICY, Dictation
 
 
 def _kill_and_return(story, killed_at=10.0):
@@ -26,7 +26,7 @@ def _kill_and_return(story, killed_at=10.0):
 
 
 def test_a_recovery_has_all_its_parts_and_they_add_up():
-    story = _kill_and_return(Story().train_from(0.0))
+    story = _kill_and_return(Dictation().train_from(0.0))
     (recovery,) = story.statistics.summary()["recoveries"]
     assert recovery["parts"] == {
         "detect": 0.5,
@@ -41,7 +41,7 @@ def test_a_recovery_has_all_its_parts_and_they_add_up():
 
 
 def test_without_a_command_a_recovery_begins_at_the_last_report():
-    story = Story().train_from(0.0).progress(9.8, tokens=10, stepping=9.0).died(10.0)
+    story = Dictation().train_from(0.0).progress(9.8, tokens=10, stepping=9.0).died(10.0)
     (recovery,) = story.statistics.summary()["recoveries"]
     assert recovery["parts"] == {"detect": pytest.approx(0.2)}
     assert not recovery["complete"]
@@ -49,14 +49,14 @@ def test_without_a_command_a_recovery_begins_at_the_last_report():
 
 
 def test_work_of_the_former_life_completes_no_recovery():
-    story = Story().train_from(0.0)
+    story = Dictation().train_from(0.0)
     old = story.contribution(10, total=10)
     story.admit(1.0, old).died(2.0).train_from(3.0, incarnation=2).close(4.0, old).merged(5.0, old)
     assert not story.statistics.summary()["recoveries"][0]["complete"]
 
 
 def test_an_attempt_that_fails_on_the_way_is_part_of_placing():
-    story = Story().train_from(0.0).died(10.0).place(11.0, incarnation=2)
+    story = Dictation().train_from(0.0).died(10.0).place(11.0, incarnation=2)
     story.tell(e.PlacementFailed(12.0, "east", 2, "no room"), f.SetTimer("backoff:east", 2, 14.0))
     story.place(14.0, incarnation=3).placed(15.0, incarnation=3)
     (recovery,) = story.statistics.summary()["recoveries"]
@@ -65,11 +65,11 @@ def test_an_attempt_that_fails_on_the_way_is_part_of_placing():
 
 
 def test_the_end_of_the_job_is_no_loss():
-    assert Story().train_from(0.0).finish(5.0).statistics.summary()["recoveries"] == []
+    assert Dictation().train_from(0.0).finish(5.0).statistics.summary()["recoveries"] == []
 
 
 def test_survivors_are_those_that_were_never_away():
-    story = Story().train_from(0.0).train_from(0.0, "west")
+    story = Dictation().train_from(0.0).train_from(0.0, "west")
     story.progress(1.0, 10, 1.0, gap=0.9).progress(1.0, 10, 1.0, island="west", step_s=0.2, gap=0.25)
     story.tell(e.ConnectionLost(2.0, "east", 1, False, "silent"))
     summary = story.statistics.summary()
@@ -80,7 +80,7 @@ def test_survivors_are_those_that_were_never_away():
 
 
 def test_merges_are_counted_with_their_contributors_reasons_and_waits():
-    story = Story().train_from(0.0).train_from(0.0, "west")
+    story = Dictation().train_from(0.0).train_from(0.0, "west")
     a, b = story.contribution(10, total=10), story.contribution(10, total=10, island="west")
     story.admit(1.0, a).admit(1.25, b).close(1.5, a, b, reason=CloseReason.EVERYONE_IN).merged(1.75, a, b)
     c = story.contribution(10, total=20, fragment=1)
@@ -97,14 +97,14 @@ def test_merges_are_counted_with_their_contributors_reasons_and_waits():
 
 
 def test_a_merge_reported_twice_counts_once():
-    story = Story().train_from(0.0)
+    story = Dictation().train_from(0.0)
     c = story.contribution(10, total=10)
     story.admit(1.0, c).close(1.5, c).merged(1.75, c).merged(1.8, c)
     assert story.statistics.summary()["merges"] == 1
 
 
 def test_the_loss_curve_is_against_the_tokens_of_all_islands_and_lives():
-    story = Story().train_from(0.0).train_from(0.0, "west")
+    story = Dictation().train_from(0.0).train_from(0.0, "west")
     story.progress(1.0, 100, 1.0).progress(1.0, 50, 1.0, island="west")
     story.tell(e.EvaluationCompleted(1.5, 3, 4.5))
     story.died(2.0).train_from(3.0, incarnation=2).progress(4.0, 30, 1.0, incarnation=2)
@@ -115,7 +115,7 @@ def test_the_loss_curve_is_against_the_tokens_of_all_islands_and_lives():
 
 
 def test_the_timeline_covers_each_island_without_holes():
-    story = _kill_and_return(Story().train_from(0.0)).finish(30.0)
+    story = _kill_and_return(Dictation().train_from(0.0)).finish(30.0)
     spans = [span for span in story.statistics.summary()["timeline"] if span[0] == "east"]
     assert spans[0][1] == 0.0
     assert spans[-1][2] == 30.0
@@ -142,7 +142,7 @@ def test_a_series_stays_short_and_keeps_both_ends():
 
 
 def test_the_report_has_every_name_that_users_were_promised():
-    story = _kill_and_return(Story().train_from(0.0)).finish(30.0)
+    story = _kill_and_return(Dictation().train_from(0.0)).finish(30.0)
     report = build(POLICY, story.goodput, story.statistics, {"job_id": "j1", "loss_unigram": 3.1})
     promised = {
         "loss_final",

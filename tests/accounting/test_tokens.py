@@ -9,12 +9,12 @@ from orchestrator.core import events as e
 from orchestrator.core.vocabulary import RefusalReason, ReleaseReason
 from orchestrator.errors import InternalError
 
-from .story import Story
+from .dictation import Dictation
 
 
 @pytest.fixture
 def story():
-    return Story().train_from(0.0)
+    return Dictation().train_from(0.0)
 
 
 def test_trained_tokens_are_in_flight_until_something_becomes_of_them(story):

@@ -9,10 +9,10 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason
 
-from .story import Story
+from .dictation import Dictation
 
 
-def traffic(story: Story) -> dict:
+def traffic(story: Dictation) -> dict:
     return story.statistics.summary()["traffic"]
 
 
@@ -24,7 +24,7 @@ def test_a_value_belongs_to_the_first_bound_that_is_not_below_it():
 
 
 def test_payloads_are_counted_each_way_and_by_fragment():
-    story = Story().train_from(0.0).train_from(0.0, "west")
+    story = Dictation().train_from(0.0).train_from(0.0, "west")
     a, b = story.contribution(10, total=10), story.contribution(10, total=10, island="west", fragment=1)
     story.admit(1.0, a).refuse(1.1, b, RefusalReason.LATE)
     published = f.PublishFragment(0, 1, 1, (f.Recipient("east", 1, 1), f.Recipient("west", 1, 0)))
@@ -35,7 +35,7 @@ def test_payloads_are_counted_each_way_and_by_fragment():
 
 
 def test_bytes_that_cannot_be_merged_travelled_all_the_same():
-    story = Story().train_from(0.0)
+    story = Dictation().train_from(0.0)
     c = story.contribution(0, total=0)
     refused = f.RefuseContribution(c, RefusalReason.CORRUPT, "why")
     story.tell(e.ContributionUnusable(1.0, c, RefusalReason.CORRUPT, "why"), refused)
@@ -43,7 +43,7 @@ def test_bytes_that_cannot_be_merged_travelled_all_the_same():
 
 
 def test_a_contribution_on_the_present_version_is_not_stale():
-    story = Story().train_from(0.0)
+    story = Dictation().train_from(0.0)
     c, behind = story.contribution(10, total=10, base=3), story.contribution(10, total=20, base=1, offer=2)
     story.admit(1.0, c)
     story.tell(e.ContributionArrived(2.0, behind), f.AdmitContribution(behind, 4))
@@ -52,7 +52,7 @@ def test_a_contribution_on_the_present_version_is_not_stale():
 
 
 def test_catch_ups_are_told_apart_by_who_gave_the_state():
-    story = Story().train_from(0.0).died(1.0).place(2.0, incarnation=2)
+    story = Dictation().train_from(0.0).died(1.0).place(2.0, incarnation=2)
     story.placed(2.5, incarnation=2).ready(3.0, incarnation=2)
     story.tell(e.CatchUpFailed(3.5, "east", 2, "west", "gone"), f.BeginCatchUp("east", 2, None, 0, "again"))
     story.tell(e.IslandCaughtUp(4.0, "east", 2, "west", (0, 0), 0, 0.1), f.StartTraining("east", 2))
@@ -62,7 +62,7 @@ def test_catch_ups_are_told_apart_by_who_gave_the_state():
 
 
 def test_a_rounds_parts_lie_between_first_contribution_close_and_new_version():
-    story = Story().train_from(0.0).train_from(0.0, "west")
+    story = Dictation().train_from(0.0).train_from(0.0, "west")
     a, b = story.contribution(10, total=10), story.contribution(10, total=10, island="west")
     story.admit(1.0, a).admit(3.0, b).close(3.5, a, b, reason=CloseReason.EVERYONE_IN).merged(3.75, a, b)
     sums = {part: told["sum"] for part, told in story.statistics.summary()["round_seconds"].items()}
@@ -72,7 +72,7 @@ def test_a_rounds_parts_lie_between_first_contribution_close_and_new_version():
 
 
 def test_how_long_merges_took_to_be_durable_is_counted_where_it_was_measured():
-    story = Story().train_from(0.0)
+    story = Dictation().train_from(0.0)
     for version, journal_seconds in ((1, 0.004), (2, 0.3), (3, None)):
         c = story.contribution(10, total=10 * version, offer=version)
         story.admit(version, c).close(version + 0.1, c, version=version)

@@ -17,10 +17,10 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason
 from orchestrator.errors import DataError, NotFound
-from orchestrator.tape.schema import Header, Record
+from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter, read_tape
 from tests.api.installation import Installation
-from tests.core.story import Story, policy, the
+from tests.harness.story import Story, policy, the
 from tests.waiting import wait_until
 
 
@@ -29,16 +29,8 @@ class Told(Story):
 
     def __init__(self, islands: str = "abc", keep: int = 100, **changed: Any) -> None:
         self.fold = Explanations(policy(islands, **changed), keep)
-        self.records: list[Record] = []
-        super().__init__(islands, **changed)
+        super().__init__(islands, folds=(self.fold,), **changed)
         self.starts(*islands)
-
-    def happen(self, kind: type, *facts: Any) -> tuple[f.Effect, ...]:
-        effects = super().happen(kind, *facts)
-        event = kind(self.now, *facts)
-        self.records.append(Record(len(self.records) + 1, event, effects))
-        self.fold.apply(event, effects)
-        return effects
 
     def explanation(self, fragment: int, version: int) -> Explanation:
         return self.fold.merges[fragment, version]

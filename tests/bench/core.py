@@ -10,7 +10,7 @@ from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.world import World
 from tests.bench.goals import Goal, at_least
 from tests.bench.options import Options
-from tests.core.story import policy
+from tests.harness.story import policy
 
 EVENTS_PER_SECOND_GOAL = 50_000
 STEPS, SMALL_STEPS = 2000, 50

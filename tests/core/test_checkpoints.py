@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.core import commands, events, saving
 from orchestrator.core.effects import FinishJob, FlushIsland, MergeFragment, ResolveCommand, SetTimer
 from orchestrator.core.vocabulary import CheckpointPolicy, IslandState
-from tests.core.story import Story, all_of, the
+from tests.harness.story import Story, all_of, the
 
 
 def asked(story: Story, command: str = "c1"):

@@ -6,7 +6,8 @@ from orchestrator.core import commands, events
 from orchestrator.core.effects import HoldIsland, ResolveCommand, SetTimer
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandState
-from tests.core.story import Story, all_of, placements, policy, the
+from tests.harness.job import Job
+from tests.harness.story import Story, all_of, placements, policy, the
 
 
 def cordon(story: Story, group: str = "group-b"):
@@ -53,14 +54,13 @@ def test_one_uncordoned_before_its_back_off_is_over_is_placed_as_ever() -> None:
 
 
 def test_a_job_that_starts_while_a_node_group_is_cordoned_places_only_the_others() -> None:
-    core = Synchroniser(policy("ab"))
-    core.handle(events.CommandRequested(0.0, "c1", "operator", commands.Cordon("group-b")))
-    effects = core.handle(events.JobStarted(0.0))
+    job = Job(Synchroniser(policy("ab")))
+    job.command("c1", commands.Cordon("group-b"))
+    effects = job.happen(events.JobStarted)
     assert placements(effects) == [("a", 1)]
     assert [held.island for held in all_of(HoldIsland, effects)] == ["b"]
-    assert placements(core.handle(events.CommandRequested(1.0, "c2", "operator", commands.Uncordon("group-b")))) == [
-        ("b", 1)
-    ]
+    job.now = 1.0
+    assert placements(job.command("c2", commands.Uncordon("group-b"))) == [("b", 1)]
 
 
 def test_re_adding_an_island_there_says_that_it_waits() -> None:

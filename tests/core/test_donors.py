@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.core.effects import BeginCatchUp, SetTimer, StartTraining
 from orchestrator.core.events import CatchUpFailed, IslandCaughtUp
-from tests.core.story import Story, all_of, the
+from tests.harness.story import Story, all_of, the
 
 
 def two_come_back(story: Story) -> list[BeginCatchUp | None]:

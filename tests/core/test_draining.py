@@ -18,7 +18,7 @@ from orchestrator.core.effects import (
     StopIsland,
 )
 from orchestrator.core.vocabulary import IslandState
-from tests.core.story import Story, all_of, inputs, placements, the
+from tests.harness.story import Story, all_of, inputs, placements, the
 
 
 @pytest.fixture

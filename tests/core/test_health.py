@@ -25,7 +25,7 @@ from orchestrator.core.events import (
     MergeFailed,
 )
 from orchestrator.core.vocabulary import HealthPolicy, RefusalReason, ReleaseReason
-from tests.core.story import Story, all_of, inputs, the
+from tests.harness.story import Story, all_of, inputs, the
 
 USUAL = 2.0
 

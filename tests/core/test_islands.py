@@ -22,7 +22,8 @@ from orchestrator.core.effects import (
 )
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandState, JobOutcome, RefusalReason
-from tests.core.story import Story, all_of, placements, policy, the
+from tests.harness.job import Job
+from tests.harness.story import Story, all_of, placements, policy, the
 
 
 def merge_once(story: Story, name: str = "a") -> None:
@@ -32,16 +33,16 @@ def merge_once(story: Story, name: str = "a") -> None:
 
 
 def test_a_job_starts_by_placing_every_island() -> None:
-    core = Synchroniser(policy("abc"))
-    assert placements(core.handle(events.JobStarted(0.0))) == [("a", 1), ("b", 1), ("c", 1)]
+    job = Job(Synchroniser(policy("abc")))
+    assert placements(job.happen(events.JobStarted)) == [("a", 1), ("b", 1), ("c", 1)]
 
 
 def test_an_island_that_is_ready_before_there_are_parameters_waits_for_them() -> None:
-    core = Synchroniser(policy("a"))
-    core.handle(events.JobStarted(0.0))
-    core.handle(events.IslandPlaced(0.1, "a", 1, "node", 7))
-    assert core.handle(events.IslandReady(0.2, "a", 1, 1, 0.1)) == ()
-    assert the(BeginCatchUp, core.handle(events.OuterStateSeeded(0.3, 10, "d"))).donor is None
+    job = Job(Synchroniser(policy("a")))
+    job.tell(events.JobStarted(0.0))
+    job.tell(events.IslandPlaced(0.1, "a", 1, "node", 7))
+    assert job.tell(events.IslandReady(0.2, "a", 1, 1, 0.1)) == ()
+    assert the(BeginCatchUp, job.tell(events.OuterStateSeeded(0.3, 10, "d"))).donor is None
 
 
 def test_a_replacement_catches_up_from_the_peer_that_is_furthest() -> None:
@@ -187,7 +188,7 @@ def test_a_failed_placement_leaves_no_process_behind() -> None:
 
 
 def test_an_island_that_was_silent_when_the_parameters_came_gets_them_when_it_is_back() -> None:
-    core = Synchroniser(policy("ab"))
+    job = Job(Synchroniser(policy("ab")))
     for event in (
         events.JobStarted(0.0),
         events.IslandPlaced(0.1, "a", 1, "node", 7),
@@ -195,8 +196,8 @@ def test_an_island_that_was_silent_when_the_parameters_came_gets_them_when_it_is
         events.ConnectionLost(0.3, "a", 1, False, "silent"),
         events.OuterStateSeeded(0.4, 10, "d"),
     ):
-        core.handle(event)
-    assert the(BeginCatchUp, core.handle(events.ConnectionRestored(0.5, "a", 1))).island == "a"
+        job.tell(event)
+    assert the(BeginCatchUp, job.tell(events.ConnectionRestored(0.5, "a", 1))).island == "a"
 
 
 def test_killed_to_stay_away_an_island_waits_for_its_readd() -> None:

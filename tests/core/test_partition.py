@@ -7,7 +7,7 @@ import pytest
 from orchestrator.core import events
 from orchestrator.core.effects import SetTimer, StopIsland
 from orchestrator.core.vocabulary import IslandState
-from tests.core.story import Story, all_of, placements, the
+from tests.harness.story import Story, all_of, placements, the
 
 
 @pytest.mark.parametrize(("cut_off", "patience_s"), [(False, 30.0), (True, 900.0)])

@@ -22,7 +22,7 @@ from orchestrator.core.effects import (
     StartTraining,
 )
 from orchestrator.core.vocabulary import ReleaseReason
-from tests.core.story import Story, all_of, inputs, the
+from tests.harness.story import Story, all_of, inputs, the
 
 
 def restart(story: Story, epoch: int = 2) -> tuple[Any, ...]:

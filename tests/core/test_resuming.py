@@ -8,12 +8,10 @@ import pytest
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.ledger import NOT_TAKEN_UP
-from orchestrator.core import events, invariants, saving
+from orchestrator.core import events, saving
 from orchestrator.core.effects import BeginCatchUp, FlushIsland, MergeFragment, PublishFragment, SetTimer
-from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandId, Version
-from orchestrator.tape.driver import Driver, MemorySink
-from tests.core.story import Story, all_of, policy, the
+from tests.harness.story import Story, all_of, policy, the
 
 KEPT = (40, 0)
 RESUMED = saving.JobResumed(
@@ -33,23 +31,7 @@ class Resumed(Story):
     """The same short language; the job begins from ``RESUMED`` and every token is accounted for after every event."""
 
     def __init__(self, islands: str = "abc", **changed: object) -> None:
-        self.policy = policy(islands, **changed)
-        self.core = Synchroniser(self.policy)
-        self.now, self.tokens, self.offers = 0.0, {}, {}
-        self.goodput = Goodput(self.policy)
-        self.driver = Driver(self.core, (self.goodput,), MemorySink())
-        self.tell(RESUMED)
-        self.happen(events.JobStarted)
-        self.happen(events.OuterStateSeeded, 1000, "digest")
-
-    def happen(self, kind: type, *facts: object):
-        return self.tell(kind(self.now, *facts))
-
-    def tell(self, event):
-        effects = self.driver.step(event)
-        invariants.check(self.core.state)
-        self.goodput.check()
-        return effects
+        super().__init__(islands, accounted=True, before=(RESUMED,), **changed)
 
     def catches_up(self, name: str, donor: str | None):
         versions = tuple(f.version for f in self.core.view(self.now).fragments)

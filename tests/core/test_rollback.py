@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.ledger import ROLLED_BACK
 from orchestrator.core import commands, events, invariants, saving
 from orchestrator.core.effects import (
@@ -21,22 +20,15 @@ from orchestrator.core.effects import (
 from orchestrator.core.messages import ALL_OFFERS
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import RefusalReason
-from orchestrator.tape.driver import Driver, MemorySink
-from tests.core.story import Story, all_of, policy, the
 from tests.core.test_resuming import Resumed
+from tests.harness.story import Story, all_of, the
 
 
-class Kept(Resumed):
+class Kept(Story):
     """Two islands, one checkpoint at version 1 of fragment 0, one more merge behind it; every token accounted for."""
 
     def __init__(self, islands: str = "ab", **changed: object) -> None:
-        self.policy = policy(islands, **{"grace_margin": 0.0, **changed})  # no round waits for the other
-        self.core = Synchroniser(self.policy)
-        self.now, self.tokens, self.offers = 0.0, {}, {}
-        self.goodput, self.sink = Goodput(self.policy), MemorySink()
-        self.driver = Driver(self.core, (self.goodput,), self.sink)
-        self.happen(events.JobStarted)
-        self.happen(events.OuterStateSeeded, 1000, "digest")
+        super().__init__(islands, accounted=True, **{"grace_margin": 0.0, **changed})  # no round waits for the other
         self.starts(*islands)
         self.merge_alone("a", 1)
         self.command("c1", commands.Checkpoint())
@@ -220,7 +212,7 @@ def test_a_tape_with_a_rollback_is_replayed_to_the_same_decisions() -> None:
     story.restored(0, 4)
     story.restored(1, 1)
     again = Synchroniser(story.policy)
-    for record in story.sink.records:
+    for record in story.records:
         assert again.handle(record.event) == record.effects
         invariants.check(again.state)
 

@@ -23,7 +23,7 @@ from orchestrator.core.events import (
     IslandFlushed,
 )
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, ScheduleAnchor
-from tests.core.story import Story, all_of, inputs, the
+from tests.harness.story import Story, all_of, inputs, the
 
 
 def test_a_round_merges_at_once_when_every_training_island_is_in() -> None:

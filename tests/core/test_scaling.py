@@ -14,9 +14,8 @@ from orchestrator.core.effects import (
     StopIsland,
     WantIsland,
 )
-from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandState, NodeGroupId
-from tests.core.story import Story, all_of, placements, policy, the
+from tests.harness.story import Story, all_of, placements, policy, the
 
 HERE = NodeGroupId("here")
 
@@ -31,11 +30,8 @@ class Scaled(Story):
     """Islands a to d on one node group, of which ``wanted`` are wanted at first."""
 
     def __init__(self, wanted: int = 2, **changed: int) -> None:
-        super().__init__("a", **changed)
-        self.core = Synchroniser(together("abcd", **changed))
-        self.scales(wanted, "at the start")
-        self.begun = self.happen(events.JobStarted)
-        self.happen(events.OuterStateSeeded, 1000, "digest")
+        first = events.CommandRequested(0.0, "at the start", "operator", commands.Scale(HERE, wanted))
+        super().__init__(wanted=together("abcd", **changed), before=(first,))
 
     def scales(self, count: int, command: str, group: str = "here"):
         return self.command(command, commands.Scale(group, count))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.accounting.goodput import Goodput
-from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import commands, events
 from orchestrator.core.effects import (
     BeginCatchUp,
@@ -20,7 +18,7 @@ from orchestrator.core.effects import (
     StopIsland,
 )
 from orchestrator.core.vocabulary import IslandPlan, IslandState, JobOutcome
-from tests.core.story import Story, all_of, placements, the
+from tests.harness.story import Story, all_of, placements, the
 
 SPARE = IslandPlan("spare", "group-b", "region-b", 1)
 OTHER = IslandPlan("other", "group-b", "region-b", 1)
@@ -30,17 +28,7 @@ class Tale(Story):
     """A story of islands a and b, with standbys of b's kind; its folds hear of it, too."""
 
     def __init__(self, *standbys: IslandPlan, **changed: Any) -> None:
-        self.goodput: Goodput | None = None
-        super().__init__("ab", standbys=standbys or (SPARE,), **changed)
-
-    def happen(self, kind: type, *facts: Any) -> tuple[Effect, ...]:
-        if self.goodput is None:
-            self.goodput, self.statistics = Goodput(self.core.state.policy), Statistics(self.core.state.policy)
-        effects = super().happen(kind, *facts)
-        for fold in (self.goodput, self.statistics):
-            fold.apply(kind(self.now, *facts), effects)
-        self.goodput.check()
-        return effects
+        super().__init__("ab", accounted=True, standbys=standbys or (SPARE,), **changed)
 
     def stands_by(self, name: str = "spare") -> tuple[Effect, ...]:
         self.is_ready(name)

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import IslandId, JobPhase
 from orchestrator.host.state_view import StateView
-from tests.core.story import Story, policy
+from tests.harness.story import Story, policy
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent / "orchestrator"

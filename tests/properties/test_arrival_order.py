@@ -10,21 +10,22 @@ from orchestrator.core import events as e
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Contribution, payload_id
 from orchestrator.simulation.plan import sample_policy
+from tests.harness.job import Job
 
 ISLANDS, DUE = 5, 12
 
 
 def _training(quorum):
-    """A core whose islands all train."""
+    """A job whose islands all train."""
     policy = sample_policy(ISLANDS, quorum=quorum, fragment_count=1, interval=DUE, grace_cap_steps=None)
-    core = Synchroniser(policy)
-    core.handle(e.JobStarted(0.0))
-    core.handle(e.OuterStateSeeded(0.0, 10, "d"))
+    job = Job(Synchroniser(policy))
+    job.tell(e.JobStarted(0.0))
+    job.tell(e.OuterStateSeeded(0.0, 10, "d"))
     for plan in policy.islands:
-        core.handle(e.IslandPlaced(0.1, plan.island, 1, "node", 7))
-        core.handle(e.IslandReady(0.2, plan.island, 1, 1, 0.1))
-        core.handle(e.IslandCaughtUp(0.3, plan.island, 1, None, (0,), 0, 0.1))
-    return core, [plan.island for plan in policy.islands]
+        job.tell(e.IslandPlaced(0.1, plan.island, 1, "node", 7))
+        job.tell(e.IslandReady(0.2, plan.island, 1, 1, 0.1))
+        job.tell(e.IslandCaughtUp(0.3, plan.island, 1, None, (0,), 0, 0.1))
+    return job, [plan.island for plan in policy.islands]
 
 
 @st.composite
@@ -37,7 +38,7 @@ def windows(draw):
 
 
 def _merge_of(work, order, repeated, quorum):
-    core, islands = _training(quorum)
+    job, islands = _training(quorum)
     merges = []
     for n, index in enumerate(order):
         steps, tokens = work[index]
@@ -45,7 +46,7 @@ def _merge_of(work, order, repeated, quorum):
             payload_id(islands[index], 1, 0, 1), islands[index], 1, 0, 1, DUE + steps, 0, steps, tokens, tokens
         )
         for again in range(2 if index in repeated else 1):
-            effects = core.handle(e.ContributionArrived(1.0 + n / 100 + again / 1000, c))
+            effects = job.tell(e.ContributionArrived(1.0 + n / 100 + again / 1000, c))
             merges += [x for x in effects if isinstance(x, f.MergeFragment)]
     (merge,) = merges
     return merge

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from orchestrator.core import effects as f
 from orchestrator.core.health import LATEST_KEPT, VERSIONS_BEFORE_JUDGING
 from orchestrator.core.vocabulary import HealthPolicy, RefusalReason
-from tests.core.story import Story, all_of
 from tests.core.test_health import gives
+from tests.harness.story import Story, all_of
 
 RATIO = 10.0
 DISPLACEMENTS = st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=80)

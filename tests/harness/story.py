@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from orchestrator.core import events, invariants
-from orchestrator.core.commands import OperatorCommand
+from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.statistics import Statistics
+from orchestrator.core import events
 from orchestrator.core.effects import BeginCatchUp, Effect, MergeFragment, PlaceIsland
 from orchestrator.core.schedule import next_due
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.view import IslandView
 from orchestrator.core.vocabulary import Contribution, IslandPlan, JobPolicy, payload_id
+from orchestrator.tape.driver import Fold
+from tests.harness.job import Job
 
 E = TypeVar("E")
 
@@ -38,24 +42,32 @@ def policy(islands: str = "abc", **changed: Any) -> JobPolicy:
     return JobPolicy(islands=plans, **{**POLICY, **changed})
 
 
-class Story:
-    """A job whose islands are named by one letter each. ``now`` moves only when told."""
+class Story(Job):
+    """A job whose islands are named by one letter each.
 
-    def __init__(self, islands: str = "abc", **changed: Any) -> None:
-        self.core = Synchroniser(policy(islands, **changed))
-        self.now = 0.0
+    With ``accounted`` every token that is offered must have been trained, and ``goodput`` and ``statistics`` add up; most
+    stories are careless about their tokens. ``before`` happens before the job starts; ``begun`` is what it began with.
+    """
+
+    def __init__(
+        self,
+        islands: str = "abc",
+        *,
+        wanted: JobPolicy | None = None,
+        accounted: bool = False,
+        before: Iterable[events.Event] = (),
+        folds: Iterable[Fold] = (),
+        **changed: Any,
+    ) -> None:
+        wanted = wanted or policy(islands, **changed)
+        self.goodput, self.statistics = Goodput(wanted), Statistics(wanted)
+        super().__init__(Synchroniser(wanted), (*((self.goodput, self.statistics) if accounted else ()), *folds))
         self.tokens: dict[tuple[str, int], int] = {}
         self.offers: dict[tuple[str, int], int] = {}
-        self.happen(events.JobStarted)
+        for event in before:
+            self.tell(event)
+        self.begun = self.happen(events.JobStarted)
         self.happen(events.OuterStateSeeded, 1000, "digest")
-
-    def happen(self, kind: type, *facts: Any) -> tuple[Effect, ...]:
-        effects = self.core.handle(kind(self.now, *facts))
-        invariants.check(self.core.state)
-        return effects
-
-    def command(self, command: str, request: OperatorCommand) -> tuple[Effect, ...]:
-        return self.happen(events.CommandRequested, command, "operator", request)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds

@@ -1,4 +1,8 @@
-"""A hand-told job: two islands (east, west), two fragments; the folds hear exactly what is written here."""
+"""A job without a core, dictated to the folds: they hear exactly the events and decisions that are written here.
+
+Two islands (east, west), two fragments. With the real core (``tests.harness``) a test of a fold would have to bring the core
+to each decision first, and would hear of nothing but what this core decides.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ POLICY = replace(
 )
 
 
-class Story:
+class Dictation:
     """Feeds both folds, and checks conservation after every sentence."""
 
     def __init__(self, policy=POLICY):
