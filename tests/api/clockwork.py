@@ -1,9 +1,10 @@
-"""A control port without a cluster: its jobs live in a small world that runs like clockwork (``tests.api.world``).
+"""A control port without a cluster: its jobs live in a simulated world that runs like clockwork (``tests.harness``).
 
 A job is only what it was given: its specification, the time it began, and the commands with theirs, in one file under the
-home folder. Asked how it stands, the port works it out from the beginning up to now. So it lives through a SIGKILL of the
-service as a Ray job does, and it takes no process. Islands are never late and lose nothing but what they are told to lose.
-Without that file a job is lost, as with its cluster; started again over its tape, it goes on as if it had never been away.
+home folder. Asked how it stands, the port works it out up to now, from the beginning where it has to. So it lives through a
+SIGKILL of the service as a Ray job does, and it takes no process. Islands are never late and lose nothing but what they are
+told to lose. Without that file a job is lost, as with its cluster; started again over its tape, it goes on as if it had
+never been away.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +33,7 @@ from orchestrator.logbook import island_logbook, service_logbook
 from orchestrator.roots import AllowedRoots
 from orchestrator.tape import command_codec
 from orchestrator.tape.schema import Digest, Footer, Header, decode_header, encode_footer, encode_header, encode_record
-from tests.api.world import GROUPS, Taken, World
+from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
 
 def connect(home: Path) -> Clockwork:
@@ -42,6 +44,7 @@ class Clockwork:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        self._worlds: dict[str, tuple[dict[str, Any], SimulatedJob]] = {}
 
     def node_groups(self) -> list[NodeGroupRecord]:
         self._fail_if("cluster-is-gone")
@@ -99,8 +102,7 @@ class Clockwork:
             if not record:
                 raise NotFound(detail=f"No job {job_id} runs here.")
             now = uptime() - record["created_uptime_s"]
-            commands = [Taken.of(command) for command in record["commands"]]
-            world = World(JobSpec.model_validate(record["spec"]), commands, now)
+            world = self._world(job_id, record, now)
             status = world.status(job_id, record["started_at"], now)
             run_dir, ended = Path(record["run_dir"]), status["view"]["phase"] == "finished"
             header = Header(job_id, world.policy, record["started_at"])
@@ -109,6 +111,7 @@ class Clockwork:
                 if ended:
                     leave_results(run_dir, job_id, world, status)
                     record.clear()  # like the actors of a real job, it is gone
+                    del self._worlds[job_id]
             except OSError as error:  # a real job waits for room, and trains on meanwhile
                 trouble = f"the tape cannot be written: {error}"
                 status |= {"disk_trouble": trouble, "view": status["view"] | {"pause_reason": trouble}}
@@ -128,6 +131,17 @@ class Clockwork:
 
     def close(self) -> None:
         pass
+
+    def _world(self, job_id: str, record: dict[str, Any], now: float) -> SimulatedJob:
+        """The job as it stands now: as it stood when somebody asked before, and on from there, if no command came since."""
+        before, world = self._worlds.get(job_id, ({}, None))
+        if world is not None and before == record and world.now <= now:
+            world.resume(now)
+            return world
+        commands = [Taken.of(command) for command in record["commands"]]
+        world = SimulatedJob(JobSpec.model_validate(record["spec"]), commands, now)
+        self._worlds[job_id] = (deepcopy(record), world)
+        return world
 
     def _fail_if(self, switch: str) -> None:
         if (self._folder / switch).exists():
@@ -167,7 +181,7 @@ def begun_at(run_dir: Path) -> float:
     return header.started_at
 
 
-def leave_results(run_dir: Path, job_id: str, world: World, status: StatusRecord) -> None:
+def leave_results(run_dir: Path, job_id: str, world: SimulatedJob, status: StatusRecord) -> None:
     """What an ended job leaves in its run's folder."""
     figures = report.build(world.policy, world.goodput, world.statistics, {"job_id": job_id, "loss_unigram": 3.1})
     replace(run_dir / "report.json", json.dumps(figures))
@@ -184,7 +198,7 @@ def replace(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def write_tape(path: Path, header: Header, world: World, ended: bool) -> None:
+def write_tape(path: Path, header: Header, world: SimulatedJob, ended: bool) -> None:
     """The tape grows whenever somebody looks: what was written before is the beginning of what is worked out now."""
     records = world.sink.records
     with path.open("a+b") as file:

@@ -21,7 +21,7 @@ from orchestrator.core.vocabulary import CommandId, IslandId
 from orchestrator.plain import finite
 from orchestrator.sections import IslandsSection
 from tests.api.installation import Installation
-from tests.api.world import GROUPS, Taken, World
+from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
 
 def test_a_fleet_check_names_what_no_group_can_ever_give() -> None:
@@ -94,7 +94,7 @@ def picture(tmp_path: Path, until: float, commands: tuple[Taken, ...] = ()):
     """A job of the clockwork world as the API would answer it."""
     document = Installation(tmp_path).spec(steps=100)
     spec = parse_job(document)
-    record = World(spec, list(commands), until).status("trial-x", 1000.0, until)
+    record = SimulatedJob(spec, list(commands), until).status("trial-x", 1000.0, until)
     row = job_row("trial-x")
     row.spec = document
     return job_of(row, record, [], spec.token_budget, report=False)
@@ -126,7 +126,7 @@ def test_the_live_picture_shows_every_island_and_the_job(tmp_path: Path) -> None
 
 
 def test_a_flagged_island_says_in_the_picture_what_is_wrong_though_it_trains(tmp_path: Path) -> None:
-    record = World(parse_job(Installation(tmp_path).spec(steps=100)), [], 2.0).status("trial-x", 1000.0, 2.0)
+    record = SimulatedJob(parse_job(Installation(tmp_path).spec(steps=100)), [], 2.0).status("trial-x", 1000.0, 2.0)
     flagged = record["view"]["islands"][3]
     flagged |= {"flag": "corrupt contribution to fragment 2: bytes changed on the way", "quarantines": 1}
     job = job_of(job_row("trial-x"), record, [], 1000, report=False)

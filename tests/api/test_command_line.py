@@ -164,7 +164,7 @@ def test_wide_lists_say_what_narrow_ones_leave_out_and_json_is_an_output_too(war
     head, *rows = warm.atoll("islands", job, "-o", "wide").splitlines()
     assert head.split()[:4] == ["island", "node", "group", "region"]
     asia = next(row for row in rows if row.startswith("asia")).split()
-    assert asia[:8] == ["asia", "asia", "asia", "training", "here", "1002", "2", "1"]
+    assert asia[:8] == ["asia", "asia", "asia", "training", "asia", "1005", "2", "1"]
     assert "1002" not in warm.atoll("islands", job)
     assert json.loads(warm.atoll("islands", job, "--output", "json"))[3]["pid"] == 1002
     assert str(warm.runs / job) in warm.atoll("jobs", "-o", "wide")

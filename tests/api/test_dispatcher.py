@@ -25,7 +25,7 @@ from orchestrator.errors import ConfigurationError, Conflict, InfrastructureErro
 from tests.api.clockwork import Clockwork, connect
 from tests.api.installation import ROOT, Installation
 from tests.api.test_restart import kill_service
-from tests.api.world import GROUPS
+from tests.harness.simulated_job import GROUPS
 from tests.waiting import PATIENCE_S, wait_until
 
 LARGE = [{"node_group": "asia", "cpus": 3}]

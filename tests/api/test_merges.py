@@ -278,6 +278,8 @@ def test_the_commands_list_and_explain(service: Installation, ended: str, client
     assert "that are enough" in said
     for contributor in client.merge(ended, 2, 1).contributors:
         assert contributor.island in said
-    assert json.loads(service.atoll("explain", ended, "2:1", "--json"))["digest"] == "digest"
+    told = [record.event for record in client.events(ended, follow=False) if record.event["type"] == "MergeCompleted"]
+    (merged,) = (event for event in told if (event["fragment"], event["version"]) == (2, 1))
+    assert json.loads(service.atoll("explain", ended, "2:1", "--json"))["digest"] == merged["digest"]
     assert "Write FRAGMENT:VERSION" in service.atoll("explain", ended, "two", code=2)
     assert "stands at version" in service.atoll("explain", ended, "2:9999", code=2)

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.errors import AtollError, ConfigurationError, DataError
 from orchestrator.host.job_files import open_files
 from orchestrator.host.last_known import last_known
-from tests.journal.shell import Fate, spec
+from tests.harness.shell import Fate, spec
 from tests.journal.test_crash_points import run
 
 SNAPSHOTS = {"durability": {"snapshot_every_records": 40}}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.checkpoints.folder import Folder
-from orchestrator.core import commands, events
+from orchestrator.core import commands
 from orchestrator.core.saving import CheckpointFailed, CheckpointTaken
 from orchestrator.errors import InfrastructureError
 from orchestrator.host import snapshot_writer
@@ -22,8 +22,8 @@ from orchestrator.host.records import ended_as, write_report, write_status
 from orchestrator.host.retry import Retrier, only_full
 from orchestrator.roots import Allowed
 from orchestrator.tape.storage import read_tape
-from tests.journal.lives import Lives
-from tests.journal.shell import Fate
+from tests.harness.lives import Lives
+from tests.harness.shell import Fate
 from tests.journal.test_crash_points import assert_sound
 
 ERRORS = (
@@ -74,7 +74,7 @@ class Failing(Folder):
 
 def asked(lives: Lives, name: str) -> list[Any]:
     """What became of one checkpoint more."""
-    lives.insist(lambda shell: shell.tell(events.CommandRequested, name, "tester", commands.Checkpoint()))
+    lives.insist(lambda shell: shell.command(name, commands.Checkpoint()))
     lives.adopt()
     tape = read_tape(lives.shell.files.tape.path, lives.shell.disk)
     return [r.event for r in tape.records if isinstance(r.event, (CheckpointFailed, CheckpointTaken))]

@@ -6,7 +6,7 @@ doubled. Refuses to know where events come from (``story``: a test; ``shell``: i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from orchestrator.accounting.goodput import Goodput
@@ -43,10 +43,9 @@ class Job:
             account.check()
         return effects
 
-    def happen(self, kind: type, *facts: Any) -> tuple[Effect, ...]:
+    def happen(self, kind: Callable[..., e.Event], *facts: Any) -> tuple[Effect, ...]:
         """As ``tell``, at the present instant."""
-        event: e.Event = kind(self.now, *facts)
-        return self.tell(event)
+        return self.tell(kind(self.now, *facts))
 
     def command(self, command: str, request: OperatorCommand, caller: str = "operator") -> tuple[Effect, ...]:
-        return self.tell(e.CommandRequested(self.now, CommandId(command), caller, request))
+        return self.happen(e.CommandRequested, CommandId(command), caller, request)

@@ -16,9 +16,9 @@ from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
-from tests.journal.disks import Died, FaultyDisk
-from tests.journal.lives import Lives
-from tests.journal.shell import FRAGMENTS, POINTS, Fate
+from tests.harness.disks import Died, FaultyDisk
+from tests.harness.lives import Lives
+from tests.harness.shell import FRAGMENTS, POINTS, Fate
 
 STEPS = 14
 SNAPSHOTS = {"durability": {"snapshot_every_records": 7}}

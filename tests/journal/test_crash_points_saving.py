@@ -20,10 +20,10 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.reading import listed, newest_sound
 from orchestrator.roots import EVERYTHING
-from tests.journal import saver, shell
-from tests.journal.disks import Died, FaultyDisk
-from tests.journal.lives import Lives
-from tests.journal.shell import FRAGMENTS, Fate
+from tests.harness import saver, shell
+from tests.harness.disks import Died, FaultyDisk
+from tests.harness.lives import Lives
+from tests.harness.shell import FRAGMENTS, Fate
 from tests.journal.test_crash_points import SNAPSHOTS, assert_sound
 
 DEATHS_PER_POINT = int(os.environ.get("ATOLL_DEATHS_PER_POINT", "3"))

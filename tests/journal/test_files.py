@@ -19,8 +19,8 @@ from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import OuterState
 from orchestrator.tape.schema import with_checksum, without_checksum
-from tests.journal.disks import FaultyDisk
-from tests.journal.shell import Fate, spec
+from tests.harness.disks import FaultyDisk
+from tests.harness.shell import Fate, spec
 from tests.journal.test_crash_points import run
 
 RETRY_S = 0.1
@@ -76,7 +76,7 @@ def test_a_job_that_failed_does_not_go_on(tmp_path: Path) -> None:
 
 def test_a_job_that_ended_is_only_ended_again(tmp_path: Path) -> None:
     outcome = run(tmp_path, Fate())
-    outcome.shell.tell(lambda at: e.CommandRequested(at, "c", "tester", commands.Cancel()))
+    outcome.shell.command("c", commands.Cancel())
     outcome.shell.files.tape.close()
     files = opened(tmp_path)
     assert files.core.state.phase is JobPhase.FINISHED

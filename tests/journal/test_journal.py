@@ -17,7 +17,7 @@ from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.journal import entry
 from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
 from orchestrator.parameters.journal.storage import ENTRIES_PER_SEGMENT, Journal
-from tests.journal.disks import Died, FaultyDisk
+from tests.harness.disks import Died, FaultyDisk
 
 
 def made(fragment: int, version: int) -> tuple[entry.Facts, bytes, bytes]:

@@ -19,7 +19,7 @@ from orchestrator.errors import NotFound
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
 from tests.api.clockwork import leave_results
-from tests.api.world import GROUPS, Taken, World
+from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
 BEAT_S = 0.1
 
@@ -63,7 +63,7 @@ class Job:
         self._id = job_id
         self._run_dir = run_dir
         self._started_at = time.time()
-        self._world = World(spec, [], 0.0)
+        self._world = SimulatedJob(spec, [], 0.0)
         self._written = 0
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -92,7 +92,7 @@ class Job:
 
     def _beat(self, tape: TapeWriter) -> None:
         now = time.time() - self._started_at
-        self._world.advance(now)
+        self._world.resume(now)
         for record in self._world.sink.records[self._written :]:
             tape.append(record)
         self._written = len(self._world.sink.records)
@@ -101,7 +101,4 @@ class Job:
             self.over = True
 
     def _status(self, now: float) -> StatusRecord:
-        """As clockwork has it, but for its losses: those stand at the tokens of their time, as in a real job."""
-        status = self._world.status(self._id, self._started_at, now)
-        status["loss_curve"] = status["statistics"]["loss_curve"]
-        return status
+        return self._world.status(self._id, self._started_at, now)

@@ -1,4 +1,4 @@
-"""A synchroniser without Ray that dies where it is told to: real core, tape, journal and merges, and real islands' loops.
+"""A job with a real shell but without Ray, which dies where it is told to: tape, journal and merges, and islands' loops.
 
 Everything happens in one thread and in one order. A *quiet* job is one in which nothing is on its way: the islands then
 take as many steps as they are told, and the synchroniser works until it is quiet again. Every round needs all islands,
@@ -23,7 +23,7 @@ from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core import invariants, saving
+from orchestrator.core import saving
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved
 from orchestrator.core.report_events import contribution_of, event_of
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
@@ -35,13 +35,14 @@ from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire
 from orchestrator.parameters.outer_state import OuterState
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.simulation.disk import SimulatedDisk
-from orchestrator.tape.driver import Driver
-from tests.journal.disks import Died
-from tests.journal.saver import Saver
+from tests.harness.disks import Died
+from tests.harness.job import Job
+from tests.harness.saver import Saver
 
 ISLANDS = ("a", "b", "c")
 FRAGMENTS, INTERVAL = 3, 6
 FIRST = Incarnation(1)
+TICK_S = 0.001
 POINTS = (
     "before pull", "after pull", "before tape", "after tape", "before merge", "after merge", "after keep",
     "before publish", "after publish", "before acknowledge", "after acknowledge",
@@ -100,8 +101,11 @@ class ScriptedIsland:
         self.loop.request_cut().add_done_callback(write)
 
 
-class Shell:
-    """One life of the synchroniser. ``reached`` is told every labelled point, and may raise Died."""
+class Shell(Job):
+    """One life of the synchroniser. ``reached`` is told every labelled point, and may raise Died.
+
+    The clock moves with every event, and what the core asks for is carried out before the next.
+    """
 
     def __init__(
         self,
@@ -111,19 +115,18 @@ class Shell:
         reached: Callable[[str], None],
         disk: Disk | None = None,
     ) -> None:
-        self.job, self.islands, self.reached, self.disk = job, islands, reached, disk
+        self.spec, self.islands, self.reached, self.disk = job, islands, reached, disk
         policy = job.policy()
         self.files = open_files(folder, "job", job, policy, 0.0, (Goodput(policy),), disk)
         (goodput,) = self.files.folds  # ours, or a snapshot's
         assert isinstance(goodput, Goodput)
         self.goodput = goodput
         past = self.files.past
-        self.core = self.files.core
-        self.sink = RetryingSink(self.files.tape, Retrier(retry_s=0.0), self.files.journal.settle)
-        self.driver = Driver(self.core, (self.files.pending, self.goodput), self, past.count if past else 0)
+        self._sink = RetryingSink(self.files.tape, Retrier(retry_s=0.0), self.files.journal.settle)
+        super().__init__(self.files.core, (self.files.pending, goodput), self, past.count if past else 0)
+        self.now = past.at if past else 0.0
         every = job.synchroniser.durability.snapshot_every_records
         self.snapshots = SnapshotWriter(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
-        self.now = past.at if past else 0.0
         self.shard = ParameterShard(self.files.journal, self.files.epoch, self._retry)
         self.published: dict[int, bytes] = {}
         self.read = dict.fromkeys(islands, 0)
@@ -136,7 +139,7 @@ class Shell:
     def begin(self) -> None:
         """Tell what comes first in this life."""
         for make in (*self.files.first_events, *(() if self.files.started else (e.JobStarted,))):
-            self.tell(make)
+            self.happen(make)
         if not self.core.state.seeded:
             self._seed()
 
@@ -148,17 +151,19 @@ class Shell:
 
     def append(self, record: Any) -> None:
         self.reached("before tape")
-        self.sink.append(record)
+        self._sink.append(record)
         self.reached("after tape")
 
-    def tell(self, make: Callable[..., e.Event], *facts: Any) -> None:
-        self.now += 0.001
-        effects = self.driver.step(make(self.now, *facts))
-        invariants.check(self.core.state)
-        self.goodput.check()
+    def happen(self, kind: Callable[..., e.Event], *facts: Any) -> tuple[f.Effect, ...]:
+        self.now += TICK_S
+        return super().happen(kind, *facts)
+
+    def tell(self, event: e.Event) -> tuple[f.Effect, ...]:
+        effects = super().tell(event)
         self.snapshots.consider(self.driver, self.now)
         for effect in effects:
             f.carry_out(effect, self)
+        return effects
 
     # ── core.effects.Shell ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -171,7 +176,7 @@ class Shell:
         self.reached("after keep")
         self.published[effect.fragment] = merged.publication.payload
         facts = merged.facts
-        self.tell(e.MergeCompleted, effect.fragment, effect.version, facts.digest, 0.0, facts.base_digest)
+        self.happen(e.MergeCompleted, effect.fragment, effect.version, facts.digest, 0.0, facts.base_digest)
 
     def publish_fragment(self, effect: f.PublishFragment) -> None:
         self.reached("before publish")
@@ -188,7 +193,7 @@ class Shell:
         self.shard.release(effect.payload)
 
     def place_island(self, effect: f.PlaceIsland) -> None:
-        self.tell(e.IslandPlaced, effect.island, effect.incarnation, "node", 1)
+        self.happen(e.IslandPlaced, effect.island, effect.incarnation, "node", 1)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
         assert effect.source == f.FromSynchroniser(), "all begin at once, and none of them is ever lost"
@@ -247,9 +252,8 @@ class Shell:
             if isinstance(letter, Offer):
                 self._take(name, letter)
             else:
-                self.now += 0.001
-                event = event_of(letter, self.now, IslandId(name), FIRST)
-                self.tell(lambda _, event=event: event)
+                self.now += TICK_S
+                self.tell(event_of(letter, self.now, IslandId(name), FIRST))
             self.read[name] = number
             self.unsynced[name].append((self.files.tape.count, number))
             break  # what it wrote meanwhile comes next
@@ -273,7 +277,7 @@ class Shell:
         contribution = contribution_of(offer, IslandId(name), FIRST)
         self.shard.hold(contribution.payload, arrays)
         self.reached("after pull")
-        self.tell(e.ContributionArrived, contribution)
+        self.happen(e.ContributionArrived, contribution)
 
     def _seed(self) -> None:
         trainer = next(iter(self.islands.values())).trainer
@@ -281,7 +285,7 @@ class Shell:
         outer = OuterState(trainer.initial_parameters(), names, "radial", outer_optimizer.create("nesterov", 0.7, 0.9))
         seeded = self.shard.seed(outer, {})
         self.published = {new.publication.fragment: new.publication.payload for new in seeded}
-        self.tell(e.OuterStateSeeded, 210, tensors.digest(outer.parameters()))
+        self.happen(e.OuterStateSeeded, 210, tensors.digest(outer.parameters()))
 
     def _retry(self, what: str, work: Callable[[], None]) -> None:
         self.reached("after merge")

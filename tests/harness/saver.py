@@ -68,7 +68,7 @@ class Writer(Protocol):
 class Life(Protocol):
     """The synchroniser's life, as far as its checkpoints are concerned."""
 
-    job: JobSpec
+    spec: JobSpec
     files: JobFiles
     core: Synchroniser
     goodput: Goodput
@@ -80,7 +80,7 @@ class Life(Protocol):
     @property
     def islands(self) -> Mapping[str, Writer]: ...
 
-    def tell(self, make: Callable[..., Any], *facts: Any) -> None: ...
+    def happen(self, kind: Callable[..., Any], *facts: Any) -> Any: ...
 
 
 class Saver:
@@ -90,7 +90,7 @@ class Saver:
         self._shell = shell
         self._posted: list[Callable[[float], Any]] = []
         roots = AllowedRoots.only(folder)
-        context = JobContext("job", shell.job, folder, roots, shell.files.epoch, lambda: shell.now, self._post, _raise)
+        context = JobContext("job", shell.spec, folder, roots, shell.files.epoch, lambda: shell.now, self._post, _raise)
         self._real = CheckpointWriter(
             context, None, StateView(shell.core), shell.goodput.ledger, self._cut, shell.files.tape.sync, AtOnce()
         )
@@ -108,7 +108,7 @@ class Saver:
                 self._shell.reached("after mark")
         posted, self._posted = self._posted, []
         for make in posted:
-            self._shell.tell(make)
+            self._shell.happen(make)
 
     def _restore(self, order: RestoreFragments) -> None:
         """As ``runtime.shard_worker`` does: all are kept by the time that the first is told, or sooner."""
@@ -121,7 +121,7 @@ class Saver:
             self._shell.published[fragment] = new.publication.payload
             restored.append((fragment, version, order.checkpoint, new.facts.digest, new.facts.base_digest))
         for facts in restored:
-            self._shell.tell(FragmentRestored, *facts)
+            self._shell.happen(FragmentRestored, *facts)
 
     def _cut(self) -> Future[OuterCut]:
         cut = Future[OuterCut]()

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.core import commands, events
+from orchestrator.core import commands
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.disk import Disk
-from tests.journal.disks import Died
-from tests.journal.shell import FRAGMENTS, ISLANDS, ScriptedIsland, Shell, spec
+from tests.harness.disks import Died
+from tests.harness.shell import FRAGMENTS, ISLANDS, ScriptedIsland, Shell, spec
 
 DEATHS_MAX = 100
 
@@ -43,7 +43,7 @@ class Lives:
         assert self._shell is not None
         return self._shell
 
-    def insist(self, work: Callable[[Shell], None]) -> None:
+    def insist(self, work: Callable[[Shell], object]) -> None:
         """A new life of the synchroniser for each death, until the work is done."""
         while True:
             try:
@@ -77,20 +77,18 @@ class Lives:
         """There is one checkpoint more, of the job as it stands, however often it is dropped."""
         before = self._newest_kept()
         while self._newest_kept() == before:
-            self._ask(
-                lambda shell, command: shell.tell(events.CommandRequested, command, "tester", commands.Checkpoint())
-            )
+            self._ask(commands.Checkpoint())
             self.adopt()
 
     def roll_back(self) -> None:
         """The job stands where its newest checkpoint has it."""
-        self._ask(lambda shell, command: shell.tell(events.CommandRequested, command, "tester", commands.Rollback(0)))
+        self._ask(commands.Rollback(0))
         self.insist(Shell.work_until_quiet)
 
-    def _ask(self, ask: Callable[[Shell, str], None]) -> None:
+    def _ask(self, request: commands.OperatorCommand) -> None:
         """Who does not know whether a command was heard gives it again, under the same name."""
         self._asked += 1
-        self.insist(lambda shell: ask(shell, f"c{self._asked}"))
+        self.insist(lambda shell: shell.command(f"c{self._asked}", request))
 
     def _newest_kept(self) -> int:
         return max((kept.number for kept in self.shell.core.state.checkpoints.retained), default=0)

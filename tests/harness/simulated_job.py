@@ -1,0 +1,156 @@
+"""A job whose islands train in virtual time: the product's simulated world, with commands and a status as a real job has.
+
+The islands run by the island protocol (``orchestrator.replica``), the core behind the real driver with the real folds.
+Everything follows from the specification, the plan and the commands, and nothing waits for a clock, so a job can be worked
+out anew from its beginning at any time. Refuses to know files and services: control ports bring those
+(``tests.api.clockwork``, ``tests.web.live``, ``tests.metrics.voyage``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from orchestrator.actors.records import CommandRecord, NodeGroupRecord, StatusRecord
+from orchestrator.config import JobSpec
+from orchestrator.core import effects as f
+from orchestrator.core import events as e
+from orchestrator.core.commands import Command, Inject, Kill, Scale, island_of, kind_of
+from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, NodeGroupId
+from orchestrator.simulation.plan import Capacity, WorldPlan
+from orchestrator.simulation.world import World
+from orchestrator.tape import command_codec
+from orchestrator.tape.driver import Fold
+
+GROUPS = [
+    NodeGroupRecord(name=name, region=name, nodes=1, cpus=4.0, cpus_free=3.0, accelerators=0)
+    for name in ("us-east", "us-west", "europe", "asia")
+]
+STEP_S = 0.05
+CLOCKWORK = WorldPlan(
+    step_s=(STEP_S,),
+    step_jitter_ratio=0.0,
+    place_s=(0.05, 0.05),
+    start_s=(0.05, 0.05),
+    transfer_s=(0.02, 0.02),
+    letter_s=(0.0, 0.0),
+    pull_s=(0.0, 0.0),
+    delivery_s=(0.01, 0.01),
+    merge_s=(0.005, 0.005),
+    evaluate_s=(0.02, 0.02),
+    detect_s=(0.01, 0.01),
+    seed_s=0.02,
+)
+"""Nothing is left to chance, and nothing is ever late."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A command as the job was given it, at that instant."""
+
+    at: float
+    command: CommandId
+    caller: str
+    request: Command
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Taken:
+        return cls(record["at"], record["id"], record["caller"], command_codec.decode(record["request"]))
+
+
+class SimulatedJob(World):
+    """One job from its beginning up to ``until``. The plan's step times are dealt among the islands in turn."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        commands: Iterable[Taken],
+        until: Instant,
+        plan: WorldPlan = CLOCKWORK,
+        folds: tuple[Fold, ...] = (),
+    ) -> None:
+        policy = spec.policy({group["name"]: group["region"] for group in GROUPS}, slots=True, standbys=True)
+        step_s = tuple(plan.step_s[n % len(plan.step_s)] for n in range(len(policy.islands)))
+        plan = replace(plan, step_s=step_s, tokens_per_step=spec.tokens_per_step)
+        super().__init__(policy, plan, seed=1, checked=False, folds=folds)
+        self.commands: dict[str, CommandRecord] = {}
+        self._stopped_until: dict[IslandId, Instant] = {}
+        for command in commands:
+            self.take(command)
+        for group, count in spec.wanted_counts().items():
+            self.take(Taken(0.0, CommandId(f"scale {group}"), "the specification", Scale(NodeGroupId(group), count)))
+        self.run(until)
+
+    def take(self, taken: Taken) -> None:
+        """The command will be heard when its time has come; at once, if that is over."""
+        self.later(max(0.0, taken.at - self.now), partial(self._hear, taken))
+        self.commands[taken.command] = CommandRecord(
+            kind=kind_of(taken.request),
+            island=island_of(taken.request),
+            caller=taken.caller,
+            at=taken.at,
+            accepted=None,
+            detail="",
+        )
+
+    def status(self, job_id: str, started_at: float, now: Instant) -> StatusRecord:
+        statistics = self.statistics.summary(now)
+        return StatusRecord(
+            job_id=job_id,
+            name=job_id,
+            started_at=started_at,
+            at=now,
+            view=asdict(self.core.view(now)),
+            goodput=self.goodput.summary(now),
+            statistics=statistics,
+            loss_curve=statistics["loss_curve"],
+            commands={command: outcome.copy() for command, outcome in self.commands.items()},
+        )
+
+    # ── core.effects.Shell, where it differs from the world's ─────────────────────────────────────────────────────
+
+    def resolve_command(self, effect: f.ResolveCommand) -> None:
+        self._resolve(effect.command, effect.accepted, effect.detail)
+
+    def place_island(self, effect: f.PlaceIsland) -> None:
+        """Whatever process of the island was stopped is over."""
+        self._stopped_until.pop(effect.island, None)
+        self._go_on_stepping(effect.island)
+        super().place_island(effect)
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _hear(self, taken: Taken) -> None:
+        about = (self.now, taken.command, taken.caller)
+        if not isinstance(taken.request, Inject):
+            self.tell(e.CommandRequested(*about, taken.request))
+            return
+        request, island = taken.request, taken.request.island or IslandId("")
+        host = self.latest(island) if island else None
+        struck = not island or (host is not None and host.alive)
+        if struck:
+            incarnation = host.process.incarnation if host is not None else Incarnation(0)
+            dose = (request.duration, request.bytes_per_second, request.payloads)
+            self.tell(e.FaultInjected(*about, request.fault, island, incarnation, *dose))
+        if request.fault == "kill":
+            self.tell(e.CommandRequested(*about, Kill(island)))
+            return
+        if struck and request.fault in ("stop", "continue"):
+            self._stop(island, request.duration)
+        self._resolve(taken.command, struck, f"{request.fault} {island}" if struck else f"{island} has no process")
+
+    def _resolve(self, command: CommandId, accepted: bool, detail: str) -> None:
+        outcome = self.commands[command]
+        outcome["accepted"], outcome["detail"] = accepted, detail
+
+    def _stop(self, island: IslandId, duration: float) -> None:
+        """It stands still for that long from now, and answers, so nobody misses it; other faults are only told of."""
+        self._stopped_until[island] = self.now + duration
+        self._change_capacity(Capacity(self.now, island, 0.0))
+        self.later(duration, partial(self._go_on_stepping, island))
+
+    def _go_on_stepping(self, island: IslandId) -> None:
+        if self.now >= self._stopped_until.get(island, 0.0):
+            self._change_capacity(Capacity(self.now, island, 1.0))
