@@ -28,7 +28,7 @@ GROUPS = [
     NodeGroupRecord(name=name, region=name, nodes=1, cpus=4.0, cpus_free=3.0, accelerators=0)
     for name in ("us-east", "us-west", "europe", "asia")
 ]
-STEP_S = 0.05
+STEP_S, JOURNAL_S = 0.05, 0.002
 CLOCKWORK = WorldPlan(
     step_s=(STEP_S,),
     step_jitter_ratio=0.0,
@@ -108,6 +108,12 @@ class SimulatedJob(World):
             loss_curve=statistics["loss_curve"],
             commands={command: outcome.copy() for command, outcome in self.commands.items()},
         )
+
+    def tell(self, event: e.Event) -> None:
+        """As the world does, but that a merge took a while to be durable, of which a world without files says nothing."""
+        if isinstance(event, e.MergeCompleted):
+            event = replace(event, journal_seconds=JOURNAL_S)
+        super().tell(event)
 
     # ── core.effects.Shell, where it differs from the world's ─────────────────────────────────────────────────────
 

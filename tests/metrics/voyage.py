@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,19 @@ import numpy as np
 
 from orchestrator.accounting.histogram import Histogram
 from orchestrator.accounting.merges import JOURNAL_BOUNDS_S
-from orchestrator.actors.records import CommandRecord, NodeGroupRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.commands import Command, Kill, island_of
+from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId
 from orchestrator.errors import NotFound
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
-from orchestrator.simulation.world import World
+from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
-REGIONS = ("us-east", "us-west", "europe", "asia")
 PACE = 5.0
 """Seconds over there for a second here."""
 PAST_S = 30.0
@@ -52,8 +50,7 @@ class Voyages:
         self._one_at_a_time = threading.Lock()
 
     def node_groups(self) -> list[NodeGroupRecord]:
-        blank = {"nodes": 1, "cpus": 4.0, "cpus_free": 3.0, "accelerators": 0}
-        return [NodeGroupRecord(name=name, region=name, **blank) for name in REGIONS]
+        return GROUPS
 
     def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, *about: Any) -> None:
         with self._one_at_a_time:
@@ -65,9 +62,8 @@ class Voyages:
             return self._job(job_id).status(job_id)
 
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
-        assert isinstance(command, Kill), "nothing else is asked of a voyage"
         with self._one_at_a_time:
-            self._job(job_id).kill(command_id, caller, command)
+            self._job(job_id).submit(command_id, caller, command)
 
     def close(self) -> None:
         pass
@@ -82,12 +78,9 @@ class Voyage:
     """One simulated job, brought up to the present whenever somebody looks."""
 
     def __init__(self, spec: JobSpec, folder: Path) -> None:
-        policy = spec.policy({name: name for name in REGIONS})
-        crashes = [
-            Fault(n * CRASH_EVERY_S, FaultKind.CRASH, policy.islands[n % len(policy.islands)].island)
-            for n in range(1, CRASHES)
-        ]
-        plan = WorldPlan(
+        islands = list(spec.island_sections())
+        crashes = [Fault(n * CRASH_EVERY_S, FaultKind.CRASH, islands[n % len(islands)]) for n in range(1, CRASHES)]
+        weather = WorldPlan(
             step_s=(0.05, 0.055, 0.06, 0.08),
             faults=tuple(crashes),
             corrupt=0.02,
@@ -95,34 +88,24 @@ class Voyage:
             catch_up_failure=0.1,
             placement_failure=0.1,
         )
-        self._commands, self._keeping = Commands(), Keeping(folder)
+        self._keeping = Keeping(folder)
         self._began = time.time()
-        self._world = World(policy, plan, seed=1, checked=False, folds=(self._commands, self._keeping)).run(PAST_S)
+        self._job = SimulatedJob(spec, (), PAST_S, weather, (self._keeping,))
 
-    def kill(self, command: str, caller: str, kill: Kill) -> None:
+    def submit(self, command: str, caller: str, request: Command) -> None:
         self._catch_up()
-        self._world.tell(e.CommandRequested(self._world.now, CommandId(command), caller, kill))
+        self._job.take(Taken(self._job.now, CommandId(command), caller, request))
 
     def status(self, job_id: str) -> StatusRecord:
         self._catch_up()
-        world, now = self._world, self._world.now
-        statistics = world.statistics.summary(now)
-        return StatusRecord(
-            job_id=job_id,
-            name=job_id,
-            started_at=self._began - PAST_S,
-            at=now,
-            view=asdict(world.core.view(now)),
-            goodput=world.goodput.summary(now),
-            statistics=statistics | {"journal_seconds": self._keeping.seconds.summary()},
-            loss_curve=statistics["loss_curve"],
-            commands=self._commands.noted,
-            fragment_parameters=[FRAGMENT_PARAMETERS] * world.policy.fragment_count,
-            disk_trouble=None,
-        )
+        status = self._job.status(job_id, self._began - PAST_S, self._job.now)
+        status["statistics"] |= {"journal_seconds": self._keeping.seconds.summary()}
+        status["fragment_parameters"] = [FRAGMENT_PARAMETERS] * self._job.policy.fragment_count
+        status["disk_trouble"] = None
+        return status
 
     def _catch_up(self) -> None:
-        self._world.resume(PAST_S + PACE * (time.time() - self._began))
+        self._job.resume(PAST_S + PACE * (time.time() - self._began))
 
 
 class Keeping:
@@ -139,21 +122,3 @@ class Keeping:
             facts = Facts(event.fragment, event.version, 0, 1, event.digest, "", (), event.merge_seconds)
             self._journal.append(facts, self._payload, self._payload)
             self.seconds.observe(time.perf_counter() - began)
-
-
-class Commands:
-    """A fold: what the synchroniser notes of every command."""
-
-    def __init__(self) -> None:
-        self.noted: dict[str, CommandRecord] = {}
-
-    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
-        if isinstance(event, e.CommandRequested):
-            blank: dict[str, Any] = {"accepted": None, "detail": ""}
-            noted = CommandRecord(
-                kind="kill", island=island_of(event.request), caller=event.caller, at=event.at, **blank
-            )
-            self.noted[event.command] = noted
-        for effect in effects:
-            if isinstance(effect, f.ResolveCommand):
-                self.noted[effect.command] |= {"accepted": effect.accepted, "detail": effect.detail}
