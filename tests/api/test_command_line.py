@@ -165,8 +165,8 @@ def test_wide_lists_say_what_narrow_ones_leave_out_and_json_is_an_output_too(war
     assert head.split()[:4] == ["island", "node", "group", "region"]
     asia = next(row for row in rows if row.startswith("asia")).split()
     assert asia[:8] == ["asia", "asia", "asia", "training", "asia", "1005", "2", "1"]
-    assert "1002" not in warm.atoll("islands", job)
-    assert json.loads(warm.atoll("islands", job, "--output", "json"))[3]["pid"] == 1002
+    assert "1005" not in warm.atoll("islands", job)
+    assert json.loads(warm.atoll("islands", job, "--output", "json"))[3]["pid"] == 1005
     assert str(warm.runs / job) in warm.atoll("jobs", "-o", "wide")
     assert json.loads(warm.atoll("jobs", "-o", "json"))[0]["job"] == job
     assert "'yaml' is not one of" in warm.atoll("jobs", "-o", "yaml", code=2)

@@ -59,7 +59,7 @@ def test_in_a_pipe_a_list_goes_on_with_the_lines_that_changed(service: Installat
         first = [process.stdout.readline().split()[0] for _ in range(4)]
         assert (head[0], first) == ("island", ["us-east", "us-west", "europe", "asia"])
         client.kill(job, "asia")
-        while "1002" not in (line := process.stdout.readline()).split():
+        while "1005" not in (line := process.stdout.readline()).split():
             assert line, "it ended"
             assert line.split()[0] in first, "the heading stays the same, and is not said again"
         assert interrupted(process) == (130, "")
