@@ -29,7 +29,7 @@ test: $(STAMP)  ## lint, types, then every test
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 	@$(BIN)/python -m pytest --numprocesses 3
 
-FAST := accounting checkpoints core journal numerics properties replica report scenarios tapes \
+FAST := accounting checkpoints core harness journal numerics properties replica report scenarios tapes \
 	test_config.py test_documents.py test_logbook.py test_tidy.py
 SLOW := journal/test_crash_points.py journal/test_crash_points_saving.py checkpoints/test_soundness.py
 
