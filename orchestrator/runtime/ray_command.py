@@ -1,6 +1,10 @@
 """The program ``ray`` as the nodes of an embedded cluster run it: without what nobody here uses, and patient.
 
     python -m orchestrator.runtime.ray_command [--with-dashboard] start ...
+    python -m orchestrator.runtime.ray_command [--with-dashboard] each
+
+With ``each`` it is imported once for several nodes, for that is most of what a start costs: every ``request`` on a line of
+its standard input is carried out by a fork, whose exit code (``codes``) it prints. At the end of its input it ends.
 
 Much of a node's start is for what only Ray's dashboard, its job server, its clients and Ray Serve use. A node started here
 does without, which on two cores is seconds of ``atoll up`` (docs/decisions/0137):
@@ -20,11 +24,14 @@ There is no public switch for any of it. Source: Ray 2.60 as installed by the lo
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import runpy
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,7 +40,7 @@ import psutil
 NODE_PATIENCE_S = 150.0
 POLL_S = 0.2
 MODULE = "orchestrator.runtime.ray_command"
-AGENT = "agent"
+AGENT, EACH = "agent", "each"
 WITH_DASHBOARD = "--with-dashboard"
 
 
@@ -56,7 +63,47 @@ def main() -> None:
         services.start_api_server = lambda *_, **__: ("", None)
         command_of = services._build_python_executable_command_memory_profileable
         services._build_python_executable_command_memory_profileable = without_modules(command_of)
-    scripts.main()
+    if sys.argv[1:] != [EACH] or became_fork():
+        scripts.main()
+
+
+def request(arguments: list[str], mark: Mapping[str, str], log: Path) -> bytes:
+    """The line by which a fork is wanted that has these arguments and this log, and the mark in its environment."""
+    return json.dumps({"arguments": arguments, "mark": dict(mark), "log": str(log)}).encode() + b"\n"
+
+
+def ended(log: str, code: int) -> bytes:
+    """The line that says it of the fork with this log."""
+    return json.dumps({log: code}).encode() + b"\n"
+
+
+def codes(line: bytes) -> dict[str, int]:
+    """The exit code by the log, as ``ended`` said it."""
+    said: dict[str, int] = json.loads(line)
+    return said
+
+
+def became_fork() -> bool:
+    """True in a process for each request, which has become what is wanted; False at the end of the input."""
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        if os.fork():
+            continue
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            with suppress(BrokenPipeError):  # nobody waits any more
+                os.write(sys.stdout.fileno(), ended(wanted["log"], os.waitstatus_to_exitcode(status)))
+            os._exit(0)
+        os.setpgid(0, 0)
+        os.environ.update(wanted["mark"])
+        sys.argv[1:] = wanted["arguments"]
+        nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(wanted["log"], os.O_WRONLY | os.O_APPEND)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.close(nothing)
+        os.close(log)
+        return True
+    return False
 
 
 def not_wanted() -> ImportError:
