@@ -11,8 +11,8 @@ does without, which on two cores is seconds of ``atoll up`` (docs/decisions/0137
 
 - Ray Serve's commands are not imported, and Ray Client's server is not started (a port, 90 MB, a second of processor time).
 - The dashboard's process is not started: Ray starts it (120 MB) also where it is told to include none.
-- Each node's dashboard agent starts as in Ray's own minimal installation, and with none of its modules. It serves no port.
-  The raylet wants the process to be there. ``--with-dashboard`` leaves agents as they are.
+- Each node's dashboard agent is ``idle_agent``: the raylet wants a process to be there. ``--with-dashboard`` leaves agents
+  as they are.
 - 127.0.0.1 is meant: Ray takes it for a mistake and uses the machine's outer address instead, but at no other does it
   listen on loopback alone (``cluster.join`` says the same to drivers).
 - A node has ``NODE_PATIENCE_S`` to register, where Ray gives it 30 s, too little on a busy machine; it is given up at
@@ -26,7 +26,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import runpy
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -37,18 +36,16 @@ from typing import Any
 
 import psutil
 
+from orchestrator.runtime import idle_agent
+
 NODE_PATIENCE_S = 150.0
 POLL_S = 0.2
 MODULE = "orchestrator.runtime.ray_command"
-AGENT, EACH = "agent", "each"
+EACH = "each"
 WITH_DASHBOARD = "--with-dashboard"
 
 
 def main() -> None:
-    if sys.argv[1] == AGENT:
-        del sys.argv[:2]
-        run_agent(sys.argv[0])
-        return
     with_dashboard = WITH_DASHBOARD in sys.argv
     if with_dashboard:
         sys.argv.remove(WITH_DASHBOARD)
@@ -62,7 +59,7 @@ def main() -> None:
         importlib.import_module("ray._private.utils").get_dashboard_dependency_error = not_wanted  # type: ignore[attr-defined]
         services.start_api_server = lambda *_, **__: ("", None)
         command_of = services._build_python_executable_command_memory_profileable
-        services._build_python_executable_command_memory_profileable = without_modules(command_of)
+        services._build_python_executable_command_memory_profileable = with_idle_agent(command_of)
     if sys.argv[1:] != [EACH] or became_fork():
         scripts.main()
 
@@ -111,20 +108,12 @@ def not_wanted() -> ImportError:
     return ImportError("not wanted")
 
 
-def run_agent(path: str) -> None:
-    """A node's dashboard agent, the program at ``path``, with none of the dashboard's modules."""
-    from ray.dashboard import utils
-
-    utils.get_all_modules = lambda kind: []
-    runpy.run_path(path, run_name="__main__")
-
-
-def without_modules(command_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """``command_of`` names the interpreter for a component's program; for agents it becomes this module's ``agent``."""
+def with_idle_agent(command_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """``command_of`` names the interpreter for a component's program; for dashboard agents it gets one of ours before it."""
 
     def command(component: str, *arguments: Any, **options: Any) -> list[str]:
         interpreter = command_of(component, *arguments, **options)
-        return [*interpreter, "-m", MODULE, AGENT] if component == "dashboard_agent" else interpreter
+        return [*interpreter, "-m", idle_agent.MODULE] if component == "dashboard_agent" else interpreter
 
     return command
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtime import ray_command
+from orchestrator.runtime import idle_agent, ray_command
 
 NODE = {"node_manager_port": 1}
 
@@ -49,7 +49,7 @@ def test_a_node_that_never_registers_is_given_up(monkeypatch: pytest.MonkeyPatch
         ray_command.patient(Registry(nth=1 << 30).get_node)("address", "node")
 
 
-def test_only_agents_leave_the_dashboards_modules_out() -> None:
-    command_of = ray_command.without_modules(lambda component, folder, unbuffered=True: ["python"])
-    assert command_of("dashboard_agent", "folder") == ["python", "-m", ray_command.MODULE, ray_command.AGENT]
+def test_only_dashboard_agents_are_idle() -> None:
+    command_of = ray_command.with_idle_agent(lambda component, folder, unbuffered=True: ["python"])
+    assert command_of("dashboard_agent", "folder") == ["python", "-m", idle_agent.MODULE]
     assert command_of("raylet", "folder", unbuffered=False) == ["python"]
