@@ -11,8 +11,7 @@ does without, which on two cores is seconds of ``atoll up`` (docs/decisions/0137
 
 - Ray Serve's commands are not imported, and Ray Client's server is not started (a port, 90 MB, a second of processor time).
 - The dashboard's process is not started: Ray starts it (120 MB) also where it is told to include none.
-- Each node's dashboard agent is ``idle_agent``: the raylet wants a process to be there. ``--with-dashboard`` leaves agents
-  as they are.
+- A node's two agents are ``idle_agent``: its raylet wants them to be there. ``--with-dashboard`` leaves them as they are.
 - 127.0.0.1 is meant: Ray takes it for a mistake and uses the machine's outer address instead, but at no other does it
   listen on loopback alone (``cluster.join`` says the same to drivers).
 - A node has ``NODE_PATIENCE_S`` to register, where Ray gives it 30 s, too little on a busy machine; it is given up at
@@ -42,6 +41,7 @@ NODE_PATIENCE_S = 150.0
 POLL_S = 0.2
 MODULE = "orchestrator.runtime.ray_command"
 EACH = "each"
+AGENTS = ("dashboard_agent", "runtime_env_agent")
 WITH_DASHBOARD = "--with-dashboard"
 
 
@@ -59,7 +59,7 @@ def main() -> None:
         importlib.import_module("ray._private.utils").get_dashboard_dependency_error = not_wanted  # type: ignore[attr-defined]
         services.start_api_server = lambda *_, **__: ("", None)
         command_of = services._build_python_executable_command_memory_profileable
-        services._build_python_executable_command_memory_profileable = with_idle_agent(command_of)
+        services._build_python_executable_command_memory_profileable = with_idle_agents(command_of)
     if sys.argv[1:] != [EACH] or became_fork():
         scripts.main()
 
@@ -76,8 +76,8 @@ def ended(log: str, code: int) -> bytes:
 
 def codes(line: bytes) -> dict[str, int]:
     """The exit code by the log, as ``ended`` said it."""
-    said: dict[str, int] = json.loads(line)
-    return said
+    by_log: dict[str, int] = json.loads(line)
+    return by_log
 
 
 def became_fork() -> bool:
@@ -108,12 +108,12 @@ def not_wanted() -> ImportError:
     return ImportError("not wanted")
 
 
-def with_idle_agent(command_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """``command_of`` names the interpreter for a component's program; for dashboard agents it gets one of ours before it."""
+def with_idle_agents(command_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """``command_of`` names the interpreter for a component's program; agents' programs become arguments of ours."""
 
     def command(component: str, *arguments: Any, **options: Any) -> list[str]:
         interpreter = command_of(component, *arguments, **options)
-        return [*interpreter, "-m", idle_agent.MODULE] if component == "dashboard_agent" else interpreter
+        return [*interpreter, "-m", idle_agent.MODULE] if component in AGENTS else interpreter
 
     return command
 

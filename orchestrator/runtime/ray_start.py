@@ -102,7 +102,7 @@ class RayProgram:
         return [sys.executable, "-m", MODULE, *([WITH_DASHBOARD] if self.dashboard else []), *arguments]
 
     def _process(
-        self, command: list[str], mark: Mapping[str, str], log: IO[bytes], given: int, output: int | IO[bytes]
+        self, command: list[str], mark: Mapping[str, str], log: IO[bytes], standard_input: int, output: int | IO[bytes]
     ) -> subprocess.Popen[bytes]:
         environment = {**built(os.environ, passed_to(self.cluster)), **self.cluster.environment}
         return subprocess.Popen(
@@ -110,7 +110,7 @@ class RayProgram:
             bufsize=0,
             env={**environment, CLUSTER_MARKER: self.cluster.id, **mark},
             umask=0o077,
-            stdin=given,
+            stdin=standard_input,
             stdout=output,
             stderr=log,
             # Ctrl-C at the terminal is not for the cluster. A group, not a session: Linux shares the processors between
