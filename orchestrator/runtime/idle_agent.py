@@ -30,7 +30,7 @@ POLL_S = 1.0
 
 def main() -> None:
     options = dict(argument.partition("=")[::2] for argument in sys.argv[2:])
-    raylet, folder, node_id = os.getppid(), Path(options["--session-dir"]), options["--node-id"]
+    raylet, folder, node_id = int(os.environ["RAY_RAYLET_PID"]), Path(options["--session-dir"]), options["--node-id"]
     if RUNTIME_ENV_PORT in options:
         port = called_port(raylet, folder, node_id, options["--node-ip-address"])
         if port is not None:

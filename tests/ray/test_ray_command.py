@@ -77,7 +77,8 @@ def port_in(file: Path) -> int:
 
 def test_the_agent_of_runtime_environments_is_rays_once_somebody_calls_it(tmp_path: Path) -> None:
     command = agent_command(tmp_path, f"{idle_agent.RUNTIME_ENV_PORT}=0")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+    of_raylet = {**os.environ, "RAY_RAYLET_PID": str(os.getpid())}
+    with subprocess.Popen(command, env=of_raylet, stdout=subprocess.PIPE, text=True) as agent:
         port = port_in(tmp_path / "runtime_env_agent_port_n")
         socket.create_connection(("127.0.0.1", port)).close()
         arguments, _ = agent.communicate(timeout=PATIENCE_S)
@@ -86,7 +87,8 @@ def test_the_agent_of_runtime_environments_is_rays_once_somebody_calls_it(tmp_pa
 
 @pytest.mark.parametrize("options", [[], [f"{idle_agent.RUNTIME_ENV_PORT}=0"]])
 def test_an_idle_agent_ends_with_its_raylet(tmp_path: Path, options: list[str]) -> None:
-    raylet = "import subprocess, sys; subprocess.Popen(sys.argv[1:]); sys.stdin.read()"
+    raylet = "import os, subprocess, sys; os.environ['RAY_RAYLET_PID'] = str(os.getpid()); "
+    raylet += "subprocess.Popen(sys.argv[1:]); sys.stdin.read()"
     command = [sys.executable, "-c", raylet, *agent_command(tmp_path, *options)]
     reader, writer = os.pipe()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writer) as process:
