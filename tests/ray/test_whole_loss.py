@@ -134,7 +134,7 @@ def test_a_homes_jobs_go_on_when_every_process_of_it_was_killed_and_another_home
     for place in places:
         place.start()
     careless = submitted(one, islands=ISLANDS[:1], name="careless", synchroniser={"durability": {"kind": "async"}})
-    spared = submitted(other)
+    spared = submitted(other, islands=ISLANDS[:1])
     for recorded in (careless, spared):
         recorded.wait_for_merges(NEWS)
     assert_apart(places, ({careless.id}, {spared.id}))
