@@ -12,6 +12,7 @@ does without, which on two cores is seconds of ``atoll up`` (docs/decisions/0137
 - Ray Serve's commands are not imported, and Ray Client's server is not started (a port, 90 MB, a second of processor time).
 - The dashboard's process is not started: Ray starts it (120 MB) also where it is told to include none.
 - A node's two agents are ``idle_agent``: its raylet wants them to be there. ``--with-dashboard`` leaves them as they are.
+- Workers import less (``worker``).
 - 127.0.0.1 is meant: Ray takes it for a mistake and uses the machine's outer address instead, but at no other does it
   listen on loopback alone (``cluster.join`` says the same to drivers).
 - A node has ``NODE_PATIENCE_S`` to register, where Ray gives it 30 s, too little on a busy machine; it is given up at
@@ -35,7 +36,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.runtime import idle_agent
+from orchestrator.runtime import idle_agent, worker
 
 NODE_PATIENCE_S = 150.0
 POLL_S = 0.2
@@ -55,6 +56,8 @@ def main() -> None:
     services.resolve_ip_for_localhost = str
     services.get_node = patient(services.get_node)
     scripts.get_ray_client_dependency_error = not_wanted
+    flags_of = services._site_flags
+    services._site_flags = lambda: [*flags_of(), "-m", worker.MODULE]  # they stand before a worker's program
     if not with_dashboard:
         importlib.import_module("ray._private.utils").get_dashboard_dependency_error = not_wanted  # type: ignore[attr-defined]
         services.start_api_server = lambda *_, **__: ("", None)

@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 GROUPS = ("us-east", "asia")
-STEPS = 100
+STEPS = 80
 
 
 def test_the_demo_survives_its_kill_and_learns(tmp_path: Path) -> None:
