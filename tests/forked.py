@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -38,23 +39,39 @@ def atoll(
     *arguments: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """What ``atoll ARGUMENTS`` printed, and its exit code. Raises TimeoutError after ``PATIENCE_S``."""
-    request = {
-        "arguments": arguments,
-        "environment": dict(os.environ if environment is None else environment),
-        "folder": str(folder),
-        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
-    }
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(PATIENCE_S)
-        line.connect(server())
-        socket.send_fds(line, [b"\0"], [output.fileno(), errors.fileno()])
-        line.sendall(json.dumps(request).encode() + b"\n")
-        with line.makefile("rb") as answers:
-            code = int(answers.readline())
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        files = (output.fileno(), errors.fileno())
+        code = exit_code(server(), files, arguments, str(folder), os.environ if environment is None else environment)
         output.seek(0)
         errors.seek(0)
         command = [PROGRAM, *arguments]
         return subprocess.CompletedProcess(command, code, output.read().decode(), errors.read().decode())
+
+
+def shell_function() -> str:
+    """The text of ``atoll`` as a function of bash, for a shell whose Python finds this module."""
+    program = f"import os, sys; from {__name__} import exit_code as run; "
+    program += "sys.exit(run(sys.argv[1], (1, 2), sys.argv[2:], os.getcwd(), os.environ))"
+    return f'atoll() {{ {shlex.join([sys.executable, "-S", "-c", program, server()])} "$@"; }}'
+
+
+def exit_code(
+    path: str, files: tuple[int, int], arguments: Sequence[str], folder: str, environment: Mapping[str, str]
+) -> int:
+    """Of a command that the server at ``path`` has carried out, with these files for its output and errors."""
+    request = {
+        "arguments": arguments,
+        "environment": dict(environment),
+        "folder": folder,
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+    }
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(PATIENCE_S)
+        line.connect(path)
+        socket.send_fds(line, [b"\0"], files)
+        line.sendall(json.dumps(request).encode() + b"\n")
+        with line.makefile("rb") as answers:
+            return int(answers.readline())
 
 
 @cache

@@ -36,7 +36,7 @@ from orchestrator.runtime import disk_space, processes
 from orchestrator.runtime.clusterfile import ClusterFile, set_aside
 from orchestrator.runtime.groups import NodeGroup, read_groups
 from orchestrator.runtime.homes import PREFIX, clusters_of, leave_marks, remove
-from orchestrator.runtime.ray_start import Place, free_port, log_of, pass_on, start_head, start_node
+from orchestrator.runtime.ray_start import Place, RayProgram, Start, free_port, log_of, pass_on, start_head, start_node
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, PARTITION_TOLERANCE_S, ray_environment
 
 START_TIMEOUT_S = 180.0
@@ -199,21 +199,22 @@ def _start_missing(
     running = processes.nodes_with(cluster.id, RAYLET)
     if not cluster.answers():
         running -= {CONTROL_GROUP}
-    starting: dict[str, subprocess.Popen[bytes]] = {}
-    if CONTROL_GROUP not in running:
-        processes.kill_all(cluster.id, CONTROL_GROUP)
-        starting[CONTROL_GROUP] = start_head(cluster, places.get(CONTROL_GROUP, Place()), dashboard=dashboard)
-        _wait_for_port(cluster, starting[CONTROL_GROUP], deadline)
-    for group in groups:
-        for number in range(group.nodes):
-            name = group.name if group.nodes == 1 else f"{group.name}-{number}"
-            if name not in running:
-                processes.kill_all(cluster.id, name)
-                starting[name] = start_node(cluster, name, group, places.get(name, Place()), dashboard=dashboard)
-    _wait_for_all(cluster, starting, deadline)
+    starting: dict[str, Start] = {}
+    with RayProgram(cluster, dashboard=dashboard) as program:
+        if CONTROL_GROUP not in running:
+            processes.kill_all(cluster.id, CONTROL_GROUP)
+            starting[CONTROL_GROUP] = start_head(program, places.get(CONTROL_GROUP, Place()))
+            _wait_for_port(cluster, starting[CONTROL_GROUP], deadline)
+        for group in groups:
+            for number in range(group.nodes):
+                name = group.name if group.nodes == 1 else f"{group.name}-{number}"
+                if name not in running:
+                    processes.kill_all(cluster.id, name)
+                    starting[name] = start_node(program, name, group, places.get(name, Place()))
+        _wait_for_all(cluster, starting, deadline)
 
 
-def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, subprocess.Popen[bytes]], deadline: float) -> None:
+def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, Start], deadline: float) -> None:
     codes: dict[str, int | None] = {}
     for name, process in starting.items():
         try:
@@ -227,7 +228,7 @@ def _wait_for_all(cluster: ClusterFile, starting: Mapping[str, subprocess.Popen[
         _raise_start_failure(cluster, failed[0], codes[failed[0]])
 
 
-def _wait_for_port(cluster: ClusterFile, head: subprocess.Popen[bytes], deadline: float) -> None:
+def _wait_for_port(cluster: ClusterFile, head: Start, deadline: float) -> None:
     while not cluster.answers():
         if head.poll() not in (None, 0) or time.monotonic() > deadline:
             _raise_start_failure(cluster, CONTROL_GROUP, head.poll())

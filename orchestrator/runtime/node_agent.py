@@ -5,7 +5,8 @@ and it can end its own node, by the raylet that all processes of it hang on.
 
 Kept for as long as the cluster is up and shared by all jobs, so that a kill or a recovery never waits for a process to
 start. Refuses to touch a process other than the one meant: ids are reused, so it must be older than its last sighting
-(``seen_at``, in seconds since the machine was started: a clock that nobody can set).
+(``seen_at``, in seconds since the machine was started: a clock that nobody can set). How it is called is ``node_agents``'
+business; nothing of that is imported here, for a process of its own on every node is to stay small.
 """
 
 from __future__ import annotations
@@ -15,10 +16,7 @@ import signal
 import threading
 
 import psutil
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.actors.handle import ActorHandle
-from orchestrator.runtime import cluster
 from orchestrator.runtime.processes import signal_seen
 
 RAYLET = "raylet"
@@ -53,15 +51,3 @@ class NodeAgent:
             return f"this node agent's parent is {raylet.name()}, not {RAYLET}"
         threading.Timer(ANSWERED_S, raylet.kill).start()
         return ""
-
-
-def node_agent_of(node_id: str) -> ActorHandle[NodeAgent]:
-    """The node's agent; starts it if there is none. Returns at once."""
-    options = {
-        "name": f"warden:{node_id}",  # jobs of older builds share it by this name
-        "get_if_exists": True,
-        "num_cpus": 0,
-        "max_concurrency": 4,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
-    }
-    return cluster.start_actor(NodeAgent, options)

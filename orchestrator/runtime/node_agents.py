@@ -11,10 +11,12 @@ from typing import Concatenate, ParamSpec
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.errors import first_line
-from orchestrator.runtime.node_agent import NodeAgent, node_agent_of
+from orchestrator.runtime import cluster
+from orchestrator.runtime.node_agent import NodeAgent
 from orchestrator.runtime.placement import Placement
 
 ANSWER_TIMEOUT_S = 3.0
@@ -75,3 +77,15 @@ class NodeAgents:
     def _forget(self, node_id: str) -> None:
         with self._lock:
             self._node_agents.pop(node_id, None)
+
+
+def node_agent_of(node_id: str) -> ActorHandle[NodeAgent]:
+    """The node's agent; starts it if there is none. Returns at once."""
+    options = {
+        "name": f"warden:{node_id}",  # jobs of older builds share it by this name
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_concurrency": 4,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+    }
+    return cluster.start_actor(NodeAgent, options)

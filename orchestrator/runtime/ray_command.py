@@ -1,14 +1,18 @@
 """The program ``ray`` as the nodes of an embedded cluster run it: without what nobody here uses, and patient.
 
     python -m orchestrator.runtime.ray_command [--with-dashboard] start ...
+    python -m orchestrator.runtime.ray_command [--with-dashboard] each
+
+With ``each`` it is imported once for several nodes, for that is most of what a start costs: every ``request`` on a line of
+its standard input is carried out by a fork, whose exit code (``codes``) it prints. At the end of its input it ends.
 
 Much of a node's start is for what only Ray's dashboard, its job server, its clients and Ray Serve use. A node started here
 does without, which on two cores is seconds of ``atoll up`` (docs/decisions/0137):
 
 - Ray Serve's commands are not imported, and Ray Client's server is not started (a port, 90 MB, a second of processor time).
 - The dashboard's process is not started: Ray starts it (120 MB) also where it is told to include none.
-- Each node's dashboard agent starts as in Ray's own minimal installation, and with none of its modules. It serves no port.
-  The raylet wants the process to be there. ``--with-dashboard`` leaves agents as they are.
+- A node's two agents are ``idle_agent``: its raylet wants them to be there. ``--with-dashboard`` leaves them as they are.
+- Workers import less (``worker``).
 - 127.0.0.1 is meant: Ray takes it for a mistake and uses the machine's outer address instead, but at no other does it
   listen on loopback alone (``cluster.join`` says the same to drivers).
 - A node has ``NODE_PATIENCE_S`` to register, where Ray gives it 30 s, too little on a busy machine; it is given up at
@@ -20,28 +24,29 @@ There is no public switch for any of it. Source: Ray 2.60 as installed by the lo
 from __future__ import annotations
 
 import importlib
-import runpy
+import json
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psutil
 
+from orchestrator.runtime import idle_agent, worker
+
 NODE_PATIENCE_S = 150.0
 POLL_S = 0.2
 MODULE = "orchestrator.runtime.ray_command"
-AGENT = "agent"
+EACH = "each"
+AGENTS = ("dashboard_agent", "runtime_env_agent")
 WITH_DASHBOARD = "--with-dashboard"
 
 
 def main() -> None:
-    if sys.argv[1] == AGENT:
-        del sys.argv[:2]
-        run_agent(sys.argv[0])
-        return
     with_dashboard = WITH_DASHBOARD in sys.argv
     if with_dashboard:
         sys.argv.remove(WITH_DASHBOARD)
@@ -51,12 +56,54 @@ def main() -> None:
     services.resolve_ip_for_localhost = str
     services.get_node = patient(services.get_node)
     scripts.get_ray_client_dependency_error = not_wanted
+    flags_of = services._site_flags
+    services._site_flags = lambda: [*flags_of(), "-m", worker.MODULE]  # they stand before a worker's program
     if not with_dashboard:
         importlib.import_module("ray._private.utils").get_dashboard_dependency_error = not_wanted  # type: ignore[attr-defined]
         services.start_api_server = lambda *_, **__: ("", None)
         command_of = services._build_python_executable_command_memory_profileable
-        services._build_python_executable_command_memory_profileable = without_modules(command_of)
-    scripts.main()
+        services._build_python_executable_command_memory_profileable = with_idle_agents(command_of)
+    if sys.argv[1:] != [EACH] or became_fork():
+        scripts.main()
+
+
+def request(arguments: list[str], mark: Mapping[str, str], log: Path) -> bytes:
+    """The line by which a fork is wanted that has these arguments and this log, and the mark in its environment."""
+    return json.dumps({"arguments": arguments, "mark": dict(mark), "log": str(log)}).encode() + b"\n"
+
+
+def ended(log: str, code: int) -> bytes:
+    """The line that says it of the fork with this log."""
+    return json.dumps({log: code}).encode() + b"\n"
+
+
+def codes(line: bytes) -> dict[str, int]:
+    """The exit code by the log, as ``ended`` said it."""
+    by_log: dict[str, int] = json.loads(line)
+    return by_log
+
+
+def became_fork() -> bool:
+    """True in a process for each request, which has become what is wanted; False at the end of the input."""
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        if os.fork():
+            continue
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            with suppress(BrokenPipeError):  # nobody waits any more
+                os.write(sys.stdout.fileno(), ended(wanted["log"], os.waitstatus_to_exitcode(status)))
+            os._exit(0)
+        os.setpgid(0, 0)
+        os.environ.update(wanted["mark"])
+        sys.argv[1:] = wanted["arguments"]
+        nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(wanted["log"], os.O_WRONLY | os.O_APPEND)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.close(nothing)
+        os.close(log)
+        return True
+    return False
 
 
 def not_wanted() -> ImportError:
@@ -64,20 +111,12 @@ def not_wanted() -> ImportError:
     return ImportError("not wanted")
 
 
-def run_agent(path: str) -> None:
-    """A node's dashboard agent, the program at ``path``, with none of the dashboard's modules."""
-    from ray.dashboard import utils
-
-    utils.get_all_modules = lambda kind: []
-    runpy.run_path(path, run_name="__main__")
-
-
-def without_modules(command_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """``command_of`` names the interpreter for a component's program; for agents it becomes this module's ``agent``."""
+def with_idle_agents(command_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """``command_of`` names the interpreter for a component's program; agents' programs become arguments of ours."""
 
     def command(component: str, *arguments: Any, **options: Any) -> list[str]:
         interpreter = command_of(component, *arguments, **options)
-        return [*interpreter, "-m", MODULE, AGENT] if component == "dashboard_agent" else interpreter
+        return [*interpreter, "-m", idle_agent.MODULE] if component in AGENTS else interpreter
 
     return command
 

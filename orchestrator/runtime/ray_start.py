@@ -1,25 +1,30 @@
 """One Ray node's processes: the head's or a node group's, started by ``ray start`` in a place of this machine.
 
 Responsible for the arguments, for a folder and a log of its own for each node, and for a mark in the environment of all
-its processes by which the node's, and only they, are found again. Refuses to know which nodes there should be.
+its processes by which the node's, and only they, are found again; and that nodes which start together import Ray's program
+once (``RayProgram``). Refuses to know which nodes there should be.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol, Self
 
 from orchestrator.environment import built
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import NodeGroup
-from orchestrator.runtime.ray_command import MODULE, WITH_DASHBOARD
+from orchestrator.runtime.ray_command import EACH, MODULE, WITH_DASHBOARD, codes, request
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, GROUP_LABEL, NODE_MARKER, REGION_LABEL
 
 LOOPBACK = "127.0.0.1"
@@ -36,30 +41,124 @@ class Place:
     enter: tuple[str, ...] = ()
 
 
-def start_head(cluster: ClusterFile, place: Place, *, dashboard: bool) -> subprocess.Popen[bytes]:
+class Start(Protocol):
+    """Of a node: as much of a ``subprocess.Popen`` of its `ray start` as there is of a fork."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+
+class RayProgram:
+    """Ray's program for nodes of one cluster: forks of one process, which has imported it (``ray_command``).
+
+    A node that is in another place of the network than this one imports it in a process of its own.
+    """
+
+    def __init__(self, cluster: ClusterFile, *, dashboard: bool) -> None:
+        self.cluster, self.dashboard = cluster, dashboard
+        self._forking: subprocess.Popen[bytes] | None = None
+        self._codes: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What was started goes on."""
+        if self._forking is not None:
+            for end in (self._forking.stdin, self._forking.stdout):
+                assert end is not None
+                end.close()
+            self._forking.wait()
+
+    def start(self, name: str, place: Place, arguments: list[str]) -> Start:
+        log, mark = log_of(self.cluster, name), {NODE_MARKER: name}
+        with log.open("wb") as file:
+            if place.enter:
+                return self._process([*place.enter, *self._command(*arguments)], mark, file, subprocess.DEVNULL, file)
+            if self._forking is None:
+                self._forking = self._process(self._command(EACH), {}, file, subprocess.PIPE, subprocess.PIPE)
+        assert self._forking.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and its exit code is that of the start
+            self._forking.stdin.write(request(arguments, mark, log))
+        return Fork(self, log)
+
+    def code(self, log: Path, timeout_s: float) -> int | None:
+        """The exit code of the fork with this log. None if it has not ended when the time is over."""
+        assert self._forking is not None
+        assert self._forking.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        while str(log) not in self._codes:
+            ready, _, _ = select.select([self._forking.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None
+            line = self._forking.stdout.readline()
+            if not line:
+                return self._forking.wait() or 1
+            self._codes |= codes(line)
+        return self._codes[str(log)]
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", MODULE, *([WITH_DASHBOARD] if self.dashboard else []), *arguments]
+
+    def _process(
+        self, command: list[str], mark: Mapping[str, str], log: IO[bytes], standard_input: int, output: int | IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        environment = {**built(os.environ, passed_to(self.cluster)), **self.cluster.environment}
+        return subprocess.Popen(
+            command,
+            bufsize=0,
+            env={**environment, CLUSTER_MARKER: self.cluster.id, **mark},
+            umask=0o077,
+            stdin=standard_input,
+            stdout=output,
+            stderr=log,
+            # Ctrl-C at the terminal is not for the cluster. A group, not a session: Linux shares the processors between
+            # sessions first (autogroups), and with one for each node an island's steps took up to ten times as long
+            process_group=0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A ``Start`` by its program, which tells forks apart by their logs."""
+
+    program: RayProgram
+    log: Path
+
+    def poll(self) -> int | None:
+        return self.program.code(self.log, 0.0)
+
+    def wait(self, timeout: float) -> int:
+        code = self.program.code(self.log, timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.log), timeout)
+        return code
+
+
+def start_head(program: RayProgram, place: Place) -> Start:
     """The head; one that died at this address before goes on from what it kept."""
+    cluster = program.cluster
     # Ray takes raylets of ours that wait for this head for a head that runs, if this file says where it was
     Path(cluster.temp_dir, CONTROL_GROUP, "ray_current_cluster").unlink(missing_ok=True)
     port = cluster.address.rpartition(":")[2]
     arguments = [
         *("--head", "--port", port, "--num-cpus", "0", "--no-monitor"),
-        *("--include-dashboard", str(dashboard).lower(), "--dashboard-host", LOOPBACK),
+        *("--include-dashboard", str(program.dashboard).lower(), "--dashboard-host", LOOPBACK),
         *("--dashboard-port", str(free_port())),
         *("--labels", f"{GROUP_LABEL}={CONTROL_GROUP}"),
     ]
-    return _start(cluster, CONTROL_GROUP, place, arguments, dashboard=dashboard)
+    return _start(program, CONTROL_GROUP, place, arguments)
 
 
-def start_node(
-    cluster: ClusterFile, name: str, group: NodeGroup, place: Place, *, dashboard: bool
-) -> subprocess.Popen[bytes]:
-    arguments = ["--address", cluster.address, "--num-cpus", str(group.cpus)]
+def start_node(program: RayProgram, name: str, group: NodeGroup, place: Place) -> Start:
+    arguments = ["--address", program.cluster.address, "--num-cpus", str(group.cpus)]
     if group.accelerator == "gpu":
         arguments += ["--num-gpus", str(group.accelerators)]
     elif group.accelerators:
         arguments += ["--resources", json.dumps({"TPU": group.accelerators})]
     labels = f"{GROUP_LABEL}={group.name},{REGION_LABEL}={group.region}"
-    return _start(cluster, name, place, [*arguments, "--labels", labels], dashboard=dashboard)
+    return _start(program, name, place, [*arguments, "--labels", labels])
 
 
 def log_of(cluster: ClusterFile, name: str) -> Path:
@@ -86,37 +185,19 @@ def free_port() -> int:
         return port
 
 
-def _start(
-    cluster: ClusterFile, name: str, place: Place, arguments: list[str], *, dashboard: bool
-) -> subprocess.Popen[bytes]:
+def _start(program: RayProgram, name: str, place: Place, arguments: list[str]) -> Start:
     # a folder for each node: nodes that start at once in one folder take the same socket names
-    folder = Path(cluster.temp_dir, name)
+    folder = Path(program.cluster.temp_dir, name)
     folder.mkdir(exist_ok=True)
     shared_memory_bytes = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 1 << 30
-    environment = built(os.environ, passed_to(cluster))
-    with log_of(cluster, name).open("wb") as log:
-        return subprocess.Popen(
-            [
-                *(
-                    *place.enter,
-                    sys.executable,
-                    "-m",
-                    MODULE,
-                    *([WITH_DASHBOARD] if dashboard else []),
-                    "start",
-                    *arguments,
-                ),
-                *("--node-ip-address", place.address, "--temp-dir", str(folder), "--node-name", name),
-                *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
-                *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
-                *("--include-log-monitor", "false", "--disable-usage-stats"),
-            ],
-            env={**environment, **cluster.environment, CLUSTER_MARKER: cluster.id, NODE_MARKER: name},
-            umask=0o077,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            # Ctrl-C at the terminal is not for the cluster. A group, not a session: Linux shares the processors between
-            # sessions first (autogroups), and with one for each node an island's steps took up to ten times as long
-            process_group=0,
-        )
+    return program.start(
+        name,
+        place,
+        [
+            *("start", *arguments),
+            *("--node-ip-address", place.address, "--temp-dir", str(folder), "--node-name", name),
+            *("--object-store-memory", str(max(100 << 20, min(OBJECT_STORE_BYTES_MAX, shared_memory_bytes // 8)))),
+            *("--dashboard-agent-listen-port", "0", "--min-worker-port", "0", "--max-worker-port", "0"),
+            *("--include-log-monitor", "false", "--disable-usage-stats"),
+        ],
+    )

@@ -21,7 +21,7 @@ from orchestrator.runtime import embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.groups import DEFAULT_GROUPS, NodeGroup, read_groups
 from orchestrator.runtime.orphan_scan import census
-from orchestrator.runtime.ray_start import log_of
+from orchestrator.runtime.ray_start import Place, RayProgram, log_of
 from orchestrator.runtime.settings import CLUSTER_MARKER, CONTROL_GROUP, NODE_MARKER
 from tests.attack.test_environment import SECRETS
 from tests.attack.test_permissions import open_to_others
@@ -87,15 +87,15 @@ def test_a_node_whose_start_failed_is_started_anew_though_its_raylet_lives(
         marks = {CLUSTER_MARKER: cluster.id, NODE_MARKER: name}
         return subprocess.Popen(["/bin/sh", "-c", f"{raylet} 600 & exit {code}"], env={**os.environ, **marks})
 
-    def start_node(cluster: ClusterFile, name: str, *_: Any, **__: Any) -> subprocess.Popen[bytes]:
-        return start(cluster, name, code=0 if name in started else 1)
+    def start_node(program: RayProgram, name: str, *_: Any) -> subprocess.Popen[bytes]:
+        return start(program.cluster, name, code=0 if name in started else 1)
 
     with ExitStack() as listening:
 
-        def start_head(cluster: ClusterFile, *_: Any, **__: Any) -> subprocess.Popen[bytes]:
-            host, _, port = cluster.address.rpartition(":")
+        def start_head(program: RayProgram, *_: Any) -> subprocess.Popen[bytes]:
+            host, _, port = program.cluster.address.rpartition(":")
             listening.enter_context(socket.create_server((host, int(port))))
-            return start(cluster, CONTROL_GROUP, code=0)
+            return start(program.cluster, CONTROL_GROUP, code=0)
 
         monkeypatch.setattr(embedded, "start_head", start_head)
         monkeypatch.setattr(embedded, "start_node", start_node)
@@ -105,6 +105,19 @@ def test_a_node_whose_start_failed_is_started_anew_though_its_raylet_lives(
             assert len(processes.marked(cluster.id, "only")) == 1
         finally:
             embedded.down(tmp_path)
+
+
+def test_a_start_that_fails_has_its_own_exit_code_and_log(tmp_path: Path) -> None:
+    cluster = ClusterFile(id="none", address="127.0.0.1:1", temp_dir=str(tmp_path), environment={})
+    names = ("one", "other")
+    with RayProgram(cluster, dashboard=False) as program:
+        starts = [program.start(name, Place(), ["start", f"--no-{name}"]) for name in names]
+        assert [start.wait(PATIENCE_S) for start in starts] == [2, 2]
+        assert [start.poll() for start in starts] == [2, 2]
+    for name, another in (names, names[::-1]):
+        log = log_of(cluster, name).read_text()
+        assert f"--no-{name}" in log
+        assert f"--no-{another}" not in log
 
 
 def test_a_groups_file_is_refused_with_all_its_problems_at_once(tmp_path: Path) -> None:

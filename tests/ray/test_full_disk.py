@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ import pytest
 from api.installation.check_result import State
 from orchestrator.core import events as e
 from orchestrator.tape.storage import read_tape
-from tests.api.installation import ROOT, Installation
+from tests import forked
+from tests.api.installation import Installation, environment
 from tests.attack.test_full_disk import found_of_disks, full, small_disk
 from tests.ray.jobs import Job, assert_sound, gone, pid_of, synthetic
 
@@ -39,14 +39,16 @@ class Place(Installation):
         )
 
     def run(self, *arguments: str) -> None:
-        """Whoever it starts keeps its output open."""
-        subprocess.run(self.command(*arguments), cwd=ROOT, check=True, env={**os.environ, "TMPDIR": str(self.disk)})
+        """With its temporary files on that disk."""
+        there = environment() | {"TMPDIR": str(self.disk)}
+        done = forked.atoll(*arguments, "--home", str(self.home.path), environment=there)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self) -> None:
         self.run("up", "--runs", str(self.runs), "--groups", str(self.groups))
 
-    def submit(self, http: httpx.Client, key: str) -> httpx.Response:
-        islands = [{"node_group": name, "cpus": 0.4} for name in GROUPS]
+    def submit(self, http: httpx.Client, key: str, groups: tuple[str, ...] = GROUPS) -> httpx.Response:
+        islands = [{"node_group": name, "cpus": 0.4} for name in groups]
         return http.post("/v1/jobs", json=synthetic(ENDLESS, islands=islands), headers={"Idempotency-Key": key})
 
     def is_told(self, text: str) -> bool:
@@ -97,7 +99,7 @@ def test_without_room_under_rays_folder_islands_train_on_and_who_died_is_back_on
             job.wait_until(lambda: place.is_told(island(KILLED)["reason"]), "the reason")
             at = http.get(url).json()["after_s"]
             job.wait_until(lambda: contributors(job, at) == {STAYS}, "work of who stays")
-            refused = place.submit(http, "second")
+            refused = place.submit(http, "second", (STAYS,))
             assert refused.status_code == 503
             assert place.is_told(refused.json()["detail"]), "what to do about it"
 
@@ -117,7 +119,7 @@ def test_without_room_under_rays_folder_islands_train_on_and_who_died_is_back_on
         job.wait_until(lambda: contributors(job, back) == set(GROUPS), "work of both again")
         assert island(STAYS)["pid"] == stays
         assert island(STAYS)["restarts"] == 0
-        assert place.submit(http, "second").json()["state"] == "running"
+        assert place.submit(http, "second", (STAYS,)).json()["state"] == "running"
         for row in http.get("/v1/jobs?state=running").json()["jobs"]:
             http.post(f"/v1/jobs/{row['job']}/cancel").raise_for_status()
     job.wait_for_end()

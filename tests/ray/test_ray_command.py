@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.runtime import ray_command
+from orchestrator.runtime import idle_agent, ray_command
+from tests.waiting import PATIENCE_S, wait_until
 
 NODE = {"node_manager_port": 1}
 
@@ -49,7 +55,47 @@ def test_a_node_that_never_registers_is_given_up(monkeypatch: pytest.MonkeyPatch
         ray_command.patient(Registry(nth=1 << 30).get_node)("address", "node")
 
 
-def test_only_agents_leave_the_dashboards_modules_out() -> None:
-    command_of = ray_command.without_modules(lambda component, folder, unbuffered=True: ["python"])
-    assert command_of("dashboard_agent", "folder") == ["python", "-m", ray_command.MODULE, ray_command.AGENT]
+def test_only_agents_are_idle() -> None:
+    command_of = ray_command.with_idle_agents(lambda component, folder, unbuffered=True: ["python"])
+    for agent in ("dashboard_agent", "runtime_env_agent"):
+        assert command_of(agent, "folder") == ["python", "-m", idle_agent.MODULE]
     assert command_of("raylet", "folder", unbuffered=False) == ["python"]
+
+
+def agent_command(folder: Path, *options: str) -> list[str]:
+    """Of an idle agent in the place of a program that prints its arguments."""
+    program = folder / "program.py"
+    program.write_text("import sys; print(*sys.argv[1:])")
+    own = ["--node-id=n", f"--session-dir={folder}", "--node-ip-address=127.0.0.1"]
+    return [sys.executable, "-u", "-m", idle_agent.MODULE, str(program), *own, *options]
+
+
+def port_in(file: Path) -> int:
+    wait_until(file.exists, f"{file.name}")
+    return int(file.read_text())
+
+
+def test_the_agent_of_runtime_environments_is_rays_once_somebody_calls_it(tmp_path: Path) -> None:
+    command = agent_command(tmp_path, f"{idle_agent.RUNTIME_ENV_PORT}=0")
+    of_raylet = {**os.environ, "RAY_RAYLET_PID": str(os.getpid())}
+    with subprocess.Popen(command, env=of_raylet, stdout=subprocess.PIPE, text=True) as agent:
+        port = port_in(tmp_path / "runtime_env_agent_port_n")
+        socket.create_connection(("127.0.0.1", port)).close()
+        arguments, _ = agent.communicate(timeout=PATIENCE_S)
+    assert arguments.split() == [*command[5:], f"{idle_agent.RUNTIME_ENV_PORT}={port}"]
+
+
+@pytest.mark.parametrize("options", [[], [f"{idle_agent.RUNTIME_ENV_PORT}=0"]])
+def test_an_idle_agent_ends_with_its_raylet(tmp_path: Path, options: list[str]) -> None:
+    raylet = "import os, subprocess, sys; os.environ['RAY_RAYLET_PID'] = str(os.getpid()); "
+    raylet += "subprocess.Popen(sys.argv[1:]); sys.stdin.read()"
+    command = [sys.executable, "-c", raylet, *agent_command(tmp_path, *options)]
+    reader, writer = os.pipe()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writer) as process:
+        os.close(writer)
+        names = ["runtime_env_agent_port"] if options else idle_agent.DASHBOARD_PORTS
+        ports = [port_in(tmp_path / f"{name}_n") for name in names]
+        assert ports == [idle_agent.NOT_SERVED] * 3 if not options else ports[0] > 0
+        process.communicate(timeout=PATIENCE_S)
+    with os.fdopen(reader) as output:
+        assert output.read() == "", "the end of the last process that could write"

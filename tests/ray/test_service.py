@@ -23,7 +23,7 @@ from orchestrator.tape.storage import read_tape
 from tests import forked
 from tests.api.installation import Installation
 from tests.attack.test_permissions import open_to_others
-from tests.ray.jobs import GAP_MAX_S, GROUPS, STEP_S, gone, synthetic
+from tests.ray.jobs import GAP_MAX_S, GROUPS, PAUSE_S, STEP_S, gone, synthetic
 from tests.ray.test_embedded import beyond_loopback
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -43,8 +43,9 @@ class Hands(Installation):
     def json(self, *arguments: str) -> Any:
         return json.loads(self.atoll(*arguments, "--json"))
 
-    def up(self, *options: str) -> str:
-        return self.atoll("up", "--runs", str(self.runs), *options)
+    def up(self) -> str:
+        groups = self.file("groups", {"node_groups": [{"name": name, "region": name, "cpus": 4} for name in GROUPS]})
+        return self.atoll("up", "--runs", str(self.runs), "--groups", groups)
 
     def file(self, name: str, document: dict[str, Any]) -> str:
         path = self.folder / f"{name}.yaml"
@@ -75,7 +76,7 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
 
     job = hands.json("submit", hands.file("job", synthetic(STEPS)))["job"]
     other = hands.json("submit", hands.file("other", synthetic(100_000, groups=("us-east",), name="other")))["job"]
-    wait_until(lambda: hands.island(job, "asia")["state"] == "training", "asia trains")
+    wait_until(lambda: hands.island(job, "asia")["state"] == "training", "asia trains", PAUSE_S)
 
     address = hands.home.address()
     assert address is not None
@@ -88,7 +89,7 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     hands.atoll("status", job, code=3)
     tape = hands.runs / job / "tape.jsonl"
     alone_from = read_tape(tape).count
-    wait_until(lambda: read_tape(tape).count > alone_from + 40, "the tape grows while no service is up")
+    wait_until(lambda: read_tape(tape).count > alone_from + 40, "the tape grows while no service is up", PAUSE_S)
 
     assert "starting the service" in hands.up()
     kept = ClusterFile.find(hands.home.path)
@@ -104,12 +105,12 @@ def test_jobs_outlive_the_service_and_obey_the_next_one(hands: Hands) -> None:
     killed = hands.json("kill", job, "asia", "--stay-down")
     assert killed["state"] == "accepted"
     wait_until(lambda: gone(before["pid"]), "asia's process is gone")
-    wait_until(lambda: hands.island(job, "asia")["state"] == "stopped", "asia stays down")
+    wait_until(lambda: hands.island(job, "asia")["state"] == "stopped", "asia stays down", PAUSE_S)
     readded = hands.json("readd", job, "asia")
     assert (readded["state"], readded["island"]) == ("accepted", "asia")
     assert hands.json("cancel", other)["state"] == "accepted"
 
-    wait_until(lambda: job_series(hands, job) >= OF_EVERY_JOB | OF_A_RECOVERY, "what a live job exposes")
+    wait_until(lambda: job_series(hands, job) >= OF_EVERY_JOB | OF_A_RECOVERY, "what a live job exposes", PAUSE_S)
     assert "completed" in hands.atoll("watch", job)
     assert hands.json("status", other)["state"] == "cancelled"
     report = hands.json("report", job)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import synthetic
+from tests.ray.jobs import gone, synthetic
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -41,12 +42,16 @@ KILLED_AFTER_MAX_S = 0.5
 THINK_MAX_S = 0.3
 ISLANDS = ("us-east", "europe", "asia")
 CONTROL = "orchestrator.runtime.control_port:connect"
-WAITING_TO_SERVE = """
-import sys, ray, uvicorn, api.serve, orchestrator.runtime.control_port
-sys.stdin.readline() or sys.exit("nobody wants this service any more")
-sys.exit(api.serve.main(sys.argv[1:]))
+SUCCESSION = """
+import os, sys, ray, uvicorn, api.serve, orchestrator.runtime.control_port
+for _ in sys.stdin:
+    if (service := os.fork()) == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+        sys.exit(api.serve.main(sys.argv[1:]))
+    print(service, flush=True)
+    os.waitpid(service, 0)
 """
-"""The service's process, its modules loaded beforehand: the next one is ready when the one before is killed."""
+"""One service after the other, begun by a line each: forked, its modules loaded, once the one before has ended."""
 
 
 class Reign:
@@ -61,20 +66,20 @@ class Reign:
         assert self.listener is not None
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.log = (folder / "service.log").open("ab")
-        self.serving, self.waiting = self._load(), self._load()
-        self._begin()
+        self.succession = self._load()
+        self.serving = self._begin()
+
+    def kill(self) -> None:
+        os.kill(self.serving, signal.SIGKILL)
 
     def succeed(self) -> None:
-        """The service that serves is killed, and the next one answers."""
-        self.serving.kill()
-        self.serving.wait()
-        self.serving, self.waiting = self.waiting, self._load()
-        self._begin()
+        """The service that was killed is followed by the next one, which answers."""
+        self.serving = self._begin()
 
     def end(self) -> None:
-        for process in (self.serving, self.waiting):
-            process.kill()
-            process.wait()
+        if not gone(self.serving):
+            self.kill()
+        self.succession.communicate(timeout=PATIENCE_S)
         self.home.forget_address()
         self.listener.close()
         self.log.close()
@@ -89,31 +94,36 @@ class Reign:
             query = "SELECT count(*) FROM commands WHERE NOT delivered AND accepted IS NULL"
             return int(store.execute(query).fetchone()[0])
 
-    def _listens(self) -> bool:
-        assert self.serving.poll() is None, Path(self.log.name).read_text()
-        found = self.home.address()
-        return found is not None and found.pid == self.serving.pid
-
-    def _load(self) -> subprocess.Popen[bytes]:
+    def _load(self) -> subprocess.Popen[str]:
         options = ["--home", self.home.path, "--runs", self.runs, "--database", f"sqlite:///{self.database}"]
-        command = [sys.executable, "-c", WAITING_TO_SERVE, *options, "--control", CONTROL]
+        command = [sys.executable, "-c", SUCCESSION, *options, "--control", CONTROL]
         number = self.listener.fileno()
         return subprocess.Popen(
             [*map(str, command), "--listener", str(number)],
             cwd=ROOT,
             env=self.environment,
             stdin=subprocess.PIPE,
-            stdout=self.log,
+            stdout=subprocess.PIPE,
             stderr=self.log,
             pass_fds=(number,),
+            text=True,
         )
 
-    def _begin(self) -> None:
-        assert self.serving.stdin is not None
-        self.serving.stdin.write(b"\n")
-        self.serving.stdin.close()
-        wait_until(self._listens, "the service is up")
+    def _begin(self) -> int:
+        """The process of the next service, once it answers."""
+        assert self.succession.stdin is not None
+        assert self.succession.stdout is not None
+        print(file=self.succession.stdin, flush=True)
+        service = int(self.succession.stdout.readline())
+
+        def listens() -> bool:
+            assert not gone(service), Path(self.log.name).read_text()
+            address = self.home.address()
+            return address is not None and address.pid == service
+
+        wait_until(listens, "the service is up")
         httpx.get(f"{self.url}/healthz", timeout=PATIENCE_S).raise_for_status()
+        return service
 
 
 class Operator(Thread):
@@ -186,7 +196,7 @@ def test_no_command_is_lost_or_done_twice_however_often_the_service_is_killed(re
         time.sleep(chance.uniform(0, KILLED_AFTER_MAX_S))
         if number % 2:
             wait_until(reign.undelivered, "a command is on its way", pause_s=0.0)
-        reign.serving.kill()
+        reign.kill()
         caught += reign.undelivered() > 0
         reign.succeed()
     stop.set()

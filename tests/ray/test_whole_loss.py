@@ -1,98 +1,101 @@
-"""Every process of a cluster is gone at once, as after a loss of power: its jobs go on in the next one."""
+"""Every process of a home is gone at once, as after a loss of power: its jobs go on in the next cluster.
+
+Beside it, on one machine and one folder of runs, is another home: nothing that befalls the one is felt by it.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from api.client import Client
-from api.installation.home import Home
+from api.schemas import Job as JobSeen
 from orchestrator.core import events as e
 from orchestrator.errors import InfrastructureError
-from orchestrator.runtime import embedded, processes
+from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
-from orchestrator.runtime.groups import NodeGroup
 from orchestrator.tape.storage import read_tape
-from tests.api.installation import ROOT
-from tests.ray.jobs import Job, assert_sound, synthetic
+from tests.api.installation import Installation
+from tests.ray.jobs import PAUSE_S, Job, assert_sound, synthetic
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 GROUP = "us-east"
 ISLANDS = ("one", "two")
 STEPS = 400
+ENDLESS = 100_000
 FRAGMENTS = 4
-CONTROL = "orchestrator.runtime.control_port:connect"
+NEWS = 2 * FRAGMENTS
+"""Two versions of every fragment: it trains."""
 
 
-class Machine:
-    """A cluster of one node group, and the service before it, until the power goes."""
+class Place(Installation):
+    """A home with a small cluster of its own; its runs lie where those of others do."""
 
-    def __init__(self, folder: Path) -> None:
-        self.home, self.runs = Home(folder / "home"), folder / "runs"
-        self.log = folder / "service.log"
-        self.service: subprocess.Popen[bytes] | None = None
+    def __init__(self, folder: Path, runs: Path) -> None:
+        folder.mkdir()
+        super().__init__(folder)
+        self.runs = runs
         self.clusters: list[ClusterFile] = []
 
-    def up(self) -> None:
-        """Cluster and service answer, as after `atoll up`."""
-        self.end_service()
-        self.clusters.append(self._cluster())
-        command = [sys.executable, "-m", "api.serve", "--home", str(self.home.path), "--runs", str(self.runs)]
-        with self.log.open("ab") as log:
-            self.service = subprocess.Popen([*command, "--control", CONTROL], cwd=ROOT, stdout=log, stderr=log)
-        wait_until(lambda: self.service.poll() is not None or self.answers())
-        assert self.service.poll() is None, self.log.read_text()
+    def start(self) -> None:
+        """Each of its clusters is in another region: those of a job that goes on are what its tape says."""
+        groups = self.folder / "groups.yaml"
+        region = f"region-{len(self.clusters) + 1}"
+        groups.write_text(f"node_groups:\n  - {{name: {GROUP}, region: {region}, cpus: 4}}\n")
+        self.atoll("up", "--runs", str(self.runs), "--groups", str(groups))
+        cluster = ClusterFile.find(self.home.path)
+        assert cluster is not None
+        self.clusters.append(cluster)
 
-    def _cluster(self) -> ClusterFile:
-        """Each is in another region: those of a job that goes on are what its tape says."""
-        group = NodeGroup(name=GROUP, region=f"region-{len(self.clusters) + 1}", cpus=4)
-        return embedded.up(self.home.path, (group,))
+    def job_once(self, name: str, situation: Callable[[JobSeen], bool]) -> JobSeen:
+        """As it is seen when that is so. Meanwhile its synchroniser, or the cluster, may not answer."""
 
-    def answers(self) -> bool:
-        if self.home.address() is None:
-            return False
-        with self.client() as client:
-            try:
-                return bool(client.node_groups())
-            except InfrastructureError:
-                return False
+        def seen() -> JobSeen | None:
+            with self.client() as client, suppress(InfrastructureError):
+                job = client.job(name)
+                return job if situation(job) else None
 
-    def client(self) -> Client:
-        return Client.at(self.home.path)
+        found: JobSeen = wait_until(seen, name, PAUSE_S)
+        return found
+
+    def pids(self) -> set[int]:
+        """Of its cluster."""
+        return {process.pid for process in processes.marked(self.clusters[-1].id)}
 
     def lose_cluster(self) -> None:
+        """Everything of it dies by SIGKILL."""
         assert len(processes.kill_all(self.clusters[-1].id, timeout_s=60.0)) > 5
         assert not self.clusters[-1].answers()
 
-    def end_service(self) -> None:
+    def lose_service(self) -> None:
         """By SIGKILL: whatever it does at its end, a loss of power does not wait for it."""
-        if self.service is not None:
-            self.service.kill()
-            self.service.wait()
-            self.home.forget_address()
+        address = self.home.address()
+        assert address is not None
+        os.kill(address.pid, signal.SIGKILL)
+        wait_until(lambda: not self.home.running(), "the end of the service")
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    machine = Machine(tmp_path)
-    yield machine
-    machine.end_service()
-    embedded.down(machine.home.path)
-    assert [processes.marked(cluster.id) for cluster in machine.clusters] == [[]] * len(machine.clusters)
+def places(tmp_path: Path) -> Iterator[tuple[Place, Place]]:
+    both = (Place(tmp_path / "one", tmp_path / "runs"), Place(tmp_path / "other", tmp_path / "runs"))
+    yield both
+    for place in both:
+        place.atoll("down")
+        assert [processes.marked(cluster.id) for cluster in place.clusters] == [[]] * len(place.clusters)
 
 
 class Recorded(Job):
     """A job by what it leaves in its run folder, which at times is all that there is of it."""
 
-    def __init__(self, machine: Machine, job: str) -> None:
-        super().__init__(None, job, machine.runs / job)  # type: ignore[arg-type]
+    def __init__(self, place: Place, job: str) -> None:
+        super().__init__(None, job, place.runs / job)  # type: ignore[arg-type]
 
     def records(self) -> list[Any]:
         path = self.run_dir / "tape.jsonl"
@@ -101,54 +104,80 @@ class Recorded(Job):
     def merges(self) -> list[e.MergeCompleted]:
         return [r.event for r in self.records() if isinstance(r.event, e.MergeCompleted) and r.effects]
 
+    def wait_for_merges(self, count: int) -> None:
+        """So many more than there are."""
+        before = len(self.merges())
+        self.wait_until(lambda: len(self.merges()) >= before + count, "merges")
+
     def versions(self) -> list[int]:
         """Of each fragment, by the tape."""
         made = self.merges()
         return [max((merge.version for merge in made if merge.fragment == n), default=0) for n in range(FRAGMENTS)]
 
 
-def test_a_job_goes_on_in_the_next_cluster_when_every_process_of_its_own_was_killed(machine: Machine) -> None:
+def submitted(place: Place, steps: int = ENDLESS, islands: tuple[str, ...] = ISLANDS, **sections: Any) -> Recorded:
+    document = synthetic(
+        steps, islands=[{"node_group": GROUP, "name": name, "cpus": 1} for name in islands], **sections
+    )
+    with place.client() as client:
+        return Recorded(place, client.submit(document).job)
+
+
+def test_a_homes_jobs_go_on_when_every_process_of_it_was_killed_and_another_home_feels_nothing(
+    places: tuple[Place, Place],
+) -> None:
     """Twice: service and all, as when the machine loses its power; and without the service, which then is no help.
 
     A job beside it, with durability async, has lost what it could not know: it ends with that reason.
     """
-    machine.up()
-    islands = [{"node_group": GROUP, "name": name, "cpus": 1} for name in ISLANDS]
-    with machine.client() as client:
-        job = Recorded(machine, client.submit(synthetic(STEPS, islands=islands)).job)
-        knobs = {"durability": {"kind": "async"}}
-        document = synthetic(100_000, islands=islands[:1], name="careless", synchroniser=knobs)
-        careless = Recorded(machine, client.submit(document).job)
+    one, other = places
+    for place in places:
+        place.start()
+    careless = submitted(one, islands=ISLANDS[:1], name="careless", synchroniser={"durability": {"kind": "async"}})
+    spared = submitted(other, islands=ISLANDS[:1])
+    for recorded in (careless, spared):
+        recorded.wait_for_merges(NEWS)
+    assert_apart(places, ({careless.id}, {spared.id}))
+    before = other.pids()
+    job = submitted(one, STEPS)  # the last, for it alone has an end
     stood: list[list[int]] = []
     for epoch in (2, 3):
-        count = len(job.merges())
-        job.wait_until(lambda: len(job.merges()) >= count + 6, "merges")  # noqa: B023
-        with machine.client() as client:
-            asked = client.kill(job.id, "two") if epoch == 3 else None
+        job.wait_for_merges(6)
+        with one.client() as client:
+            kill = client.kill(job.id, "two") if epoch == 3 else None
         if epoch == 2:
-            careless.wait_until(lambda: max(careless.versions()) > 0, "a merge of the other job")
-            machine.end_service()
-        machine.lose_cluster()
+            one.lose_service()
+        one.lose_cluster()
+        spared.wait_for_merges(NEWS)
         (careless.run_dir / "boot").write_text("another start of the machine")
         stood.append(job.versions())
         if epoch == 3:
-            assert_nobody_calls_it_over(machine, job)
-        machine.up()
+            assert_nobody_calls_it_over(one, job)
+            one.lose_service()
+        one.start()
         job.wait_until(lambda: len(job.restarts()) == epoch - 1, f"epoch {epoch}")  # noqa: B023
-        with machine.client() as client:
-            told = wait_until(lambda: (seen := client.job(job.id)).after_s is not None and seen)
-            assert (told.state, told.epoch) == ("running", epoch)
-            assert {found.job for found in client.jobs()} == {job.id, careless.id}
-            ended = wait_until(lambda: (seen := client.job(careless.id)).state.final and seen)
-            assert ended.state == "failed"
-            assert "DataError: The machine was started anew" in ended.reason
-            if asked is not None:
-                wait_until(lambda: client.command(job.id, asked.command).state == "accepted")  # noqa: B023
-    with machine.client() as client:
-        wait_until(lambda: client.job(job.id).state.final)
-        assert client.job(job.id).state == "completed"
-
+        seen = one.job_once(job.id, lambda seen: seen.after_s is not None)
+        assert (seen.state, seen.epoch) == ("running", epoch)
+        ended = one.job_once(careless.id, lambda seen: seen.state.final)
+        assert ended.state == "failed"
+        assert "DataError: The machine was started anew" in ended.reason
+        with one.client() as client:
+            assert {listed.job for listed in client.jobs()} == {job.id, careless.id}
+            if kill is not None:
+                wait_until(lambda: client.command(job.id, kill.command).state == "accepted", pause_s=PAUSE_S)  # noqa: B023
     status = job.wait_for_end()
+    assert one.job_once(job.id, lambda seen: seen.state.final).state == "completed"
+
+    one.atoll("down")
+    assert one.pids() == set()
+    spared.wait_for_merges(NEWS)
+    seen = other.job_once(spared.id, lambda seen: seen.after_s is not None)
+    assert {island.incarnation for island in seen.islands} == {1}, "no island of it has died"
+    assert before <= other.pids()
+    happened = [record.event for record in spared.records()]
+    assert not spared.restarts()
+    assert not [event for event in happened if isinstance(event, e.ConnectionLost) and event.dead]
+
     assert status["view"]["outcome"] == "completed"
     assert status["view"]["epoch"] == 3
     assert all(island["incarnation"] >= 3 for island in status["view"]["islands"])
@@ -165,15 +194,26 @@ def test_a_job_goes_on_in_the_next_cluster_when_every_process_of_its_own_was_kil
     tokens = status["goodput"]["tokens"]
     assert tokens["trained"] == tokens["merged"] + tokens["discarded"]
     assert tokens["merged"] > 0.5 * status["view"]["token_budget"]
-    assert len({cluster.id for cluster in machine.clusters}) == 3, "each time another cluster"
+    assert len({cluster.id for cluster in one.clusters}) == 3, "each time another cluster"
 
 
-def assert_nobody_calls_it_over(machine: Machine, job: Recorded) -> None:
+def assert_apart(places: tuple[Place, Place], jobs: tuple[set[str], set[str]]) -> None:
+    """Each has its own address, jobs and token, and their runs lie in one folder."""
+    addresses = [place.home.address() for place in places]
+    assert len({address.url for address in addresses if address is not None}) == 2
+    runs = {path.name for path in places[0].runs.iterdir() if path.is_dir() and not path.is_symlink()}
+    assert runs == jobs[0] | jobs[1]
+    for place, foreign, its, others in ((*places, *jobs), (*places[::-1], *jobs[::-1])):
+        with place.http() as http:
+            assert {seen["job"] for seen in http.get("/v1/jobs").json()["jobs"]} == its
+            assert {http.get(f"/v1/jobs/{name}").status_code for name in others} == {404}
+        with place.http(foreign.home.token()) as http:
+            assert http.get("/v1/jobs").status_code == 401, "a token of one home opens no other"
+
+
+def assert_nobody_calls_it_over(place: Place, job: Recorded) -> None:
     """A service that is left without a cluster does not take its silence for the job's end, nor starts it nowhere."""
     for _ in range(4):
-        with machine.client() as client:
-            try:
-                state = client.job(job.id).state
-            except InfrastructureError:
-                continue
-            assert not state.final, client.job(job.id)
+        with place.client() as client, suppress(InfrastructureError):
+            seen = client.job(job.id)
+            assert not seen.state.final, seen

@@ -79,14 +79,13 @@ class WideJob(Job):
 
     def __init__(self, archipelago: Archipelago, job_id: str, seed: int) -> None:
         super().__init__(None, job_id, archipelago.runs / job_id)  # type: ignore[arg-type]
-        self._archipelago, self.seed = archipelago, seed
+        self._client, self.seed = archipelago.client(), seed
 
     def status(self) -> dict[str, Any]:
-        with self._archipelago.client() as client:
-            told = client.job(self.id)
-        islands = [{**island.model_dump(), "last_merge_at": island.last_merge_after_s} for island in told.islands]
-        view = {"islands": islands, "epoch": told.epoch}
-        self.last = {"view": view, "at": told.after_s, "goodput": told.goodput, "state": told.state}
+        seen = self._client.job(self.id)
+        islands = [{**island.model_dump(), "last_merge_at": island.last_merge_after_s} for island in seen.islands]
+        view = {"islands": islands, "epoch": seen.epoch}
+        self.last = {"view": view, "at": seen.after_s, "goodput": seen.goodput, "state": seen.state}
         return self.last
 
     def contributions_since(self, at: float) -> list[Contribution]:
@@ -101,8 +100,10 @@ class WideJob(Job):
         return Diary(self.seed, pid)
 
     def cancel(self) -> None:
-        with self._archipelago.client() as client:
-            client.cancel(self.id)
+        self._client.cancel(self.id)
+
+    def close(self) -> None:
+        self._client.close()
 
 
 @pytest.fixture(scope="session")
@@ -134,4 +135,5 @@ def submit(archipelago: Archipelago) -> Iterator[Callable[..., WideJob]]:
         if not (job.run_dir / "status.json").exists():
             job.cancel()
         job.wait_for_end()
+        job.close()
         shutil.rmtree(folder_of(job.seed), ignore_errors=True)

@@ -17,7 +17,7 @@ from tests.ray.jobs import STEP_S, gone
 from tests.ray.test_recovery import assert_sound
 from tests.wan.conftest import ASIA, EAST, Archipelago, WideJob
 
-CUT_S = float(os.environ.get("ATOLL_CUT_S", "15"))
+CUT_S = float(os.environ.get("ATOLL_CUT_S", "10"))
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(round(CUT_S) + 900)]
 Submit = Callable[..., WideJob]
 GAP_MAX_S = 5.0
@@ -36,7 +36,7 @@ def test_a_region_that_is_cut_off_trains_on_and_contributes_again_with_the_right
 
     archipelago.regions.cut(region)
     cut_at = time.monotonic()
-    job.wait_for_state(ASIA, "suspect")  # for its silence, or for its node's: whoever notices first
+    job.wait_until(lambda: job.island(ASIA)["state"] == "suspect", "suspicion")  # for its silence, or for its node's
     job.wait_until(lambda: "cannot be reached" in job.island(ASIA)["reason"], "the reason that an operator needs")
     time.sleep(max(0.0, cut_at + CUT_S - time.monotonic()))
     at = job.status()["at"]
