@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from orchestrator.accounting.goodput import Goodput
-from orchestrator.core import events
+from orchestrator.core import effects, events
 from orchestrator.core.commands import Command
-from orchestrator.core.saving import FragmentRestored, JobResumed
+from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, JobResumed
 from orchestrator.errors import AtollError, NotFound
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -41,6 +41,10 @@ GAP_MAX_S = 1.0
 EVERY_GROUP = tuple(group.name for group in DEFAULT_GROUPS)
 GROUPS = ("us-east", "europe", "asia")
 """Of most tests' jobs: when one dies, two are left, and each has another to ask."""
+ENDLESS = 10**12
+"""Steps."""
+PLUGGED = "tests.ray.plugged:create"
+"""A trainer; see there."""
 
 
 class GrowingTape:
@@ -78,8 +82,8 @@ class GrowingTape:
 class Job:
     """A running job, watched through the control port."""
 
-    def __init__(self, port: RayControlPort, job_id: str, run_dir: Path) -> None:
-        self.port, self.id, self.run_dir = port, job_id, run_dir
+    def __init__(self, port: RayControlPort, job_id: str, run_dir: Path, seed: int = 0) -> None:
+        self.port, self.id, self.run_dir, self.seed = port, job_id, run_dir, seed
         self.last: dict[str, Any] = {}
         self._tape = GrowingTape(run_dir / "tape.jsonl")
 
@@ -175,17 +179,22 @@ class Job:
 
 
 def pid_of(actor_class: str, home: Path) -> int | None:
-    """The process of the only such actor of this home's cluster, if there is one that was not ended.
+    """The process of the only such actor of this home's cluster, if there is one that was not ended."""
+    return min(pids_of(actor_class, home), default=None)
 
-    Whoever wants to catch it in the act has to look often: names first, the costly environment of those that fit only.
+
+def pids_of(actor_class: str, home: Path) -> set[int]:
+    """The processes of such actors of this home's cluster that were not ended.
+
+    Whoever wants to catch one in the act has to look often: names first, the costly environment of those that fit only.
     """
-    marker = ClusterFile.find(home).id
+    marker, pids = ClusterFile.find(home).id, set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             named = " ".join(process.cmdline()).startswith(f"ray::{actor_class}")
             if named and process.environ().get(CLUSTER_MARKER) == marker:
-                return process.pid
-    return None
+                pids.add(process.pid)
+    return pids
 
 
 def assert_sound(job: Job) -> None:
@@ -200,11 +209,22 @@ def assert_sound(job: Job) -> None:
         if isinstance(event, JobResumed):
             versions = list(event.versions)
         elif isinstance(event, (events.MergeCompleted, FragmentRestored)) and record.effects:
-            made_of = digests.get(event.fragment, event.base_digest)
+            lost = isinstance(event, FragmentRestored) and event.checkpoint == FROM_JOURNAL  # what it is made of is
+            made_of = event.base_digest if lost else digests.get(event.fragment, event.base_digest)
             assert (event.version, event.base_digest) == (versions[event.fragment] + 1, made_of), event
             versions[event.fragment], digests[event.fragment] = event.version, event.digest
     for tokens in (goodput.summary()["tokens"], job.last["goodput"]["tokens"]):
         assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
+
+
+def assert_nobody_gave_before_it_had_a_state(job: Job) -> None:
+    holding: set[tuple[str, int]] = set()
+    for record in job.records():
+        if isinstance(record.event, events.IslandCaughtUp):
+            holding.add((record.event.island, record.event.incarnation))
+        for effect in record.effects:
+            if isinstance(effect, effects.AdmitContribution):
+                assert (effect.contribution.island, effect.contribution.incarnation) in holding, record
 
 
 def stop(pid: int) -> None:

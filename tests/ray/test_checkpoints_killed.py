@@ -25,34 +25,15 @@ from orchestrator.core import commands, events, saving
 from orchestrator.core.vocabulary import RoundPhase
 from orchestrator.roots import AllowedRoots
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import BRIEF_S, GROUPS, Job, assert_sound, synthetic
+from tests.ray.jobs import BRIEF_S, GROUPS, PLUGGED, Job, assert_sound, synthetic
 from tests.ray.test_checkpoints import carried_on, checkpoints_of, recorded, resumed, taken
 from tests.ray.test_recovery import kill
 
 pytestmark = pytest.mark.ray
 Start = Callable[..., Job]
 ENDLESS = 10**12
-PLUGGED = "tests.ray.plugged:create"
 SEGMENTS_AHEAD = 8
 """More than are begun between two looks at the journal of a job that merges nothing."""
-
-
-@pytest.fixture
-def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """Whoever is to write this file of a checkpoint waits, until the test's end. For jobs with the trainer ``PLUGGED``."""
-    from tests.ray import plugged  # here, because it imports Ray
-
-    monkeypatch.setattr("orchestrator.runtime.synchroniser_actor.SynchroniserActor", plugged.SynchroniserActor)
-    plugs: list[Path] = []
-
-    def plug_one(path: Path) -> None:
-        plugged.PLUGS.mkdir(exist_ok=True)
-        plugs.append(plugged.plug_of(path))
-        plugs[-1].touch()
-
-    yield plug_one
-    for path in plugs:
-        path.unlink()
 
 
 def effects_of(job: Job, kind: type) -> list[Any]:
@@ -61,7 +42,7 @@ def effects_of(job: Job, kind: type) -> list[Any]:
 
 
 def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_all(
-    start: Start, plug: Callable[[Path], None]
+    start: Start, plug: Callable[[Path], Path]
 ) -> None:
     """One dies when its part is written, another while it writes it; the checkpoint is sealed, and gone on from."""
     groups = GROUPS[:3]
@@ -121,7 +102,7 @@ CAUGHT = (
 
 
 def test_a_synchroniser_killed_while_it_takes_a_checkpoint_drops_it_and_the_one_before_stays(
-    start: Start, home: Path, plug: Callable[[Path], None]
+    start: Start, home: Path, plug: Callable[[Path], Path]
 ) -> None:
     groups = ("us-east", "asia")
     job = start(synthetic(steps=ENDLESS, groups=groups), trainer=PLUGGED)
