@@ -26,8 +26,8 @@ from orchestrator.core.vocabulary import RoundPhase
 from orchestrator.roots import AllowedRoots
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import BRIEF_S, GROUPS, PLUGGED, Job, assert_sound, synthetic
+from tests.ray.shared_job.test_recovery import kill
 from tests.ray.test_checkpoints import carried_on, checkpoints_of, recorded, resumed, taken
-from tests.ray.test_recovery import kill
 
 pytestmark = pytest.mark.ray
 Start = Callable[..., Job]

@@ -1,4 +1,5 @@
-"""Whole jobs on real processes: to the end, impossible, and without the process that started them."""
+"""Whole jobs on real processes: to the end, impossible, without the process that started them, and with
+a synchroniser that dies at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from orchestrator.host import records
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import Job, synthetic
+from tests.ray.jobs import Job, assert_sound, synthetic
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.ray
@@ -88,3 +89,19 @@ signal.pause()
     job = Job(port, "orphan", tmp_path)
     job.wait_for_state("us-east", "training")
     assert job.wait_for_end()["view"]["outcome"] == "completed"
+
+
+def test_a_job_ends_as_it_should_though_its_synchroniser_dies_at_its_end(start: Start) -> None:
+    """The budget ends while nobody decides, or soon after."""
+    job = start(synthetic(steps=60, groups=("us-east", "asia")))
+    job.wait_for_state("us-east", "training")
+    pid = job.pid_of_synchroniser()
+    job.wait_until(lambda: (view := job.status()["view"])["tokens_trained"] > 0.5 * view["token_budget"], "half of it")
+    os.kill(pid, signal.SIGKILL)
+    status = job.wait_for_end()
+    assert status["view"]["outcome"] == "completed"
+    assert status["view"]["epoch"] >= 2
+    assert (job.run_dir / "merged.safetensors").exists()
+    assert_sound(job)
+    tokens = status["goodput"]["tokens"]
+    assert tokens["trained"] == tokens["merged"] + tokens["discarded"]
