@@ -36,13 +36,18 @@ def port(home: Path) -> Iterator[RayControlPort]:
 
 
 def start_in(
-    folder: Path, port: RayControlPort, document: dict[str, Any], trainer: str | None, cordoned: dict[str, str]
+    folder: Path,
+    port: RayControlPort,
+    document: dict[str, Any],
+    trainer: str | None,
+    cordoned: dict[str, str],
+    roots: AllowedRoots | None = None,
 ) -> Job:
-    """A job that may touch nothing but this folder."""
+    """A job that may touch nothing but these roots, else nothing but this folder."""
     job_id = f"job-{uuid.uuid4().hex[:8]}"
     spec = parse_job(document)
     spec = spec.model_copy(update={"trainer": trainer}) if trainer else spec
-    port.start_job(job_id, spec, folder / job_id, cordoned, AllowedRoots.only(folder))
+    port.start_job(job_id, spec, folder / job_id, cordoned, roots or AllowedRoots.only(folder))
     return Job(port, job_id, folder / job_id, spec.seed)
 
 
@@ -54,7 +59,7 @@ def wait_until_free(port: RayControlPort) -> None:
 
 
 @contextmanager
-def starting(port: RayControlPort, folder: Path) -> Iterator[Callable[..., Job]]:
+def starting(port: RayControlPort, folder: Path, roots: AllowedRoots | None = None) -> Iterator[Callable[..., Job]]:
     """Starts jobs in this folder; those still running at the end are cancelled.
 
     One that does not end even so fails its own test only: its actors are ended by force.
@@ -62,7 +67,7 @@ def starting(port: RayControlPort, folder: Path) -> Iterator[Callable[..., Job]]
     started: list[Job] = []
 
     def start_one(document: dict[str, Any], trainer: str | None = None, **cordoned: str) -> Job:
-        started.append(start_in(folder, port, document, trainer, cordoned))
+        started.append(start_in(folder, port, document, trainer, cordoned, roots))
         return started[-1]
 
     try:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core import commands, events
+from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import RayControlPort
 from tests.ray.conftest import start_in, starting, wait_until_free
@@ -107,13 +108,15 @@ def job(shared_job: SharedJob, request: pytest.FixtureRequest) -> Iterator[Job]:
 def last_job(shared_job: SharedJob) -> Iterator[Job]:
     """Whole, and this test ends it."""
     try:
-        yield shared_job.whole()
+        job = shared_job.whole()
+        assert_sound(job)
+        yield job
     finally:
         shared_job.end_by_force()
 
 
 @pytest.fixture
 def start(job: Job, port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Starts jobs beside the one that is shared."""
-    with starting(port, tmp_path) as start_one:
+    """Starts jobs beside the one that is shared, which may go on from its checkpoints."""
+    with starting(port, tmp_path, AllowedRoots.only(job.run_dir)) as start_one:
         yield start_one
