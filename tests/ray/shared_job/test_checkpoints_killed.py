@@ -17,7 +17,7 @@ from orchestrator.checkpoints.reading import verified
 from orchestrator.checkpoints.resumption import find
 from orchestrator.core import commands, events, saving
 from orchestrator.roots import AllowedRoots
-from tests.ray.jobs import BRIEF_S, ENDLESS, GROUPS, Job, assert_sound
+from tests.ray.jobs import BRIEF_S, ENDLESS, GROUPS, PLUGGED, Job, assert_sound
 from tests.ray.shared_job.test_recovery import kill
 from tests.ray.test_checkpoints import carried_on, checkpoints_of, recorded, resumed
 from tests.ray.test_checkpoints_killed import effects_of
@@ -52,7 +52,7 @@ def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_al
         job.wait_for_merge(name, island["incarnation"] + 1)
 
     islands = [{"node_group": group, "name": group} for group in GROUPS]
-    after = start(resumed(job, islands, ENDLESS, seed=job.seed))
+    after = start(resumed(job, islands, ENDLESS, seed=job.seed), trainer=PLUGGED)
     for group in GROUPS:
         after.wait_for_merge(group, 1)
     after.command(commands.Cancel())
