@@ -17,7 +17,7 @@ Start = Callable[[dict[str, Any]], Job]
 def test_two_jobs_at_once_do_not_disturb_each_other(job: Job, start: Start) -> None:
     before = {group: job.island(group) for group in GROUPS}
     lost = {group: job.events(events.ConnectionLost, group) for group in GROUPS}
-    stormy = start(synthetic(steps=120, groups=("us-east", "asia")))
+    stormy = start(synthetic(steps=80, groups=("us-east", "asia")))
     stormy.wait_for_state("asia", "training")
     stormy.command(commands.Kill("asia"))
     assert stormy.wait_for_end()["view"]["outcome"] == "completed"
