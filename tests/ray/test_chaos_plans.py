@@ -51,23 +51,14 @@ def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hands]:
     installation.atoll("down")
 
 
-@pytest.fixture(scope="module")
-def calm(hands: Hands) -> Iterator[str]:
-    """A job where nobody waits for the dead, for as long as the tests need it."""
-    job = hands.json("submit", hands.file("calm", synthetic(ENDLESS, groups=ISLANDS, name="calm")))["job"]
-    yield job
-    hands.atoll("cancel", job)
-    wait_until(lambda: hands.json("status", job)["state"] == "cancelled", "the end", LOOK_S)
-
-
 @pytest.fixture
-def submit(hands: Hands) -> Iterator[Callable[[], str]]:
-    """Starts jobs whose survivors wait; those that did not end are cancelled, and what waiting islands left is removed."""
+def submit(hands: Hands) -> Iterator[Callable[..., str]]:
+    """Starts jobs; those that did not end are cancelled, and what waiting islands left is removed."""
     jobs, seed = [], secrets.randbelow(1 << 30)
 
-    def submit_one() -> str:
-        document = synthetic(STEPS, groups=ISLANDS, name=NAME, seed=seed)
-        jobs.append(hands.json("submit", hands.file(NAME, document))["job"])
+    def submit_one(name: str, steps: int) -> str:
+        document = synthetic(steps, groups=ISLANDS, name=name, seed=seed)
+        jobs.append(hands.json("submit", hands.file(name, document))["job"])
         return jobs[-1]
 
     yield submit_one
@@ -85,16 +76,16 @@ def run(hands: Hands, job: str, plan: dict[str, Any]) -> dict[str, Any]:
     return verdict
 
 
-def test_attrition_passes_where_nobody_waits_for_the_dead(hands: Hands, calm: str) -> None:
-    verdict = verdict_with_strikes(lambda: run(hands, calm, ATTRITION))
+def test_attrition_passes_where_nobody_waits_for_the_dead(hands: Hands, submit: Callable[..., str]) -> None:
+    verdict = verdict_with_strikes(lambda: run(hands, submit("quick", STEPS), ATTRITION))
     assert verdict["passed"], verdict["objectives"]
     assert struck(verdict)
 
 
 def test_attrition_fails_where_survivors_wait_for_the_dead_and_says_which_objective_and_when(
-    hands: Hands, submit: Callable[[], str]
+    hands: Hands, submit: Callable[..., str]
 ) -> None:
-    verdict = verdict_with_strikes(lambda: run(hands, submit(), ATTRITION))
+    verdict = verdict_with_strikes(lambda: run(hands, submit(NAME, STEPS), ATTRITION))
     job = verdict["job"]
     (failed,) = [one for one in verdict["objectives"] if not one["passed"]]
     assert failed["objective"] == "bystander_gap_max_s < 2"
@@ -112,17 +103,19 @@ def test_attrition_fails_where_survivors_wait_for_the_dead_and_says_which_object
     assert failed["objective"].replace("<", "&lt;") in page
 
 
-def test_an_island_whose_node_dies_lives_on_on_another_node_of_its_group(hands: Hands, calm: str) -> None:
-    job = calm
+def test_an_island_whose_node_dies_lives_on_on_another_node_of_its_group(
+    hands: Hands, submit: Callable[..., str]
+) -> None:
+    job = submit("endless", ENDLESS)
     wait_until(lambda: {one["state"] for one in hands.json("islands", job)} == {"training"}, "all train", LOOK_S)
     before = hands.island(job, "asia")
     hands.atoll("chaos", "strike", job, "kill_node", "asia")
     wait_until(lambda: gone(before["pid"]), "the process dies with its node")
     wait_until(lambda: incarnation(hands, job) > before["incarnation"], "asia trains again", LOOK_S)
     records = read_tape(hands.runs / job / "tape.jsonl").records
-    death = [r.event for r in records if isinstance(r.event, events.FaultInjected)][-1]
-    assert (death.kind, death.island, death.incarnation) == ("kill_node", "asia", before["incarnation"])
-    reports = [r.event for r in records if isinstance(r.event, events.ProgressReported) and r.event.at > death.at]
+    (struck,) = [r.event for r in records if isinstance(r.event, events.FaultInjected)]
+    assert (struck.kind, struck.island, struck.incarnation) == ("kill_node", "asia", before["incarnation"])
+    reports = [r.event for r in records if isinstance(r.event, events.ProgressReported) and r.event.at > struck.at]
     assert max(one.gap_max_seconds for one in reports if one.island != "asia") <= GAP_MAX_S
 
 
