@@ -51,15 +51,15 @@ def test_islands_killed_while_a_checkpoint_is_taken_are_in_it_whole_or_not_at_al
     for name, island in before.items():
         job.wait_for_merge(name, island["incarnation"] + 1)
 
-    islands = [{"node_group": group, "name": group} for group in (writing, written)]
+    islands = [{"node_group": group, "name": group} for group in GROUPS]
     after = start(resumed(job, islands, ENDLESS, seed=job.seed), trainer=PLUGGED)
-    for group in (writing, written):
+    for group in GROUPS:
         after.wait_for_merge(group, 1)
     after.command(commands.Cancel())
     after.wait_for_end()
     assert {saved.island for saved in carried_on(job, after).islands} == {written, other}
-    sources = {group: after.events(events.IslandCaughtUp, group)[0].donor for group in (writing, written)}
-    assert sources[written] == written
+    sources = {group: after.events(events.IslandCaughtUp, group)[0].donor for group in GROUPS}
+    assert (sources[written], sources[other]) == (written, other)
     assert sources[writing] != writing
     assert_sound(after)
 
