@@ -45,7 +45,7 @@ bench: $(STAMP)  ## speeds and costs, each against its goal: fails if one is mis
 
 soak: $(STAMP)  ## the synchroniser's death at every point of a round and 200 times live, then thousands of simulated jobs
 	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal
-	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_recovery.py
+	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/shared_job/test_recovery.py
 	@ATOLL_SERVICE_KILLS=100 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_service_killed.py
 	@ATOLL_CUT_S=600 $(BIN)/python -m pytest -q -s tests/wan
 	@ATOLL_SOAK=1 $(BIN)/python -m pytest -q tests/bench

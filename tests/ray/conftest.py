@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +35,43 @@ def port(home: Path) -> Iterator[RayControlPort]:
     connected.close()
 
 
-@pytest.fixture
-def start(port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Starts jobs; those still running at the test's end are cancelled, so that the next test finds the fleet free.
+def start_in(
+    folder: Path,
+    port: RayControlPort,
+    document: dict[str, Any],
+    trainer: str | None,
+    cordoned: dict[str, str],
+    roots: AllowedRoots | None = None,
+) -> Job:
+    """A job that may touch nothing but these roots, else nothing but this folder."""
+    job_id = f"job-{uuid.uuid4().hex[:8]}"
+    spec = parse_job(document)
+    spec = spec.model_copy(update={"trainer": trainer}) if trainer else spec
+    port.start_job(job_id, spec, folder / job_id, cordoned, roots or AllowedRoots.only(folder))
+    return Job(port, job_id, folder / job_id, spec.seed)
+
+
+def wait_until_free(port: RayControlPort) -> None:
+    """Nothing of any job is left."""
+    wait_until(
+        lambda: all(group["cpus_free"] == group["cpus"] for group in port.node_groups()), "the end of all islands"
+    )
+
+
+@contextmanager
+def starting(port: RayControlPort, folder: Path, roots: AllowedRoots | None = None) -> Iterator[Callable[..., Job]]:
+    """Starts jobs in this folder; those still running at the end are cancelled.
 
     One that does not end even so fails its own test only: its actors are ended by force.
     """
     started: list[Job] = []
 
     def start_one(document: dict[str, Any], trainer: str | None = None, **cordoned: str) -> Job:
-        job_id = f"job-{uuid.uuid4().hex[:8]}"
-        spec = parse_job(document)
-        spec = spec.model_copy(update={"trainer": trainer}) if trainer else spec
-        port.start_job(job_id, spec, tmp_path / job_id, cordoned, AllowedRoots.only(tmp_path))
-        started.append(Job(port, job_id, tmp_path / job_id))
+        started.append(start_in(folder, port, document, trainer, cordoned, roots))
         return started[-1]
 
-    yield start_one
     try:
+        yield start_one
         for job in started:
             if not (job.run_dir / "status.json").exists():
                 job.command(commands.Cancel())
@@ -59,6 +79,34 @@ def start(port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     finally:
         for job in started:
             cluster.end_actors_of(job.id)
-        wait_until(
-            lambda: all(group["cpus_free"] == group["cpus"] for group in port.node_groups()), "the end of all islands"
-        )
+
+
+@pytest.fixture
+def start(port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Starts jobs that end with the test, so that the next one finds the fleet free."""
+    try:
+        with starting(port, tmp_path) as start_one:
+            yield start_one
+    finally:
+        wait_until_free(port)
+
+
+@pytest.fixture
+def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Path]]:
+    """Who is to write this file of a checkpoint, or is about to do this act, waits while there is the file that is returned:
+    until the test's end, or until the test removes it. For jobs with the trainer ``PLUGGED``.
+    """
+    from tests.ray import plugged  # here, because it imports Ray
+
+    monkeypatch.setattr("orchestrator.runtime.synchroniser_actor.SynchroniserActor", plugged.SynchroniserActor)
+    plugs: list[Path] = []
+
+    def plug_one(path: Path) -> Path:
+        plugged.PLUGS.mkdir(exist_ok=True)
+        plugs.append(plugged.plug_of(path))
+        plugs[-1].touch()
+        return plugs[-1]
+
+    yield plug_one
+    for path in plugs:
+        path.unlink(missing_ok=True)

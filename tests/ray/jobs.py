@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from orchestrator.accounting.goodput import Goodput
-from orchestrator.core import events
+from orchestrator.core import effects, events
 from orchestrator.core.commands import Command
-from orchestrator.core.saving import FragmentRestored, JobResumed
+from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, JobResumed
 from orchestrator.errors import AtollError, NotFound
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -25,7 +25,9 @@ from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.groups import DEFAULT_GROUPS
 from orchestrator.runtime.names import synchroniser_name
 from orchestrator.runtime.settings import CLUSTER_MARKER
+from orchestrator.tape.reading import parse_whole
 from orchestrator.tape.replay import replay
+from orchestrator.tape.schema import Record, decode_line
 from orchestrator.tape.storage import read_tape
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -39,14 +41,51 @@ GAP_MAX_S = 1.0
 EVERY_GROUP = tuple(group.name for group in DEFAULT_GROUPS)
 GROUPS = ("us-east", "europe", "asia")
 """Of most tests' jobs: when one dies, two are left, and each has another to ask."""
+ENDLESS = 10**12
+"""Steps."""
+PLUGGED = "tests.ray.plugged:create"
+"""A trainer; see there."""
+
+
+class GrowingTape:
+    """A tape that is read again and again while it is written: only what is new is decoded.
+
+    It is read anew, as a whole, when the last line that was read is not where it was: a synchroniser that came back may
+    have cut it off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records: list[Record] = []
+        self._last_line, self._last_at = b"", 0
+
+    def records(self) -> Sequence[Record]:
+        raw = self._lines_from(self._last_at)
+        if self._last_line and raw.startswith(self._last_line):
+            decoded = [decode_line(line) for line in raw[len(self._last_line) :].decode().splitlines()]
+            self._records += [record for record in decoded if isinstance(record, Record)]
+        else:
+            self._last_at, raw = 0, self._lines_from(0)
+            self._records = list(parse_whole(str(self._path), raw)[1].records)
+        self._last_line = raw[raw[:-1].rfind(b"\n") + 1 :]
+        self._last_at += len(raw) - len(self._last_line)
+        return self._records
+
+    def _lines_from(self, at: int) -> bytes:
+        """Whole ones only; the last may be on its way."""
+        with self._path.open("rb") as file:
+            file.seek(at)
+            raw = file.read()
+        return raw[: raw.rfind(b"\n") + 1]
 
 
 class Job:
     """A running job, watched through the control port."""
 
-    def __init__(self, port: RayControlPort, job_id: str, run_dir: Path) -> None:
-        self.port, self.id, self.run_dir = port, job_id, run_dir
+    def __init__(self, port: RayControlPort, job_id: str, run_dir: Path, seed: int = 0) -> None:
+        self.port, self.id, self.run_dir, self.seed = port, job_id, run_dir, seed
         self.last: dict[str, Any] = {}
+        self._tape = GrowingTape(run_dir / "tape.jsonl")
 
     def status(self) -> dict[str, Any]:
         """Live while it runs, else from its folder."""
@@ -77,16 +116,17 @@ class Job:
             seen = self.island(island)
             return seen if seen["state"] in states and seen["incarnation"] >= incarnation else None
 
-        return self.wait_until(there, f"{island} in {'/'.join(states)}", BRIEF_S)
+        return self.wait_until(there, f"{island} in {'/'.join(states)}")
 
     def wait_for_merge(self, island: str, incarnation: int) -> dict[str, Any]:
         """Until this incarnation's work has reached a merge."""
 
         def merged() -> dict[str, Any] | None:
             seen = self.island(island)
+            if seen["incarnation"] < incarnation or seen["last_merge_at"] is None:
+                return None
             since = self.at_of(events.IslandPlaced, island, incarnation)
-            done = since is not None and seen["last_merge_at"] is not None and seen["last_merge_at"] > since
-            return seen if done and seen["incarnation"] >= incarnation else None
+            return seen if since is not None and seen["last_merge_at"] > since else None
 
         return self.wait_until(merged, f"a merge with incarnation {incarnation} of {island}")
 
@@ -96,9 +136,12 @@ class Job:
         self.last = json.loads((self.run_dir / "status.json").read_text())
         return self.last
 
+    def records(self) -> Sequence[Record]:
+        """Of its tape, so far."""
+        return self._tape.records()
+
     def events(self, kind: type[Any], island: str) -> list[Any]:
-        records = read_tape(self.run_dir / "tape.jsonl").records
-        return [r.event for r in records if isinstance(r.event, kind) and r.event.island == island]
+        return [r.event for r in self.records() if isinstance(r.event, kind) and r.event.island == island]
 
     def at_of(self, kind: type[Any], island: str, incarnation: int) -> float | None:
         return next((e.at for e in self.events(kind, island) if e.incarnation == incarnation), None)
@@ -120,8 +163,7 @@ class Job:
         return self.last
 
     def restarts(self) -> list[events.SynchroniserRestarted]:
-        records = read_tape(self.run_dir / "tape.jsonl").records
-        return [record.event for record in records if isinstance(record.event, events.SynchroniserRestarted)]
+        return [r.event for r in self.records() if isinstance(r.event, events.SynchroniserRestarted)]
 
     def pid_of_synchroniser(self) -> int:
         import ray
@@ -137,17 +179,22 @@ class Job:
 
 
 def pid_of(actor_class: str, home: Path) -> int | None:
-    """The process of the only such actor of this home's cluster, if there is one that was not ended.
+    """The process of the only such actor of this home's cluster, if there is one that was not ended."""
+    return min(pids_of(actor_class, home), default=None)
 
-    Whoever wants to catch it in the act has to look often: names first, the costly environment of those that fit only.
+
+def pids_of(actor_class: str, home: Path) -> set[int]:
+    """The processes of such actors of this home's cluster that were not ended.
+
+    Whoever wants to catch one in the act has to look often: names first, the costly environment of those that fit only.
     """
-    marker = ClusterFile.find(home).id
+    marker, pids = ClusterFile.find(home).id, set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             named = " ".join(process.cmdline()).startswith(f"ray::{actor_class}")
             if named and process.environ().get(CLUSTER_MARKER) == marker:
-                return process.pid
-    return None
+                pids.add(process.pid)
+    return pids
 
 
 def assert_sound(job: Job) -> None:
@@ -162,11 +209,22 @@ def assert_sound(job: Job) -> None:
         if isinstance(event, JobResumed):
             versions = list(event.versions)
         elif isinstance(event, (events.MergeCompleted, FragmentRestored)) and record.effects:
-            made_of = digests.get(event.fragment, event.base_digest)
+            lost = isinstance(event, FragmentRestored) and event.checkpoint == FROM_JOURNAL  # what it is made of is
+            made_of = event.base_digest if lost else digests.get(event.fragment, event.base_digest)
             assert (event.version, event.base_digest) == (versions[event.fragment] + 1, made_of), event
             versions[event.fragment], digests[event.fragment] = event.version, event.digest
     for tokens in (goodput.summary()["tokens"], job.last["goodput"]["tokens"]):
         assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
+
+
+def assert_nobody_gave_before_it_had_a_state(job: Job) -> None:
+    holding: set[tuple[str, int]] = set()
+    for record in job.records():
+        if isinstance(record.event, events.IslandCaughtUp):
+            holding.add((record.event.island, record.event.incarnation))
+        for effect in record.effects:
+            if isinstance(effect, effects.AdmitContribution):
+                assert (effect.contribution.island, effect.contribution.incarnation) in holding, record
 
 
 def stop(pid: int) -> None:

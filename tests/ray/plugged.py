@@ -1,4 +1,5 @@
-"""Processes of a job that wait before they write a file of a checkpoint, as long as a test needs to catch them in the act.
+"""Processes of a job that wait as long as a test needs to catch them in the act: before they write a file of a checkpoint,
+an island before it says that it has started, and before it hands its state over.
 
 Whoever imports this module does so: islands by their trainer, the synchroniser by its class.
 """
@@ -13,14 +14,47 @@ from pathlib import Path
 from typing import Any
 
 from learners import synthetic
+from learners.contract import Arrays
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.runtime import synchroniser_actor
 
 PLUGS = Path(tempfile.gettempdir()) / "atoll-plugs"
 
 
+WARM_UP, HAND_OVER = "warm-up", "hand-over"
+"""Acts of an island."""
+
+
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> synthetic.SyntheticTrainer:
-    return synthetic.create(spec, shard_index, shard_count)
+    return PluggedTrainer(spec, shard_index, shard_count)
+
+
+def act(seed: int, name: str) -> Path:
+    """What to plug for an act of all islands of the job with this seed: no file is there."""
+    return Path(f"{name}-{seed}")
+
+
+class PluggedCopy(synthetic.HostCopy):
+    def __init__(self, arrays: Arrays, seed: int) -> None:
+        super().__init__(arrays)
+        self._job_seed = seed
+
+    def arrays(self) -> Arrays:
+        _wait(act(self._job_seed, HAND_OVER))
+        return super().arrays()
+
+
+class PluggedTrainer(synthetic.SyntheticTrainer):
+    def __init__(self, spec: Mapping[str, Any], shard_index: int, shard_count: int) -> None:
+        super().__init__(spec, shard_index, shard_count)
+        self._job_seed = spec["seed"]
+
+    def warm_up(self) -> None:
+        _wait(act(self._job_seed, WARM_UP))
+        super().warm_up()
+
+    def export_state(self, tensors: Iterable[str] | None = None) -> PluggedCopy:
+        return PluggedCopy(super().export_state(tensors).arrays(), self._job_seed)
 
 
 class SynchroniserActor(synchroniser_actor.SynchroniserActor):
@@ -32,12 +66,17 @@ def plug_of(path: Path) -> Path:
     return PLUGS / blake2b(str(path).encode(), digest_size=16).hexdigest()
 
 
+def _wait(path: Path) -> None:
+    while plug_of(path).exists():
+        time.sleep(0.02)
+
+
 def _patient(
     write_all: Callable[[Folder, str, Iterable[bytes]], None],
 ) -> Callable[[Folder, str, Iterable[bytes]], None]:
     def write(folder: Folder, name: str, chunks: Iterable[bytes]) -> None:
-        while folder.local is not None and plug_of(folder.local / name).exists():
-            time.sleep(0.02)
+        if folder.local is not None:
+            _wait(folder.local / name)
         write_all(folder, name, chunks)
 
     return write

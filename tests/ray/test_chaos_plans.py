@@ -22,13 +22,15 @@ from orchestrator.runtime.groups import read_groups
 from orchestrator.tape.storage import read_tape
 from tests.chaos.strikes import struck, verdict_with_strikes
 from tests.ray.collective import NAME, PATIENCE_S
-from tests.ray.jobs import GAP_MAX_S, STEP_S, gone, synthetic
+from tests.ray.jobs import ENDLESS, GAP_MAX_S, STEP_S, gone, synthetic
 from tests.ray.test_service import Hands
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 ISLANDS = ("us-east", "europe", "asia")
 STEPS = round(14 / STEP_S)
+LOOK_S = 0.5
+"""Between two looks by the command line, each of which is a process."""
 ATTRITION = {
     "name": "brief-attrition",
     "seed": 9,
@@ -63,7 +65,7 @@ def submit(hands: Hands) -> Iterator[Callable[..., str]]:
     for job in jobs:
         if hands.json("status", job)["state"] == "running":
             hands.atoll("cancel", job)
-            wait_until(lambda job=job: hands.json("status", job)["state"] == "cancelled", "the end")
+            wait_until(lambda job=job: hands.json("status", job)["state"] == "cancelled", "the end", LOOK_S)
     shutil.rmtree(Path(tempfile.gettempdir()) / f"atoll-waiting-{seed}", ignore_errors=True)
 
 
@@ -104,12 +106,12 @@ def test_attrition_fails_where_survivors_wait_for_the_dead_and_says_which_object
 def test_an_island_whose_node_dies_lives_on_on_another_node_of_its_group(
     hands: Hands, submit: Callable[..., str]
 ) -> None:
-    job = submit("endless", 100_000)
-    wait_until(lambda: {one["state"] for one in hands.json("islands", job)} == {"training"}, "all train")
+    job = submit("endless", ENDLESS)
+    wait_until(lambda: {one["state"] for one in hands.json("islands", job)} == {"training"}, "all train", LOOK_S)
     before = hands.island(job, "asia")
     hands.atoll("chaos", "strike", job, "kill_node", "asia")
     wait_until(lambda: gone(before["pid"]), "the process dies with its node")
-    wait_until(lambda: incarnation(hands, job) > before["incarnation"], "asia trains again")
+    wait_until(lambda: incarnation(hands, job) > before["incarnation"], "asia trains again", LOOK_S)
     records = read_tape(hands.runs / job / "tape.jsonl").records
     (struck,) = [r.event for r in records if isinstance(r.event, events.FaultInjected)]
     assert (struck.kind, struck.island, struck.incarnation) == ("kill_node", "asia", before["incarnation"])

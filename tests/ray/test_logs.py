@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core import commands
 from orchestrator.logbook import island_logbook, logbooks, service_logbook
 from orchestrator.runtime.clusterfile import ClusterFile
-from tests.ray.jobs import Job, gone, synthetic
+from tests.ray.jobs import Job, synthetic
 
 pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
@@ -34,17 +33,3 @@ def test_the_traceback_of_a_users_model_is_in_the_log_of_its_island(start: Start
     assert cluster is not None
     secret = (Path(cluster.temp_dir) / "token").read_text().strip()
     assert not [book for book in logbooks(job.run_dir) if secret in book.path.read_text()]
-
-
-def test_a_killed_island_leaves_what_it_said_and_its_successor_begins_anew(start: Start) -> None:
-    job = start(synthetic(steps=100_000, groups=("us-east", "asia")))
-    job.wait_for_merge("us-east", 1)
-    pid = job.wait_for_merge("asia", 1)["pid"]
-    job.command(commands.Kill("asia"))
-    job.wait_for_state("asia", "training", incarnation=2)
-    assert gone(pid)
-    first, second = (island_logbook(job.run_dir, "asia", number).path.read_text().splitlines() for number in (1, 2))
-    assert first[0].endswith(f"asia, incarnation 1, is process {pid}")
-    assert "at step" in first[-1]
-    assert second[0].endswith(f"asia, incarnation 2, is process {job.island('asia')['pid']}")
-    assert "caught up from us-east" in "\n".join(second)

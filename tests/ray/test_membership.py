@@ -1,4 +1,4 @@
-"""Operators change who takes part while a job trains: islands are drained, node groups cordoned, the job scaled."""
+"""A job is scaled while it trains; other changes of who takes part are in ``shared_job``."""
 
 from __future__ import annotations
 
@@ -6,61 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.core import commands, effects, events
+from orchestrator.core import commands, events
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import GROUPS, Job, gone, synthetic
+from tests.ray.jobs import ENDLESS, Job, synthetic
 
 pytestmark = pytest.mark.ray
 Start = Callable[..., Job]
-ENDLESS = 100_000
+GROUPS = ("us-east", "asia")
 
 
-def test_a_drained_island_loses_no_token_and_its_data_goes_on_when_it_is_added_again(start: Start) -> None:
-    job = start(synthetic(steps=ENDLESS, groups=("us-east", "asia")))
-    job.wait_for_state("us-east", "training")
-    pid = job.wait_for_merge("asia", 1)["pid"]
-    command = job.command(commands.Drain("asia"))
-    drained = job.wait_for_state("asia", "drained")
-    status = job.status()
-    assert status["commands"][command]["accepted"] is True
-    tokens = status["goodput"]["islands"]["asia"]["tokens"]
-    assert tokens["trained"] == tokens["merged"] == drained["tokens_total"] > 0
-    job.wait_until(lambda: gone(pid), "the end of its process")
-    job.command(commands.Readd("asia"))
-    job.wait_for_merge("asia", 2)
-    tape = read_tape(job.run_dir / "tape.jsonl")
-    assert replay(tape).exact
-    asked = [x for r in tape.records for x in r.effects if isinstance(x, effects.BeginCatchUp) and x.island == "asia"]
-    assert [x.cursor for x in asked] == [0, drained["steps_total"]]
-    assert [event.incarnation for event in job.events(events.IslandDrained, "asia")] == [1]
-
-
-def test_nothing_new_is_placed_on_a_cordoned_node_group(start: Start) -> None:
-    job = start(synthetic(steps=ENDLESS, groups=("us-east", "asia")), asia="somebody")
-    job.wait_for_state("us-east", "training")
-    assert job.island("asia")["reason"] == "node group asia is cordoned"
-    job.port.submit(job.id, "u1", "test", commands.Uncordon("asia"))
-    job.wait_for_merge("asia", 1)
-    job.port.submit(job.id, "c1", "test", commands.Cordon("asia"))
-    before = job.status()["view"]["global_version"]
-    job.wait_until(lambda: job.status()["view"]["global_version"] > before + 8, "merges while asia is cordoned")
-    assert job.island("asia")["state"] == "training"
-    job.command(commands.Kill("asia"))
-    job.wait_for_state("asia", "cordoned")
-    job.port.submit(job.id, "u2", "test", commands.Uncordon("asia"))
-    job.wait_for_merge("asia", 2)
-    tape = read_tape(job.run_dir / "tape.jsonl")
-    assert replay(tape).exact
-    first, *_ = tape.records
-    assert isinstance(first.event, events.CommandRequested)
-    assert first.event.request == commands.Cordon("asia")
-    held = [x.reason for r in tape.records for x in r.effects if isinstance(x, effects.HoldIsland)]
-    assert held == ["node group asia is cordoned"] * 2
-
-
-def test_a_job_is_scaled_from_three_islands_to_six_while_it_trains_and_back(start: Start) -> None:
-    document = synthetic(steps=ENDLESS, synchroniser={"quorum": 2})
+def test_a_job_is_scaled_from_two_islands_to_four_while_it_trains_and_back(start: Start) -> None:
+    document = synthetic(steps=ENDLESS, groups=GROUPS, synchroniser={"quorum": 2})
     for section in document["islands"]:
         section |= {"count_max": 2, "cpus": 0.4}
     job = start(document)

@@ -22,7 +22,7 @@ def test_a_job_waits_for_the_room_that_another_holds_and_then_trains(port: RayCo
     service.queue.begin()
     try:
         first = service.submit(document(steps=100_000), "me", None).job
-        second = service.submit(document(steps=200), "me", None)
+        second = service.submit(document(steps=40), "me", None)
         assert (second.state, second.queue_position) == ("queued", 1)
         assert second.reason == "it asks for 3 cpus on asia, where running jobs leave 1 of 4"
         assert port.node_groups()[0]["cpus_free"] >= 1.0, "nothing of it is placed"

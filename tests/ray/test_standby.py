@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ray
 def test_a_standbys_process_becomes_the_island_and_remains_it_through_the_deaths_of_others(
     start: Callable[..., Job],
 ) -> None:
-    document = synthetic(100_000, ("us-east", "us-west"), synthetic={"step_s": 0.02})
+    document = synthetic(100_000, ("us-east", "us-west"))
     document["islands"][0]["standby"] = 1
     job = start(document)
     first = job.wait_for_state("us-east", "training")["pid"]
@@ -37,7 +37,7 @@ def test_a_standbys_process_becomes_the_island_and_remains_it_through_the_deaths
     assert min(taken.versions) > 0  # what was published while it stood by
     # it did not wait for a back-off: the very event that told of the loss placed it
     lost_at = job.at_of(events.ConnectionLost, "us-east", 1)
-    placed = [r for r in read_tape(job.run_dir / "tape.jsonl").records if r.event.at == lost_at]
+    placed = [r for r in job.records() if r.event.at == lost_at]
     assert any(isinstance(f, PlaceIsland) and f.standby == ("us-east-standby", 1) for r in placed for f in r.effects)
     assert "which was us-east-standby" in (job.run_dir / "logs" / "islands" / "us-east-2.log").read_text()
 
@@ -61,4 +61,4 @@ def test_a_standbys_process_becomes_the_island_and_remains_it_through_the_deaths
 
 
 def effects_of(job: Job, kind: type[Any]) -> list[Any]:
-    return [f for r in read_tape(job.run_dir / "tape.jsonl").records for f in r.effects if isinstance(f, kind)]
+    return [f for r in job.records() for f in r.effects if isinstance(f, kind)]

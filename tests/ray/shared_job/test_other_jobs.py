@@ -1,0 +1,40 @@
+"""Another job beside one that trains: neither disturbs the other, but that both want the same room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.core import commands, events
+from tests.ray.jobs import GROUPS, Job, synthetic
+
+pytestmark = pytest.mark.ray
+Start = Callable[[dict[str, Any]], Job]
+
+
+def test_two_jobs_at_once_do_not_disturb_each_other(job: Job, start: Start) -> None:
+    before = {group: job.island(group) for group in GROUPS}
+    lost = {group: job.events(events.ConnectionLost, group) for group in GROUPS}
+    stormy = start(synthetic(steps=80, groups=("us-east", "asia")))
+    stormy.wait_for_state("asia", "training")
+    stormy.command(commands.Kill("asia"))
+    assert stormy.wait_for_end()["view"]["outcome"] == "completed"
+    at = job.status()["at"]
+    job.wait_until(lambda: all(job.island(group)["last_merge_at"] > at for group in GROUPS), "merges with everyone")
+    for group in GROUPS:
+        assert job.island(group)["restarts"] == before[group]["restarts"]
+        assert job.events(events.ConnectionLost, group) == lost[group]
+
+
+def test_an_island_without_room_waits_with_a_reason_and_comes_when_there_is_room(job: Job, start: Start) -> None:
+    holder = job.island("asia")
+    second = start(synthetic(steps=20) | {"islands": [{"node_group": "asia", "cpus": 4}]})
+    failure = second.wait_until(lambda: second.events(events.PlacementFailed, "asia"), "a refusal")[0]
+    assert "asked for 4 CPU" in failure.reason
+    assert "3 of 4 CPU free" in failure.reason
+    job.command(commands.Kill("asia", restart=False))
+    assert second.wait_for_end()["view"]["outcome"] == "completed"
+    job.command(commands.Readd("asia"))
+    job.wait_for_merge("asia", holder["incarnation"] + 1)
