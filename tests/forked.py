@@ -3,7 +3,8 @@
 A command's process costs its imports first, and tests run hundreds of commands. So a server is started once for each
 process of pytest: it imports the command line and forks for each command, which then runs as ``python -m api.cli`` does:
 with its own arguments, environment, folder, output and exit code. Only ``/proc/PID/environ`` and ``/proc/PID/cmdline`` tell
-it from another. Tests that look there, or send signals, start a process themselves.
+it from another. Tests that look there, or send signals, start a process themselves. A service that a command starts is
+forked as well (``tests/forked_service.py``).
 
     request   two files, for output and errors; then a line of JSON {arguments, environment, folder, niceness}
     answer    a line with the exit code, negative for a signal, as of subprocess
@@ -156,7 +157,9 @@ def preload() -> None:
     import api.cli
     import api.client
     import api.installation.up
+    from tests import forked_service
 
+    api.installation.up.start_detached = forked_service.start_detached
     typer.main.get_command = cache(typer.main.get_command)
     typer.main.get_command(api.cli.app)
     gc.freeze()  # what is shared with each command stays so

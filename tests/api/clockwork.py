@@ -1,20 +1,21 @@
 """A control port without a cluster: its jobs live in a simulated world that runs like clockwork (``tests.harness``).
 
 A job is only what it was given: its specification, the time it began, and the commands with theirs, in one file under the
-home folder. Asked how it stands, the port works it out up to now, from the beginning where it has to. So it lives through a
-SIGKILL of the service as a Ray job does, and it takes no process. Islands are never late and lose nothing but what they are
-told to lose. Without that file a job is lost, as with its cluster; started again over its tape, it goes on as if it had
-never been away.
+home folder. Asked how it stands, the port works it out up to now: from the instant at which it last looked, and from the
+beginning if it never did. So it lives through a SIGKILL of the service as a Ray job does, and it takes no process.
+Islands are never late and lose nothing but what they are told to lose. Without that file a job is lost, as with its
+cluster; started again over its tape, it goes on as if it had never been away.
 """
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,6 +36,9 @@ from orchestrator.tape import command_codec
 from orchestrator.tape.schema import Digest, Footer, Header, decode_header, encode_footer, encode_header, encode_record
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
+COURSES_MAX = 64
+"""How many jobs are worked out from where they were last looked at. A course has some megabytes a minute."""
+
 
 def connect(home: Path) -> Clockwork:
     return Clockwork(home / "clockwork")
@@ -44,7 +48,8 @@ class Clockwork:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._worlds: dict[str, tuple[dict[str, Any], SimulatedJob]] = {}
+        self._courses: dict[str, Course] = {}
+        """Each is touched under its job's lock only."""
 
     def node_groups(self) -> list[NodeGroupRecord]:
         self._fail_if("cluster-is-gone")
@@ -84,6 +89,7 @@ class Clockwork:
     def lose(self, job_id: str) -> None:
         """Nothing of the job runs any more; only its run folder is left."""
         (self._folder / f"{job_id}.json").unlink()
+        self._courses.pop(job_id, None)
 
     def submit(self, job_id: str, command_id: str, caller: str, command: Command) -> None:
         self._fail_if("jobs-are-deaf")
@@ -104,6 +110,9 @@ class Clockwork:
             now = uptime() - record["created_uptime_s"]
             world = self._world(job_id, record, now)
             status = world.status(job_id, record["started_at"], now)
+            status["commands"] = copy.deepcopy(
+                status["commands"]
+            )  # the world goes on, and its commands are resolved in it
             run_dir, ended = Path(record["run_dir"]), status["view"]["phase"] == "finished"
             header = Header(job_id, world.policy, record["started_at"])
             try:
@@ -111,7 +120,7 @@ class Clockwork:
                 if ended:
                     leave_results(run_dir, job_id, world, status)
                     record.clear()  # like the actors of a real job, it is gone
-                    del self._worlds[job_id]
+                    self._courses.pop(job_id, None)
             except OSError as error:  # a real job waits for room, and trains on meanwhile
                 trouble = f"the tape cannot be written: {error}"
                 status |= {"disk_trouble": trouble, "view": status["view"] | {"pause_reason": trouble}}
@@ -133,15 +142,17 @@ class Clockwork:
         pass
 
     def _world(self, job_id: str, record: dict[str, Any], now: float) -> SimulatedJob:
-        """The job as it stands now: as it stood when somebody asked before, and on from there, if no command came since."""
-        before, world = self._worlds.get(job_id, ({}, None))
-        if world is not None and before == record and world.now <= now:
-            world.resume(now)
-            return world
-        commands = [Taken.of(command) for command in record["commands"]]
-        world = SimulatedJob(JobSpec.model_validate(record["spec"]), commands, now)
-        self._worlds[job_id] = (deepcopy(record), world)
-        return world
+        """The job up to ``now``."""
+        course = self._courses.pop(job_id, None)
+        if course is None or not course.leads_to(record):
+            taken = [Taken.of(command) for command in record["commands"]]
+            course = Course(record, now, SimulatedJob(JobSpec.model_validate(record["spec"]), taken, now))
+        for command in record["commands"][len(course.record["commands"]) :]:
+            course.world.take(Taken.of(command))
+        course.world.resume(now)
+        if len(self._courses) < COURSES_MAX:
+            self._courses[job_id] = Course(dict(record), now, course.world)
+        return course.world
 
     def _fail_if(self, switch: str) -> None:
         if (self._folder / switch).exists():
@@ -158,6 +169,21 @@ class Clockwork:
                 draft = path.with_suffix(".draft")
                 draft.write_text(after)
                 draft.replace(path)  # whoever is killed meanwhile leaves the one or the other
+
+
+@dataclass(frozen=True)
+class Course:
+    """A job's world up to the instant at which somebody looked, and the record that it was worked out from."""
+
+    record: dict[str, Any]
+    until: float
+    world: SimulatedJob
+
+    def leads_to(self, record: dict[str, Any]) -> bool:
+        """This is the same job, and all that it was told since is of later."""
+        known_count = len(self.record["commands"])
+        known, fresh = record["commands"][:known_count], record["commands"][known_count:]
+        return self.record == {**record, "commands": known} and all(command["at"] > self.until for command in fresh)
 
 
 def leave_logs(run_dir: Path, spec: JobSpec) -> None:

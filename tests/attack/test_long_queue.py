@@ -21,7 +21,7 @@ from tests.attack.wire import process_of
 from tests.waiting import PATIENCE_S, wait_until
 
 FEW, MANY = 10, 1000
-ROUNDS = 40
+ROUNDS = 20
 NOISE_S = 0.2
 """Of CPU, over all rounds of one kind: below it nothing is compared."""
 TOO_LARGE = [{"node_group": "asia", "cpus": 64.0}]

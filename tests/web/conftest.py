@@ -27,8 +27,9 @@ ARGUMENTS = [
 expect.set_options(timeout=PATIENCE_S * 1000)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """It ends with the last test of the page: while it lives, this thread has an event loop, and others start theirs."""
     chromium_path = required("chromium")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=chromium_path, args=ARGUMENTS)

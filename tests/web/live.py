@@ -1,7 +1,7 @@
 """A control port whose jobs live by themselves: clockwork's world, advanced by a thread, its tape written as it happens.
 
-Clockwork works a job out anew whenever it is asked, which is right for tests that restart the service and too slow for a
-page that asks every second. Here a job is one world that moves on ten times a second, and dies with the process.
+A job of clockwork goes on, and writes its tape, only when somebody asks how it stands: right for tests that restart the
+service. Here a job is one world that moves on ten times a second, as a page shows it, and dies with the process.
 """
 
 from __future__ import annotations

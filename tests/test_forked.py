@@ -1,0 +1,33 @@
+"""A forked service is, for whoever looks, the process that would have been started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+from orchestrator.environment import built
+from tests.api.installation import CONTROL, ROOT, Installation
+from tests.waiting import wait_until
+
+
+def test_a_forked_service_shows_the_command_line_environment_and_session_of_a_started_one(tmp_path: Path) -> None:
+    installation = Installation(tmp_path)
+    installation.up()
+    try:
+        address = installation.home.address()
+        assert address is not None
+        service = psutil.Process(address.pid)
+        command = [sys.executable, "-m", "api.serve", "--home", str(installation.home.path)]
+        assert service.cmdline()[: len(command)] == command
+        assert CONTROL in service.cmdline()
+        assert service.environ() == built({**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}, ())
+        assert (service.cwd(), os.getsid(service.pid)) == (str(ROOT), service.pid)
+        listening = [one for one in service.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        assert len(listening) == 1
+    finally:
+        assert "ending the service" in installation.atoll("down")
+    wait_until(lambda: not psutil.pid_exists(service.pid))
+    assert "Traceback" not in installation.home.log.read_text()
