@@ -27,7 +27,7 @@ demo: $(STAMP)  ## four islands in four regions, one is killed and comes back
 test: $(STAMP)  ## lint, types, then every test
 	@deploy/system-packages.sh
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
-	@$(BIN)/python -m pytest --numprocesses 3
+	@$(BIN)/python -m pytest --numprocesses 4
 
 FAST := accounting checkpoints core harness journal numerics properties replica report scenarios tapes \
 	test_config.py test_documents.py test_logbook.py test_tidy.py

@@ -1,10 +1,10 @@
-"""Streams of tests: three side by side under ``make test`` (``pytest --numprocesses 3``), else one after another.
+"""Streams of tests: four side by side under ``make test`` (``pytest --numprocesses 4``), else one after another.
 
 - cluster: live Ray clusters, one job after another; pages too, for a browser drops what it loads when network namespaces
   come and go
-- service: services, which mostly wait
-- arithmetic: everything else, at the lowest priority: it takes what the other two leave
-- installation: what a user runs whole, each with a cluster of its own in processes of its own; as soon as one of the three
+- attack, service: services, which mostly wait
+- arithmetic: everything else, at the lowest priority: it takes what the others leave
+- installation: what has a cluster of its own in processes of its own, as users run it whole; as soon as one of the four
   has ended
 - chaos: plans of chaos, Prometheus, a loss of every process; after that
 """
@@ -27,18 +27,20 @@ STREAMS = {
     "ray/test_demo.py": "installation",
     "ray/test_tutorial.py": "installation",
     "ray/test_service.py": "installation",
+    "ray/test_full_disk.py": "installation",
+    "ray/test_chaos_plans.py": "chaos",
     "ray/test_whole_loss.py": "chaos",
     "ray": "cluster",
     "wan": "cluster",
     "web": "cluster",
     "bench": "cluster",
     "api": "service",
-    "attack": "service",
+    "attack": "attack",
     "chaos": "chaos",
     "metrics": "chaos",
 }
 """By file, else by folder, else arithmetic."""
-ORDER = ("cluster", "service", ARITHMETIC, "installation", "chaos")
+ORDER = ("cluster", "attack", "service", ARITHMETIC, "installation", "chaos")
 CALM = "ray/test_simulated_agrees.py"
 """Steps of fixed time are its premise: the last of its stream, when there is least beside it."""
 LOWEST, USUAL = 19, 0

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP
-from tests.ray.test_recovery import assert_sound
+from tests.ray.jobs import assert_sound
 from tests.wan.conftest import ASIA, EAST, Archipelago, WideJob
 
 pytestmark = pytest.mark.ray

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from orchestrator.core import events
-from tests.ray.jobs import STEP_S, gone
-from tests.ray.test_recovery import assert_sound
+from tests.ray.jobs import STEP_S, assert_sound, gone
 from tests.wan.conftest import ASIA, EAST, Archipelago, WideJob
 
 CUT_S = float(os.environ.get("ATOLL_CUT_S", "10"))
