@@ -54,7 +54,7 @@ DRAINING_POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """``fragments[p]`` names the tensors of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
+    """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
 
     ``tokens_per_schedule_step`` are those of an inner step of all islands together.
     """
@@ -383,8 +383,8 @@ class IslandLoop:
         return Cut(snapshot, position, cursor, held_seconds=monotonic() - began)
 
     def _state(self, fragments: Fragments, *, at: ExportState) -> tuple[Snapshot, tuple[Version, ...], int]:
-        tensors = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]
-        return self._trainer.export_state(tensors), at.versions, at.step
+        pieces = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]
+        return self._trainer.export_state(pieces), at.versions, at.step
 
     def _say(self, report: IslandReport, step: int) -> None:
         """Report it, and before it the progress so far, unless that was reported already."""

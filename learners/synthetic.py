@@ -19,6 +19,8 @@ import numpy as np
 from learners import data_lanes
 from learners.contract import Arrays, StepResult
 from orchestrator.errors import DataError
+from orchestrator.parameters.pieces import joined, piece_named, taken
+from orchestrator.parameters.roles import BY_NAME, Roles
 
 PULL = 0.02
 """How much of its distance to the target a parameter covers in one step."""
@@ -68,6 +70,9 @@ class SyntheticTrainer:
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         return dict(self._shapes)
 
+    def roles(self) -> Roles:
+        return BY_NAME
+
     def initial_parameters(self) -> Arrays:
         return self._random(0)
 
@@ -93,22 +98,28 @@ class SyntheticTrainer:
         self._wait(generator.uniform(-1, 1))
         return StepResult(token_count=self._tokens_per_step, loss=self._loss({name: self._parameters[name]}))
 
-    def snapshot(self, names: Iterable[str]) -> HostCopy:
+    def snapshot(self, pieces: Iterable[str]) -> HostCopy:
         # a step makes new arrays, so the present ones may be handed out as they are
-        return HostCopy({name: self._parameters[name] for name in names})
+        return HostCopy(taken(self._parameters, pieces))
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        pieces = {name: piece_named(name) for name in arrays}
         for name, array in arrays.items():
-            if array.shape != self._shapes[name]:
-                raise DataError(detail=f"{name}: shape {array.shape} cannot take the place of {self._shapes[name]}")
-            self._parameters[name] = np.array(array, np.float32)
+            shape = pieces[name].shape(self._shapes[pieces[name].tensor])
+            if array.shape != shape:
+                raise DataError(detail=f"{name}: shape {array.shape} cannot take the place of {shape}")
+        fresh = {tensor: self._parameters[tensor].copy() for tensor in {piece.tensor for piece in pieces.values()}}
+        for name, array in arrays.items():
+            fresh[pieces[name].tensor][pieces[name].index] = array
+        self._parameters |= fresh
 
-    def export_state(self, tensors: Iterable[str] | None = None) -> HostCopy:
-        parameters = self._parameters if tensors is None else {name: self._parameters[name] for name in tensors}
+    def export_state(self, pieces: Iterable[str] | None = None) -> HostCopy:
+        parameters = self._parameters if pieces is None else taken(self._parameters, pieces)
         return HostCopy({**parameters, "steps": np.array(self._steps)})
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self.load({name: state[name] for name in self._shapes})
+        tensors = joined(state)
+        self.load({name: tensors[name] for name in self._shapes})
         self._steps = int(state["steps"])
 
     def cursor(self) -> int:
@@ -121,7 +132,7 @@ class SyntheticTrainer:
         self._shard_index = index
 
     def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
-        return self._loss(arrays)
+        return self._loss(joined(arrays))
 
     def unigram_loss(self) -> float:
         return LOSS_FIRST * 0.9

@@ -34,6 +34,7 @@ from orchestrator.laboratory.training_trace import (
     Offered,
     TrainingTrace,
 )
+from orchestrator.parameters.pieces import joined
 from orchestrator.replica.schedule_position import schedule_step
 
 Published = tuple[FragmentId, Version]
@@ -88,7 +89,7 @@ class TapeTraining:
         if not isinstance(act, Evaluated):  # the tape breaks off
             curve.append((round(self._trace.tokens_trained * self._tokens_ratio), self._in_process.evaluate()))
         self.trained = Trained(
-            self._outer.parameters(), self._in_process.digest(), curve, merge_count, as_recorded_count
+            joined(self._outer.parameters()), self._in_process.digest(), curve, merge_count, as_recorded_count
         )
 
     # ── Θ ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import ray
 
+from orchestrator.actors.evaluator import InitialModel
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.checkpoints.resumption import Resumption
@@ -28,8 +29,9 @@ from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.parameters import fragment_map, outer_optimizer
 from orchestrator.parameters.outer_state import NotFinite, OuterState
+from orchestrator.parameters.pieces import taken
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
-from orchestrator.parameters.tensors import Array, Tensors, digest
+from orchestrator.parameters.tensors import Array, digest, shapes
 from orchestrator.runtime.settings import INLINE_BYTES_MAX
 
 
@@ -55,8 +57,8 @@ class ShardWorker:
 
     # ── orders, from the pump ─────────────────────────────────────────────────────────────────────────────────────
 
-    def seed(self, initial: Future[Tensors]) -> None:
-        """Begin with these parameters; ``OuterStateSeeded`` follows."""
+    def seed(self, initial: Future[InitialModel]) -> None:
+        """Begin with this model; ``OuterStateSeeded`` follows."""
         self._merging.submit(self._context.guarded, lambda: self._seed(initial.result()))
 
     def resume(self, resumption: Resumption) -> None:
@@ -108,7 +110,7 @@ class ShardWorker:
         return self._shard.seeded
 
     def parameters(self) -> tuple[dict[str, Array], tuple[Version, ...]]:
-        """Θ as it stands, and the version of each fragment."""
+        """Θ as it stands, by the names of its pieces, and the version of each fragment."""
         states = [state for state, _ in self._shard.states().values()]
         values = {name: array for state in states for name, array in state.parameters.items()}
         return values, tuple(state.version for state in states)
@@ -119,10 +121,11 @@ class ShardWorker:
 
     # ── in the merge thread ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _seed(self, initial: Tensors) -> None:
+    def _seed(self, initial: InitialModel) -> None:
         knobs = self._context.spec.synchroniser
-        fragments = fragment_map.build({name: array.size for name, array in initial.items()}, knobs.fragments)
-        self._begin(OuterState(initial, fragments, knobs.averaging, self._optimizer()), {})
+        fragments = fragment_map.build(shapes(initial.parameters), knobs.fragments, initial.roles)
+        pieces = taken(initial.parameters, [name for names in fragments for name in names])
+        self._begin(OuterState(pieces, fragments, knobs.averaging, self._optimizer(), initial.roles), {})
 
     def _resume(self, resumption: Resumption) -> None:
         manifest = resumption.manifest
