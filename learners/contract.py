@@ -81,6 +81,10 @@ class Trainer(Protocol):
         """Replace these pieces. The inner optimizer's state stays."""
         ...
 
+    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Add to these pieces, in float32, where they are. The inner optimizer's state stays."""
+        ...
+
     def export_state(self, pieces: Iterable[str] | None = None) -> Snapshot:
         """Start copying everything a peer needs to go on from here but the data cursor, by plain names.
 

@@ -54,7 +54,7 @@ def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> JaxTr
 class DeviceCopy:
     """A ``contract.Snapshot``: device arrays of its own, never donated, on their way to the host.
 
-    Until someone asks for the arrays it holds device memory; after that only host memory.
+    Until the arrays are asked for it holds device memory; after that only host memory.
     """
 
     def __init__(self, arrays: Mapping[str, jax.Array]) -> None:
@@ -99,9 +99,13 @@ class JaxTrainer:
         self._batch_sharding = NamedSharding(mesh, PartitionSpec("data" if divides else None))
         self._copy = jax.jit(jnp.copy, out_shardings=self._replicated)
         self._take = jax.jit(_part, static_argnames=("length", "axis"), out_shardings=self._replicated)
-        self._overwrite = jax.jit(
-            _overwritten, static_argnames="axis", donate_argnums=0, out_shardings=self._replicated
-        )
+        in_place: dict[str, Any] = {
+            "static_argnames": "axis",
+            "donate_argnums": 0,
+            "out_shardings": self._replicated,
+        }
+        self._overwrite, self._increase = jax.jit(_overwritten, **in_place), jax.jit(_increased, **in_place)
+        self._to_host = ThreadPoolExecutor(1, "to-host")
         self._traced = jax.jit(self._inner_step, donate_argnums=(0, 1), out_shardings=self._replicated)
         self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]] = self._traced
         self._loss: Any = None
@@ -156,7 +160,9 @@ class JaxTrainer:
     def snapshot(self, pieces: Iterable[str]) -> DeviceCopy:
         self._allocate()
         named = [piece_named(name) for name in pieces]
-        return DeviceCopy({piece.name: self._copied(self._parameters[piece.tensor], piece) for piece in named})
+        copy = DeviceCopy({piece.name: self._copied(self._parameters[piece.tensor], piece) for piece in named})
+        self._to_host.submit(copy.arrays)  # it leaves the devices also if nobody ever asks for it
+        return copy
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._allocate()
@@ -166,9 +172,12 @@ class JaxTrainer:
             if piece.bounds is None:
                 self._parameters[name] = self._adopted(array, current)
             else:
-                axis, start, _ = piece.bounds
-                part = self._on_all(array, piece.shape(current.shape), current.dtype)
-                self._parameters[piece.tensor] = self._overwrite(current, part, start, axis=axis)
+                self._change(self._overwrite, piece, array)
+
+    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._allocate()
+        for name, array in arrays.items():
+            self._change(self._increase, piece_named(name), array)
 
     def export_state(self, pieces: Iterable[str] | None = None) -> DeviceCopy:
         self._allocate()
@@ -242,6 +251,13 @@ class JaxTrainer:
             }
             self._state = jax.jit(self._optimizer.init, out_shardings=self._replicated)(self._parameters)
 
+    def _change(self, change: Callable[..., jax.Array], piece: Piece, array: np.ndarray) -> None:
+        """Change the piece by ``array`` in the tensor's own memory."""
+        current = self._parameters[piece.tensor]
+        part = self._on_all(array, piece.shape(current.shape), current.dtype)
+        axis, start, _ = piece.bounds or (0, 0, None)
+        self._parameters[piece.tensor] = change(current, part, start, axis=axis)
+
     def _adopted(self, array: np.ndarray, current: jax.Array) -> jax.Array:
         """On the devices, in memory of its own: on CPU ``device_put`` may keep using the caller's."""
         on_device: jax.Array = self._copy(self._on_all(array, current.shape, current.dtype))
@@ -310,6 +326,12 @@ def _part(array: jax.Array, start: int, *, length: int, axis: int) -> jax.Array:
 
 def _overwritten(array: jax.Array, part: jax.Array, start: int, *, axis: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(array, part, start, axis)
+
+
+def _increased(array: jax.Array, part: jax.Array, start: int, *, axis: int) -> jax.Array:
+    if part.ndim == 0 or part.shape == array.shape:
+        return array + part
+    return _overwritten(array, _part(array, start, length=part.shape[axis], axis=axis) + part, start, axis=axis)
 
 
 def _state_name(path: Any) -> str:

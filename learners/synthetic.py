@@ -103,15 +103,12 @@ class SyntheticTrainer:
         return HostCopy(taken(self._parameters, pieces))
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        pieces = {name: piece_named(name) for name in arrays}
-        for name, array in arrays.items():
-            shape = pieces[name].shape(self._shapes[pieces[name].tensor])
-            if array.shape != shape:
-                raise DataError(detail=f"{name}: shape {array.shape} cannot take the place of {shape}")
-        fresh = {tensor: self._parameters[tensor].copy() for tensor in {piece.tensor for piece in pieces.values()}}
-        for name, array in arrays.items():
-            fresh[pieces[name].tensor][pieces[name].index] = array
-        self._parameters |= fresh
+        for name, part in self._renewed(arrays).items():
+            part[...] = arrays[name]
+
+    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for name, part in self._renewed(arrays).items():
+            part += arrays[name]
 
     def export_state(self, pieces: Iterable[str] | None = None) -> HostCopy:
         parameters = self._parameters if pieces is None else taken(self._parameters, pieces)
@@ -138,6 +135,17 @@ class SyntheticTrainer:
         return LOSS_FIRST * 0.9
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _renewed(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
+        """Views of the present values that ``arrays`` are for, in memory that no snapshot shares."""
+        pieces = [piece_named(name) for name in arrays]
+        for piece in pieces:
+            shape = piece.shape(self._shapes[piece.tensor])
+            if arrays[piece.name].shape != shape:
+                actual = arrays[piece.name].shape
+                raise DataError(detail=f"{piece.name}: shape {actual} cannot take the place of {shape}")
+        self._parameters |= {tensor: self._parameters[tensor].copy() for tensor in {piece.tensor for piece in pieces}}
+        return taken(self._parameters, arrays)
 
     def _random(self, stream: int) -> Arrays:
         generator = np.random.default_rng([self._seed, 1 << 20, stream])

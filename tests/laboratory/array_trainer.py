@@ -46,6 +46,9 @@ class ArrayTrainer:
             self.parameters[piece.tensor] = np.array(self.parameters[piece.tensor])
             self.parameters[piece.tensor][piece.index] = array
 
+    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.load({name: part + arrays[name] for name, part in taken(self.parameters, arrays).items()})
+
     def export_state(self, pieces: Iterable[str] | None = None) -> Copy:
         return self.snapshot(self.parameters if pieces is None else pieces)
 
