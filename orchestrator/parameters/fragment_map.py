@@ -23,8 +23,8 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator.errors import ConfigurationError
-from orchestrator.parameters.pieces import Piece, cut, piece_named
+from orchestrator.errors import ConfigurationError, DataError
+from orchestrator.parameters.pieces import Piece, cut, piece_named, whole_shapes
 from orchestrator.parameters.roles import BY_NAME, Role, Roles, Shape, role_of
 
 FragmentMap = tuple[tuple[str, ...], ...]
@@ -60,6 +60,19 @@ def build(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles = BY_NA
             f"be split so often. Lower it to at most {len(sizes)}."
         )
     return best[1]
+
+
+def require_own(pieces: Sequence[Mapping[str, Shape]], roles: Roles = BY_NAME) -> None:
+    """Raises DataError unless these, the shapes of every fragment's pieces, are fragments as this build makes them.
+
+    Islands make the map for themselves, so they would offer other pieces than Θ has.
+    """
+    shapes = whole_shapes({name: shape for members in pieces for name, shape in members.items()})
+    if build(shapes, len(pieces), roles) != tuple(tuple(sorted(members)) for members in pieces):
+        raise DataError(
+            detail="Another build of this program cut the model into other fragments; islands of this one cannot go on from "
+            "there. Go on with the build that wrote them."
+        )
 
 
 def _divisions(tensors: Sequence[tuple[str, Shape, Role]], mean: float) -> Iterable[dict[str, int]]:

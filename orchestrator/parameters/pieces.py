@@ -74,6 +74,20 @@ def taken(tensors: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: tensors[piece.tensor][piece.index] for name, piece in pieces.items()}
 
 
+def whole_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The shapes of the tensors, from those of all their pieces."""
+    lengths: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        piece = piece_named(name)
+        if piece.bounds is None:
+            lengths[name] = shape
+            continue
+        axis, _, stop = piece.bounds
+        length = max(stop, lengths[piece.tensor][axis]) if piece.tensor in lengths else stop
+        lengths[piece.tensor] = (*shape[:axis], length, *shape[axis + 1 :])
+    return lengths
+
+
 def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors whose pieces these are; whole ones stay as they are. Raises DataError where a part is missing."""
     by_tensor: dict[str, list[tuple[Piece, np.ndarray]]] = defaultdict(list)

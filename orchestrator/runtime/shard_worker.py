@@ -11,7 +11,7 @@ Refuses to know why a merge is made, what islands are, and what a codec is (``pa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ from orchestrator.errors import first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.parameters import fragment_map, outer_optimizer
-from orchestrator.parameters.outer_state import NotFinite, OuterState
+from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState
 from orchestrator.parameters.pieces import taken
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
 from orchestrator.parameters.tensors import Array, digest, shapes
@@ -68,6 +68,7 @@ class ShardWorker:
     def recover(self, files: JobFiles) -> None:
         """Go on from Θ as the journal has it."""
         assert files.outer is not None
+        _require_own([files.outer.state(p) for p in files.outer.fragments])
         for publication in self._shard.recover(files.outer, files.merges):
             self._publish(publication)
 
@@ -130,6 +131,7 @@ class ShardWorker:
     def _resume(self, resumption: Resumption) -> None:
         manifest = resumption.manifest
         states = outer_states(resumption.folder(self._context.roots), manifest)
+        _require_own(states)
         steps = {FragmentId(p): fragment.step for p, fragment in enumerate(manifest.fragments)}
         averaging = self._context.spec.synchroniser.averaging
         fragments = {FragmentId(p): state for p, state in enumerate(states)}
@@ -179,6 +181,12 @@ class ShardWorker:
         payload = publication.payload
         carried = payload if len(payload) <= INLINE_BYTES_MAX else ray.put(payload)
         self._published[publication.fragment] = Published(publication.version, carried, publication.value_bytes)
+
+
+def _require_own(states: Sequence[FragmentState]) -> None:
+    """Raises DataError unless all of Θ is cut as this build cuts it."""
+    roles = {tensor: role for state in states for tensor, role in state.roles.items()}
+    fragment_map.require_own([shapes(state.parameters) for state in states], roles)
 
 
 def _restored(checkpoint: int, new: NewVersion) -> Callable[[float], events.Event]:

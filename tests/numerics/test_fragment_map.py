@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import ConfigurationError
-from orchestrator.parameters import fragment_map
+from orchestrator.errors import ConfigurationError, DataError
+from orchestrator.parameters import fragment_map, tensors
 from orchestrator.parameters.pieces import joined, piece_named, taken
 from orchestrator.parameters.roles import Role
 from tests.numerics.model_shapes import MODELS, scanned_llama_8b
@@ -152,3 +152,12 @@ def test_ties_break_by_name_and_then_by_fragment_index():
 def test_what_cannot_be_cut_is_refused_with_a_remedy(shapes, count, roles, remedy):
     with pytest.raises(ConfigurationError, match=remedy):
         fragment_map.build(shapes, count, roles)
+
+
+def test_fragments_of_another_build_are_refused_and_own_ones_are_not():
+    shapes, roles = {"embed": (100, 4), "up": (10, 4), "layers": (6, 5, 4)}, {"layers": Role(stacked_axes=1)}
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    own = [tensors.shapes(taken(arrays, members)) for members in fragment_map.build(shapes, 3, roles)]
+    fragment_map.require_own(own, roles)
+    with pytest.raises(DataError, match="other fragments"):
+        fragment_map.require_own([{name: shape} for name, shape in shapes.items()], roles)
