@@ -17,6 +17,9 @@ def mixed(published: Arrays, own: Arrays, alpha: float) -> Arrays:
     return {name: own_share * own[name] + (1 - own_share) * array for name, array in published.items()}
 
 
-def rebased(published: Arrays, own: Arrays, since: Arrays) -> Arrays:
-    """Θ + (θ − θ_since)."""
-    return {name: array + (own[name] - since[name]) for name, array in published.items()}
+def update(published: Arrays, since: Arrays) -> Arrays:
+    """Θ − θ_since: what is added to θ where own work is kept, for Θ + (θ − θ_since) is θ + (Θ − θ_since).
+
+    It needs nothing of what is on the devices, so whoever receives a publication can work it out while steps go on.
+    """
+    return {name: array - since[name] for name, array in published.items()}

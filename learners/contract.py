@@ -4,7 +4,8 @@ A ``Trainer`` owns parameters, inner optimizer and data cursor on this island's 
 schedules, of versions, of the synchroniser or of Ray; the loop (``learners.loop``) knows those and nothing of JAX. Two
 implementations: ``learners.jax_trainer`` (real) and ``learners.synthetic`` (right sizes and timing, no JAX).
 
-Parameters cross this seam as ``dict[str, numpy.ndarray]``: names to float32 arrays, the full shapes of the tensors.
+Parameters cross this seam as ``dict[str, numpy.ndarray]``: names of pieces (``orchestrator.parameters.pieces``) to float32
+arrays. A piece is a tensor, or a part of one along an axis, as in ``embed[0:512]``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+
+from orchestrator.parameters.roles import Roles
 
 Arrays = dict[str, np.ndarray]
 
@@ -33,7 +36,7 @@ def tokens_per_schedule_step(spec: Mapping[str, Any]) -> int:
 
 
 class Snapshot(Protocol):
-    """A copy of some parameters as they were when it was taken, on its way to host memory."""
+    """A copy of some pieces as they were when it was taken, on its way to host memory."""
 
     def arrays(self) -> Arrays:
         """Wait for the copy and return it; safe to call from another thread, more than once."""
@@ -51,11 +54,15 @@ class Trainer(Protocol):
     def device_count(self) -> int: ...
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of all parameters; the same on every island."""
+        """Names and shapes of all tensors; the same on every island."""
+        ...
+
+    def roles(self) -> Roles:
+        """What the tensors are for, where their names do not say it; the same on every island."""
         ...
 
     def initial_parameters(self) -> Arrays:
-        """The parameters of version 0: a function of the specification and its seed alone."""
+        """The tensors of version 0, whole: a function of the specification and its seed alone."""
         ...
 
     def warm_up(self) -> None:
@@ -66,24 +73,28 @@ class Trainer(Protocol):
         """Take one inner step with the learning rate of the schedule at ``schedule_step``. Returns when it is done."""
         ...
 
-    def snapshot(self, names: Iterable[str]) -> Snapshot:
-        """Start copying these parameters to the host; the next step may begin at once."""
+    def snapshot(self, pieces: Iterable[str]) -> Snapshot:
+        """Start copying these pieces to the host; the next step may begin at once."""
         ...
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace these parameters. The inner optimizer's state stays."""
+        """Replace these pieces. The inner optimizer's state stays."""
         ...
 
-    def export_state(self, tensors: Iterable[str] | None = None) -> Snapshot:
+    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Add to these pieces, in float32, where they are. The inner optimizer's state stays."""
+        ...
+
+    def export_state(self, pieces: Iterable[str] | None = None) -> Snapshot:
         """Start copying everything a peer needs to go on from here but the data cursor, by plain names.
 
-        With ``tensors`` only what belongs to these, and what belongs to none, such as a count of steps.
+        With ``pieces`` only what belongs to these, and what belongs to no tensor, such as a count of steps.
         A snapshot and not the arrays, so that the donor's next step may begin at once.
         """
         ...
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Load a peer's state. The data cursor stays this island's own."""
+        """Load a peer's state, whole or all of its pieces. The data cursor stays this island's own."""
         ...
 
     def cursor(self) -> int:
@@ -99,7 +110,7 @@ class Trainer(Protocol):
         ...
 
     def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
-        """Mean loss, in nats per token, of these parameters on the held-out split."""
+        """Mean loss, in nats per token, of these tensors, or all their pieces, on the held-out split."""
         ...
 
     def unigram_loss(self) -> float:

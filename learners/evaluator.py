@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from learners.contract import Arrays, Trainer
+from learners.contract import Trainer
 from orchestrator import logbook
-from orchestrator.actors.evaluator import EvaluatorFactory
+from orchestrator.actors.evaluator import EvaluatorFactory, InitialModel
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,10 @@ class Evaluator:
         self._spec = spec
         self._trainer: Trainer | None = None
 
-    def initial_parameters(self) -> Arrays:
+    def initial_model(self) -> InitialModel:
         """Θ at version 0."""
-        return self._built().initial_parameters()
+        trainer = self._built()
+        return InitialModel(trainer.initial_parameters(), dict(trainer.roles()))
 
     def evaluate(self, parameters: Mapping[str, np.ndarray]) -> float:
         """Mean held-out loss of ``parameters``, in nats per token."""

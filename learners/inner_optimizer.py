@@ -18,18 +18,23 @@ import jax
 import optax
 
 from learners.contract import tokens_per_schedule_step
+from orchestrator.parameters.roles import BY_NAME, Roles, role_of
 
 
-def build(section: Mapping[str, Any]) -> optax.GradientTransformation:
+def build(section: Mapping[str, Any], roles: Roles = BY_NAME) -> optax.GradientTransformation:
     """Return AdamW without its learning rate: its updates are to be scaled by ``-learning_rate(…)`` and added.
 
-    ``section`` is ``training.inner_optimizer`` of the job specification. Weight decay spares tensors whose name
-    contains ``embed`` and everything that is not a matrix.
+    ``section`` is ``training.inner_optimizer`` of the job specification. Weight decay spares the tensors whose role says
+    so: by their names, vectors and those that contain ``embed``.
     """
+
+    def decaying(parameters: Mapping[str, jax.Array]) -> dict[str, bool]:
+        return {name: role_of(name, tensor.ndim, roles).decays for name, tensor in parameters.items()}
+
     return optax.chain(
         optax.clip_by_global_norm(section["clip_norm"]),
         optax.scale_by_adam(b1=section["beta1"], b2=section["beta2"]),
-        optax.add_decayed_weights(section["weight_decay"], mask=_decays),
+        optax.add_decayed_weights(section["weight_decay"], mask=decaying),
     )
 
 
@@ -54,7 +59,3 @@ def horizon_steps(spec: Mapping[str, Any]) -> int:
     if budget.get("steps"):
         return int(budget["steps"])
     return max(1, int(budget["tokens"]) // tokens_per_schedule_step(spec))
-
-
-def _decays(parameters: Mapping[str, jax.Array]) -> dict[str, bool]:
-    return {name: tensor.ndim >= 2 and "embed" not in name for name, tensor in parameters.items()}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import os
 import socket
 import threading
@@ -219,9 +218,8 @@ class Island:
             knobs, recovery = spec["synchroniser"], spec["recovery"]
             self._throttle = Throttle(recovery["donor_bytes_per_s"])
             self._in_chunks = recovery["donors_max"] > 1 or recovery["donor_bytes_per_s"] is not None
-            sizes = {tensor: math.prod(shape) for tensor, shape in trainer.tensor_shapes().items()}
             plan = LoopPlan(
-                fragments=fragment_map.build(sizes, knobs["fragments"]),
+                fragments=fragment_map.build(trainer.tensor_shapes(), knobs["fragments"], trainer.roles()),
                 interval_steps=knobs["interval_steps"],
                 adoption=knobs["adoption"],
                 mix_alpha=knobs["mix_alpha"],

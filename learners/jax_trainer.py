@@ -12,8 +12,10 @@ the next batch is drawn while the devices work.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +27,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from learners import compilation_cache, corpus, data, inner_optimizer, model
 from learners.contract import Arrays, StepResult
 from orchestrator.errors import DataError
+from orchestrator.parameters.pieces import Piece, joined, piece_named
+from orchestrator.parameters.roles import Roles
 
 PARAMETERS, OPTIMIZER = "parameters/", "optimizer/"
 """Prefixes of the names in an exported state."""
@@ -50,7 +54,7 @@ def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> JaxTr
 class DeviceCopy:
     """A ``contract.Snapshot``: device arrays of its own, never donated, on their way to the host.
 
-    Until someone asks for the arrays it holds device memory; after that only host memory.
+    Until the arrays are asked for it holds device memory; after that only host memory.
     """
 
     def __init__(self, arrays: Mapping[str, jax.Array]) -> None:
@@ -87,13 +91,21 @@ class JaxTrainer:
         self._text = text or _Text(spec)
         self._inner = spec["training"]["inner_optimizer"]
         self._horizon_steps = inner_optimizer.horizon_steps(spec)
-        self._optimizer = inner_optimizer.build(self._inner)
+        self._optimizer = inner_optimizer.build(self._inner, built.roles)
         self._devices = jax.local_devices()
         mesh = Mesh(np.array(self._devices), ("data",))
         self._replicated = NamedSharding(mesh, PartitionSpec())
         divides = spec["training"]["batch_size"] % len(self._devices) == 0
         self._batch_sharding = NamedSharding(mesh, PartitionSpec("data" if divides else None))
         self._copy = jax.jit(jnp.copy, out_shardings=self._replicated)
+        self._take = jax.jit(_part, static_argnames=("length", "axis"), out_shardings=self._replicated)
+        in_place: dict[str, Any] = {
+            "static_argnames": "axis",
+            "donate_argnums": 0,
+            "out_shardings": self._replicated,
+        }
+        self._overwrite, self._increase = jax.jit(_overwritten, **in_place), jax.jit(_increased, **in_place)
+        self._to_host = ThreadPoolExecutor(1, "to-host")
         self._traced = jax.jit(self._inner_step, donate_argnums=(0, 1), out_shardings=self._replicated)
         self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]] = self._traced
         self._loss: Any = None
@@ -109,6 +121,9 @@ class JaxTrainer:
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: array.shape for name, array in self._initial.items()}
+
+    def roles(self) -> Roles:
+        return self._model.roles
 
     def initial_parameters(self) -> Arrays:
         return dict(self._initial)
@@ -142,24 +157,47 @@ class JaxTrainer:
         self._batch()  # the devices are at work: draw the next one meanwhile
         return StepResult(token_count=batch.shape[0] * (batch.shape[1] - 1), loss=float(loss))
 
-    def snapshot(self, names: Iterable[str]) -> DeviceCopy:
+    def snapshot(self, pieces: Iterable[str]) -> DeviceCopy:
         self._allocate()
-        return DeviceCopy({name: self._copy(self._parameters[name]) for name in names})
+        named = [piece_named(name) for name in pieces]
+        copy = DeviceCopy({piece.name: self._copied(self._parameters[piece.tensor], piece) for piece in named})
+        self._to_host.submit(copy.arrays)  # it leaves the devices also if nobody ever asks for it
+        return copy
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._allocate()
         for name, array in arrays.items():
-            self._parameters[name] = self._adopted(array, self._parameters[name])
+            piece = piece_named(name)
+            current = self._parameters[piece.tensor]
+            if piece.bounds is None:
+                self._parameters[name] = self._adopted(array, current)
+            else:
+                self._change(self._overwrite, piece, array)
 
-    def export_state(self, tensors: Iterable[str] | None = None) -> DeviceCopy:
+    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._allocate()
-        wanted = None if tensors is None else {*tensors, None}
+        for name, array in arrays.items():
+            self._change(self._increase, piece_named(name), array)
+
+    def export_state(self, pieces: Iterable[str] | None = None) -> DeviceCopy:
+        self._allocate()
         named = self._named_state()
-        return DeviceCopy({n: self._copy(a) for n, (a, tensor) in named.items() if wanted is None or tensor in wanted})
+        if pieces is None:
+            return DeviceCopy({name: self._copy(array) for name, (array, _) in named.items()})
+        wanted: dict[str | None, list[Piece]] = defaultdict(list, {None: [Piece("")]})
+        for piece in map(piece_named, pieces):
+            wanted[piece.tensor].append(piece)
+        copies = {
+            replace(piece, tensor=name).name: self._copied(array, piece)
+            for name, (array, tensor) in named.items()
+            for piece in wanted.get(tensor, ())
+        }
+        return DeviceCopy(copies)
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises DataError when the state belongs to another model or optimizer; nothing is changed then."""
         self._allocate()
+        state = joined(state)
         own = {name: array for name, (array, _) in self._named_state().items()}
         if own.keys() != state.keys():
             differing = sorted(own.keys() ^ state.keys())
@@ -178,7 +216,7 @@ class JaxTrainer:
         self._shard_index, self._draw, self._drawn = index, None, None
 
     def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
-        sequences = self._text.held_out
+        arrays, sequences = joined(arrays), self._text.held_out
         batch = next(size for size in range(EVALUATION_BATCH_MAX, 0, -1) if len(sequences) % size == 0)
         parameters = {name: jax.device_put(array, self._devices[0]) for name, array in arrays.items()}
         batches = np.split(sequences, len(sequences) // batch)
@@ -213,12 +251,33 @@ class JaxTrainer:
             }
             self._state = jax.jit(self._optimizer.init, out_shardings=self._replicated)(self._parameters)
 
+    def _change(self, change: Callable[..., jax.Array], piece: Piece, array: np.ndarray) -> None:
+        """Change the piece by ``array`` in the tensor's own memory."""
+        current = self._parameters[piece.tensor]
+        part = self._on_all(array, piece.shape(current.shape), current.dtype)
+        axis, start, _ = piece.bounds or (0, 0, None)
+        self._parameters[piece.tensor] = change(current, part, start, axis=axis)
+
     def _adopted(self, array: np.ndarray, current: jax.Array) -> jax.Array:
         """On the devices, in memory of its own: on CPU ``device_put`` may keep using the caller's."""
-        if array.shape != current.shape:
-            raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {current.shape}")
-        on_device: jax.Array = self._copy(jax.device_put(array.astype(current.dtype, copy=False), self._replicated))
+        on_device: jax.Array = self._copy(self._on_all(array, current.shape, current.dtype))
         return on_device
+
+    def _on_all(self, array: np.ndarray, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        """On every device, perhaps still in the caller's memory. Raises DataError unless it has this shape."""
+        if array.shape != shape:
+            raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {shape}")
+        on_device: jax.Array = jax.device_put(array.astype(dtype, copy=False), self._replicated)
+        return on_device
+
+    def _copied(self, array: jax.Array, piece: Piece) -> jax.Array:
+        """A copy of the piece of ``array``, on the devices."""
+        if piece.bounds is None:
+            whole: jax.Array = self._copy(array)
+            return whole
+        axis, start, stop = piece.bounds
+        part: jax.Array = self._take(array, start, length=stop - start, axis=axis)
+        return part
 
     def _on_devices(self, tokens: np.ndarray) -> jax.Array:
         on_device: jax.Array = jax.device_put(tokens, self._batch_sharding)
@@ -258,6 +317,21 @@ class _Text:
     def held_out(self) -> np.ndarray:
         count = self._spec["evaluation"]["sequences"]
         return corpus.held_out_sequences(self.corpus, count, self._spec["data"]["sequence_length"])
+
+
+def _part(array: jax.Array, start: int, *, length: int, axis: int) -> jax.Array:
+    """The start is an argument, so that all pieces of one length share one program."""
+    return jax.lax.dynamic_slice_in_dim(array, start, length, axis)
+
+
+def _overwritten(array: jax.Array, part: jax.Array, start: int, *, axis: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(array, part, start, axis)
+
+
+def _increased(array: jax.Array, part: jax.Array, start: int, *, axis: int) -> jax.Array:
+    if part.ndim == 0 or part.shape == array.shape:
+        return array + part
+    return _overwritten(array, _part(array, start, length=part.shape[axis], axis=axis) + part, start, axis=axis)
 
 
 def _state_name(path: Any) -> str:

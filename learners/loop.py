@@ -23,7 +23,7 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from learners.adoption import mixed, rebased
+from learners.adoption import mixed, update
 from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import Exports, require_numbers
@@ -54,7 +54,7 @@ DRAINING_POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """``fragments[p]`` names the tensors of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
+    """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
 
     ``tokens_per_schedule_step`` are those of an inner step of all islands together.
     """
@@ -77,6 +77,19 @@ class LoopPlan:
         )
 
 
+Base = Snapshot | Mapping[str, np.ndarray]
+"""θ_since: an offer's snapshot, or what was last adopted."""
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A published value. ``update`` is what it adds to own work since ``base``, if that was worked out already."""
+
+    published: Arrays
+    base: Base | None = None
+    update: Arrays | None = None
+
+
 class IslandLoop:
     """One incarnation's training. ``load`` or its like once, then ``start``; all else at any time, from any thread.
 
@@ -88,7 +101,7 @@ class IslandLoop:
         self._changed = threading.Condition()
         """Guards the replica and the arrays that are named to it, for moments only."""
         self._replica = Replica(plan.policy)
-        self._arrived: dict[FragmentId, Arrays] = {}
+        self._arrived: dict[FragmentId, _Arrival] = {}
         self._bases: dict[FragmentId, Mapping[str, np.ndarray]] = {}
         self._snapshots: dict[FragmentId, dict[int, Snapshot]] = {}
         self._loading = threading.Lock()
@@ -216,16 +229,30 @@ class IslandLoop:
         anchor: ScheduleAnchor = NO_ANCHOR,
     ) -> None:
         """Have a published value adopted at the next boundary, unless it is no news (``Publication``)."""
+        arrival = _Arrival(arrays, self._base_for(fragment, merged_offer))
+        if (
+            arrival.base is not None
+        ):  # here, so that the loop's thread need not; it looks whether the base is still that
+            arrival.update = update(arrays, _arrays_of(arrival.base))
         with self._changed:
             if self._replica.publication_arrived(Publication(fragment, version, step, merged_offer, anchor)):
-                self._arrived[fragment] = arrays
+                self._arrived[fragment] = arrival
                 self._changed.notify_all()
+
+    def _base_for(self, fragment: FragmentId, merged_offer: int) -> Base | None:
+        """The base by which a version would be loaded now; None where own work is not kept, or not by rebasing."""
+        with self._changed:
+            mode = self._replica.fragments[fragment].load_mode(merged_offer, self._plan.adoption)
+            return self._base(fragment, mode.since) if isinstance(mode, Rebase) and self._replica.started else None
+
+    def _base(self, fragment: FragmentId, since: int | None) -> Base | None:
+        return self._bases.get(fragment) if since is None else self._snapshots.get(fragment, {}).get(since)
 
     def take(self, fragment: FragmentId, offer: int) -> Arrays | None:
         """The offer's arrays, once they are on the host; ``None`` if a newer offer replaced it, or it was merged."""
         with self._changed:
-            stands = self._replica.stands(fragment, offer)
-            snapshot = self._snapshots.get(fragment, {}).get(offer) if stands else None
+            fetched = self._replica.fetched(fragment, offer)
+            snapshot = self._snapshots.get(fragment, {}).get(offer) if fetched else None
         return None if snapshot is None else snapshot.arrays()
 
     def standing_offers(self) -> list[Offer]:
@@ -324,12 +351,12 @@ class IslandLoop:
 
     # ── what a boundary asks for ──────────────────────────────────────────────────────────────────────────────────
 
-    def _take_arrived(self) -> dict[FragmentId, Arrays]:
-        """Under the lock: the arrays of what is adopted at this boundary."""
+    def _take_arrived(self) -> dict[FragmentId, _Arrival]:
+        """Under the lock: what is adopted at this boundary."""
         arrived, self._arrived = self._arrived, {}
         return arrived
 
-    def _carry_out(self, actions: Sequence[Action], arrived: Mapping[FragmentId, Arrays]) -> None:
+    def _carry_out(self, actions: Sequence[Action], arrived: Mapping[FragmentId, _Arrival]) -> None:
         for action in actions:
             match action:
                 case CutState():
@@ -348,16 +375,18 @@ class IslandLoop:
                 case _:
                     assert_never(action)
 
-    def _adopt(self, action: AdoptVersion, published: Arrays) -> None:
-        fragment = action.report.fragment
+    def _adopt(self, action: AdoptVersion, arrival: _Arrival) -> None:
+        fragment, published = action.report.fragment, arrival.published
         match action.mode:
             case Replace():
                 self._trainer.load(published)
             case Mix():
                 self._trainer.load(mixed(published, self._own(published), self._plan.mix_alpha))
             case Rebase(since):
-                base = self._bases[fragment] if since is None else self._snapshots[fragment][since].arrays()
-                self._trainer.load(rebased(published, self._own(published), dict(base)))
+                base = self._base(fragment, since)
+                assert base is not None, f"the snapshot of offer {since} of fragment {fragment} was dropped too early"
+                ready = arrival.update if arrival.base is base else None
+                self._trainer.add(update(published, _arrays_of(base)) if ready is None else ready)
             case _:
                 assert_never(action.mode)
         if self._keeps_bases:
@@ -383,8 +412,8 @@ class IslandLoop:
         return Cut(snapshot, position, cursor, held_seconds=monotonic() - began)
 
     def _state(self, fragments: Fragments, *, at: ExportState) -> tuple[Snapshot, tuple[Version, ...], int]:
-        tensors = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]
-        return self._trainer.export_state(tensors), at.versions, at.step
+        pieces = None if fragments is None else [name for p in fragments for name in self._plan.fragments[p]]
+        return self._trainer.export_state(pieces), at.versions, at.step
 
     def _say(self, report: IslandReport, step: int) -> None:
         """Report it, and before it the progress so far, unless that was reported already."""
@@ -396,3 +425,7 @@ class IslandLoop:
         if self._odometer.is_news(replica.steps_total):
             self._reported_at = monotonic()
             self._outbox.put(self._odometer.report(step, replica.steps_total, replica.tokens_total))
+
+
+def _arrays_of(base: Base) -> Arrays:
+    return dict(base) if isinstance(base, Mapping) else base.arrays()

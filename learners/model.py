@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.parameters.roles import Roles
 
 VOCABULARY_SIZE = 256
 """Tokens are bytes."""
@@ -38,10 +39,13 @@ class Model:
                                 NumPy and not a device's generator
     loss(parameters, tokens)    scalar float32, mean nats per token; tokens (batch, length + 1) int32: all but the last
                                 are read, all but the first predicted
+    roles                       what tensors are for, by name, where the name does not say it: embedding-like, stacked
+                                by layer or expert, free of weight decay
     """
 
     initialise: Callable[[int], dict[str, np.ndarray]]
     loss: Callable[[Mapping[str, jax.Array], jax.Array], jax.Array]
+    roles: Roles = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ import numpy as np
 from learners import data_lanes
 from learners.contract import Arrays, StepResult
 from orchestrator.errors import DataError
+from orchestrator.parameters.pieces import joined, piece_named, taken
+from orchestrator.parameters.roles import BY_NAME, Roles
 
 PULL = 0.02
 """How much of its distance to the target a parameter covers in one step."""
@@ -68,6 +70,9 @@ class SyntheticTrainer:
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         return dict(self._shapes)
 
+    def roles(self) -> Roles:
+        return BY_NAME
+
     def initial_parameters(self) -> Arrays:
         return self._random(0)
 
@@ -93,22 +98,25 @@ class SyntheticTrainer:
         self._wait(generator.uniform(-1, 1))
         return StepResult(token_count=self._tokens_per_step, loss=self._loss({name: self._parameters[name]}))
 
-    def snapshot(self, names: Iterable[str]) -> HostCopy:
+    def snapshot(self, pieces: Iterable[str]) -> HostCopy:
         # a step makes new arrays, so the present ones may be handed out as they are
-        return HostCopy({name: self._parameters[name] for name in names})
+        return HostCopy(taken(self._parameters, pieces))
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        for name, array in arrays.items():
-            if array.shape != self._shapes[name]:
-                raise DataError(detail=f"{name}: shape {array.shape} cannot take the place of {self._shapes[name]}")
-            self._parameters[name] = np.array(array, np.float32)
+        for name, part in self._renewed(arrays).items():
+            part[...] = arrays[name]
 
-    def export_state(self, tensors: Iterable[str] | None = None) -> HostCopy:
-        parameters = self._parameters if tensors is None else {name: self._parameters[name] for name in tensors}
+    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for name, part in self._renewed(arrays).items():
+            part += arrays[name]
+
+    def export_state(self, pieces: Iterable[str] | None = None) -> HostCopy:
+        parameters = self._parameters if pieces is None else taken(self._parameters, pieces)
         return HostCopy({**parameters, "steps": np.array(self._steps)})
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self.load({name: state[name] for name in self._shapes})
+        tensors = joined(state)
+        self.load({name: tensors[name] for name in self._shapes})
         self._steps = int(state["steps"])
 
     def cursor(self) -> int:
@@ -121,12 +129,23 @@ class SyntheticTrainer:
         self._shard_index = index
 
     def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
-        return self._loss(arrays)
+        return self._loss(joined(arrays))
 
     def unigram_loss(self) -> float:
         return LOSS_FIRST * 0.9
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _renewed(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
+        """Views of the present values that ``arrays`` are for, in memory that no snapshot shares."""
+        pieces = [piece_named(name) for name in arrays]
+        for piece in pieces:
+            shape = piece.shape(self._shapes[piece.tensor])
+            if arrays[piece.name].shape != shape:
+                actual = arrays[piece.name].shape
+                raise DataError(detail=f"{piece.name}: shape {actual} cannot take the place of {shape}")
+        self._parameters |= {tensor: self._parameters[tensor].copy() for tensor in {piece.tensor for piece in pieces}}
+        return taken(self._parameters, arrays)
 
     def _random(self, stream: int) -> Arrays:
         generator = np.random.default_rng([self._seed, 1 << 20, stream])

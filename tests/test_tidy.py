@@ -64,7 +64,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.roots": frozenset({"orchestrator.errors"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.impairment": frozenset({CORE}),
-    "orchestrator.actors": frozenset({CORE, "orchestrator.logbook", "orchestrator.parameters.tensors", "ray"}),
+    "orchestrator.actors": frozenset(
+        {CORE, "orchestrator.logbook", "orchestrator.parameters.roles", "orchestrator.parameters.tensors", "ray"}
+    ),
     "orchestrator.replica": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
     "orchestrator.bounds": frozenset({"pydantic"}),
@@ -174,6 +176,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.replica",
             "orchestrator.parameters.wire_format",
             "orchestrator.parameters.fragment_map",
+            "orchestrator.parameters.pieces",
+            "orchestrator.parameters.roles",
             "orchestrator.checkpoints",
             "orchestrator.roots",
             "orchestrator.errors",

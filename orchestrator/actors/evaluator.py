@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.logbook import Logbook
+from orchestrator.parameters.roles import Roles
 from orchestrator.parameters.tensors import Tensors
 
 
+@dataclass(frozen=True, slots=True)
+class InitialModel:
+    """The model before its first step: whole tensors, and their roles where the names do not say them."""
+
+    parameters: Tensors
+    roles: Roles
+
+
 class EvaluatorInterface(Protocol):
-    def initial_parameters(self) -> Tensors: ...
+    def initial_model(self) -> InitialModel: ...
 
     def evaluate(self, parameters: Tensors, /) -> float: ...
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from orchestrator.checkpoints.sealed import digest_of, seal, unseal
 from orchestrator.errors import DataError
+from orchestrator.parameters.roles import RoleRow
 from orchestrator.roots import name_parts, shown
 
 SCHEMA = "atoll-checkpoint/1"
@@ -66,11 +67,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One fragment of Θ at the cut: ``step`` is the logical step of its last merge."""
+    """One fragment of Θ at the cut: ``step`` is the logical step of its last merge.
+
+    ``roles`` are those of its tensors, where the model says something else than their names.
+    """
 
     version: int
     step: int
     digest: str
+    roles: tuple[RoleRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +208,15 @@ def _part(document: Any) -> Part:
 
 
 def _fragment(document: Any) -> Fragment:
-    values = _fields(Fragment, document)
+    values = _fields(Fragment, {"roles": [], **document} if isinstance(document, dict) else document)
     version, step = _count(values["version"], "version"), _count(values["step"], "step")
-    return Fragment(version, step, _hex(values["digest"]))
+    return Fragment(version, step, _hex(values["digest"]), _list(values["roles"], "roles", FILES_MAX, _role))
+
+
+def _role(row: Any) -> RoleRow:
+    if not isinstance(row, list | tuple) or [*map(type, row)] != [str, bool, int, bool]:
+        raise _Unfit("roles", f"has {shown(row)}, no role")
+    return _text(row[0], "roles"), row[1], _count(row[2], "roles"), row[3]
 
 
 def _files(value: Any) -> tuple[File, ...]:

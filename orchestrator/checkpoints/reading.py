@@ -19,6 +19,7 @@ from orchestrator.core.vocabulary import Version
 from orchestrator.errors import DataError, OutsideRoots
 from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.outer_state import FragmentState
+from orchestrator.parameters.roles import from_rows
 from orchestrator.roots import AllowedRoots
 
 Array = NDArray[Any]
@@ -97,7 +98,11 @@ def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
     """Θ and momentum of every fragment. Raises DataError where a file is not what it was."""
     return [
         FragmentState(
-            Version(fragment.version), parameters, _arrays(folder, manifest, momentum_name(p)), fragment.digest
+            Version(fragment.version),
+            parameters,
+            _arrays(folder, manifest, momentum_name(p)),
+            fragment.digest,
+            from_rows(fragment.roles),
         )
         for p, (fragment, parameters) in enumerate(
             zip(manifest.fragments, outer_parameters(folder, manifest), strict=True)

@@ -29,6 +29,7 @@ from orchestrator.core.vocabulary import FragmentId
 from orchestrator.errors import DataError
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.outer_state import FragmentState
+from orchestrator.parameters.roles import rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,9 @@ class OuterCut:
 
 def cut_of(states: Mapping[FragmentId, tuple[FragmentState, int]]) -> OuterCut:
     """The cut of the fragments that this process holds, each with the step of its last merge."""
-    fragments = tuple(Fragment(state.version, step, state.digest) for state, step in states.values())
+    fragments = tuple(
+        Fragment(state.version, step, state.digest, rows_of(state.roles)) for state, step in states.values()
+    )
     return OuterCut(fragments, lambda folder: write_outer(folder, {p: state for p, (state, _) in states.items()}))
 
 

@@ -27,6 +27,7 @@ from orchestrator.actors.records import StatusRecord
 from orchestrator.core.vocabulary import JobPhase
 from orchestrator.disk import LocalDisk
 from orchestrator.errors import first_line
+from orchestrator.parameters.pieces import joined
 from orchestrator.plain import finite
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,13 @@ RENDERER = "orchestrator.report.html"
 def write_parameters(
     run_dir: Path, parameters: Mapping[str, Array], facts: Mapping[str, str], name: str = "merged.safetensors"
 ) -> None:
-    """Θ as it stands, float32, with ``facts`` in the file's metadata."""
+    """Θ as it stands, in whole tensors, float32, with ``facts`` in the file's metadata.
+
+    parameters  all pieces, by name
+    """
     draft = run_dir / f"{name}.draft"
     draft.unlink(missing_ok=True)  # what was left there; a link would lead elsewhere
-    contiguous = {name: np.ascontiguousarray(array) for name, array in parameters.items()}
+    contiguous = {name: np.ascontiguousarray(array) for name, array in joined(parameters).items()}
     try:
         save_file(contiguous, draft, metadata=dict(facts))
     except SafetensorError as error:

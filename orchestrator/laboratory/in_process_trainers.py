@@ -6,7 +6,6 @@ and there. Refuses to know who trains when, and what is merged: ``multiplex`` as
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId
 from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.pieces import taken
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import EVERYTHING
 
@@ -35,10 +35,11 @@ class InProcessTrainers:
         plain, sync = spec.model_dump(mode="json") | {"roots": EVERYTHING}, spec.synchroniser
         count = spec.island_count
         self.trainers: Sequence[Trainer] = [make_trainer(plain, index, count) for index in range(count)]
-        shapes = self.trainers[0].tensor_shapes()
-        self.fragments = fragment_map.build({n: math.prod(shape) for n, shape in shapes.items()}, sync.fragments)
+        shapes, roles = self.trainers[0].tensor_shapes(), self.trainers[0].roles()
+        self.fragments = fragment_map.build(shapes, sync.fragments, roles)
         optimizer = outer_optimizer.of(sync.outer_optimizer)
-        self.outer = OuterState(self.trainers[0].initial_parameters(), self.fragments, sync.averaging, optimizer)
+        initial = taken(self.trainers[0].initial_parameters(), [name for names in self.fragments for name in names])
+        self.outer = OuterState(initial, self.fragments, sync.averaging, optimizer, roles)
         self._codec = sync.wire
         self.shard = ParameterShard(_Unjournalled(), FIRST_EPOCH, lambda _, work: work())
         self._published = {

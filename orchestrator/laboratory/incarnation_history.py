@@ -143,7 +143,7 @@ def _adopt(
     uncontributed = own.remaining(Rebase(merged_offer), _trained(event.tokens_total)).tokens
     kept_tokens = uncontributed if event.kept_tokens == _UNREPORTED and rule == "rebase" else max(0, event.kept_tokens)
     if rule == "rebase":
-        keeps = kept_tokens == uncontributed
+        keeps = kept_tokens == uncontributed > 0
         if kept_tokens not in (0, uncontributed):
             history.contradictions.append(
                 f"{name} kept {kept_tokens} of {uncontributed} tokens in no version when it adopted "

@@ -37,6 +37,7 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
 from orchestrator.errors import InternalError
 from orchestrator.laboratory.in_process_trainers import InProcessTrainers, MakeTrainer
+from orchestrator.parameters.pieces import joined
 from orchestrator.tape.driver import DigestSink, Driver, Sink
 from orchestrator.tape.schema import Header, Record
 
@@ -256,7 +257,7 @@ class MultiplexedJob:
     def finish_job(self, effect: effects.FinishJob) -> None:
         self._goodput.check()
         self._outcome = Outcome(
-            parameters=self._outer.parameters(),
+            parameters=joined(self._outer.parameters()),
             digest=self._in_process.digest(),
             tape_digest=self._sink.digest.hex(),
             curve=self._curve,

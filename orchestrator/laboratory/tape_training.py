@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
-from learners.adoption import mixed, rebased
+from learners.adoption import mixed, update
 from learners.contract import Arrays
 from orchestrator.config import JobSpec
 from orchestrator.core.effects import MergeFragment
@@ -34,6 +34,7 @@ from orchestrator.laboratory.training_trace import (
     Offered,
     TrainingTrace,
 )
+from orchestrator.parameters.pieces import joined
 from orchestrator.replica.schedule_position import schedule_step
 
 Published = tuple[FragmentId, Version]
@@ -88,7 +89,7 @@ class TapeTraining:
         if not isinstance(act, Evaluated):  # the tape breaks off
             curve.append((round(self._trace.tokens_trained * self._tokens_ratio), self._in_process.evaluate()))
         self.trained = Trained(
-            self._outer.parameters(), self._in_process.digest(), curve, merge_count, as_recorded_count
+            joined(self._outer.parameters()), self._in_process.digest(), curve, merge_count, as_recorded_count
         )
 
     # ── Θ ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,13 +188,12 @@ class TapeTraining:
         fragment, sync = moment.fragment, self._sync
         published = self._take(fragment, moment.version)
         if moment.keeps:
-            own = self._in_process.snapshot(replica.life.shard, fragment)
+            trainer = self._in_process.trainers[replica.life.shard]
             if sync.adoption == "mix":
-                combined = mixed(published, own, sync.mix_alpha)
+                trainer.load(mixed(published, self._in_process.snapshot(replica.life.shard, fragment), sync.mix_alpha))
             else:
                 since = replica.base[fragment] if moment.since is None else replica.sent[fragment][moment.since]
-                combined = rebased(published, own, since)
-            self._in_process.trainers[replica.life.shard].load(combined)
+                trainer.add(update(published, since))
             replica.base[fragment] = published if self._keeps_bases else {}
         else:
             self._stand_on(replica, fragment, published)

@@ -1,12 +1,18 @@
 """Cut the parameters into P disjoint fragments of nearly equal size.
 
-Tensors in descending size, each into the lightest fragment so far; ties break by name, then by fragment index. So the
-map is a function of names and sizes alone: every island and the synchroniser compute it for themselves and agree. It
-refuses to know what a tensor is for, and never splits one.
+A fragment is a set of pieces. Pieces in descending size, each into the lightest fragment so far; ties break by name, then
+by fragment index. So the map is a function of names, shapes and roles alone: every island and the synchroniser compute it
+for themselves and agree.
 
-The heaviest fragment is at most 4/3 − 1/(3P) of what the best possible map would have (Graham 1969, "Bounds on
-multiprocessing timing anomalies", theorem 2). A tensor larger than total/P bounds that best map from below, so a model
-with one huge embedding is as uneven as that embedding makes it.
+A tensor is a piece as a whole while that makes fragments even enough: the largest at most ``PEAK_MAX`` times the mean. If
+it does not, tensors are split along one axis, into smaller and smaller pieces until it does:
+
+    1. those of which the merge arithmetic wants nothing whole: embedding-like ones, anywhere, and stacked ones, between
+       their layers (or experts);
+    2. where that is not enough, matrices. The radial average then has a direction for each piece of a matrix.
+
+Graham's bound holds for the pieces: the heaviest fragment is at most 4/3 − 1/(3P) of what the best possible map of them
+would have (Graham 1969, "Bounds on multiprocessing timing anomalies", theorem 2).
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (balanced tensor fragments).
 """
@@ -14,44 +20,117 @@ Source: Decoupled DiLoCo, arXiv:2604.21428 (balanced tensor fragments).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, DataError
+from orchestrator.parameters.pieces import Piece, cut, piece_named, whole_shapes
+from orchestrator.parameters.roles import BY_NAME, Role, Roles, Shape, role_of
 
 FragmentMap = tuple[tuple[str, ...], ...]
-"""The tensor names of every fragment, by fragment index; names sorted within a fragment."""
+"""The names of every fragment's pieces, by fragment index; sorted within a fragment."""
+
+PEAK_MAX = 1.1
+"""How large the largest fragment may be in proportion to the mean: traffic is as flat as fragments are even."""
+GRAINS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+"""How large a piece may be in proportion to the mean fragment, in the order in which that is tried."""
 
 
-def build(sizes: Mapping[str, int], fragment_count: int) -> FragmentMap:
-    """Put every tensor into exactly one of ``fragment_count`` fragments, none of which is empty.
+def build(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles = BY_NAME) -> FragmentMap:
+    """Put every parameter into exactly one of ``fragment_count`` fragments, none of which is empty.
 
-        sizes  elements (or bytes) of each tensor, at least 1
-
-    The order of ``sizes`` does not matter. Raises ConfigurationError when there cannot be that many fragments.
+    The order of ``shapes`` does not matter. Raises ConfigurationError when there cannot be that many fragments.
     """
-    _validate(sizes, fragment_count)
+    _validate(shapes, fragment_count, roles)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    mean = sum(sizes.values()) / fragment_count
+    tensors = [(name, shapes[name], role_of(name, len(shapes[name]), roles)) for name in sorted(shapes)]
+    best: tuple[float, FragmentMap] | None = None
+    for pieces in _divisions(tensors, mean):
+        if len(pieces) < fragment_count:
+            continue
+        peak, fragments = _packed(pieces, fragment_count)
+        if best is None or peak < best[0]:
+            best = peak, fragments
+        if peak <= PEAK_MAX * mean:
+            return fragments
+    if best is None:
+        raise ConfigurationError(
+            detail=f"synchroniser.fragments is {fragment_count} but the model has only {len(sizes)} tensors, too small to "
+            f"be split so often. Lower it to at most {len(sizes)}."
+        )
+    return best[1]
+
+
+def require_own(pieces: Sequence[Mapping[str, Shape]], roles: Roles = BY_NAME) -> None:
+    """Raises DataError unless these, the shapes of every fragment's pieces, are fragments as this build makes them.
+
+    Islands make the map for themselves, so they would offer other pieces than Θ has.
+    """
+    shapes = whole_shapes({name: shape for members in pieces for name, shape in members.items()})
+    if build(shapes, len(pieces), roles) != tuple(tuple(sorted(members)) for members in pieces):
+        raise DataError(
+            detail="Another build of this program cut the model into other fragments; islands of this one cannot go on from "
+            "there. Go on with the build that wrote them."
+        )
+
+
+def _divisions(tensors: Sequence[tuple[str, Shape, Role]], mean: float) -> Iterable[dict[str, int]]:
+    """Ways to divide the tensors, from the one that splits least: the size of each piece by its name."""
+    yield {name: math.prod(shape) for name, shape, _ in tensors}
+    for matrices in (False, True):
+        for grain in GRAINS:
+            pieces: dict[str, int] = {}
+            for name, shape, role in tensors:
+                splittable = matrices or role.embedding or role.stacked_axes > 0
+                parts = _split(name, shape, role, grain * mean) if splittable else (Piece(name),)
+                pieces |= {piece.name: math.prod(piece.shape(shape)) for piece in parts}
+            yield pieces
+
+
+def _split(name: str, shape: Shape, role: Role, size_max: float) -> tuple[Piece, ...]:
+    """Equal parts of at most ``size_max`` along the first axis that is long enough, the longest if none is.
+
+    A stacked tensor is split along its first axis, so that every layer stays whole.
+    """
+    count = math.ceil(math.prod(shape) / size_max)
+    if count <= 1 or not shape:
+        return (Piece(name),)
+    lengths = range(1 if role.stacked_axes else len(shape))
+    axis = next((axis for axis in lengths if shape[axis] >= count), max(lengths, key=shape.__getitem__))
+    count = min(count, shape[axis])
+    return (Piece(name),) if count == 1 else cut(name, shape, axis, count)
+
+
+def _packed(sizes: Mapping[str, int], fragment_count: int) -> tuple[int, FragmentMap]:
+    """The size of the largest fragment, and the map."""
     lightest = [(0, fragment) for fragment in range(fragment_count)]  # a heap of (size so far, fragment)
     names: list[list[str]] = [[] for _ in range(fragment_count)]
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         load, fragment = lightest[0]
         names[fragment].append(name)
         heapq.heapreplace(lightest, (load + sizes[name], fragment))
-    return tuple(tuple(sorted(members)) for members in names)
+    return max(load for load, _ in lightest), tuple(tuple(sorted(members)) for members in names)
 
 
-def _validate(sizes: Mapping[str, int], fragment_count: int) -> None:
+def _validate(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles) -> None:
     if fragment_count < 1:
         raise ConfigurationError(
             detail=f"synchroniser.fragments is {fragment_count}, but the parameters are at least one fragment. "
             "Set it to 1 or more."
         )
-    if empty := sorted(name for name, size in sizes.items() if size < 1):
+    if empty := sorted(name for name, shape in shapes.items() if math.prod(shape) < 1):
         raise ConfigurationError(
             detail=f"The tensors {', '.join(map(repr, empty))} have no elements, so there is nothing to train or merge "
             "in them. Remove them from the model."
         )
-    if len(sizes) < fragment_count:
+    for name, role in sorted(roles.items()):
+        if name not in shapes or not 0 <= role.stacked_axes < max(1, len(shapes[name])):
+            raise ConfigurationError(
+                detail=f"The model gives {name!r} a role with {role.stacked_axes} stacked axes; it has "
+                f"{f'the shape {shapes[name]}' if name in shapes else 'no such tensor'}. Mend its roles."
+            )
+    if ambiguous := sorted(name for name in shapes if piece_named(name).bounds is not None):
         raise ConfigurationError(
-            detail=f"synchroniser.fragments is {fragment_count} but the model has only {len(sizes)} tensors, and a "
-            f"tensor is never split. Lower it to at most {len(sizes)}."
+            detail=f"The tensors {', '.join(map(repr, ambiguous))} are named like a part of another. Rename them."
         )

@@ -17,6 +17,7 @@ from orchestrator.parameters.journal.entry import Facts, payloads_of
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_optimizer import OuterOptimizer
 from orchestrator.parameters.outer_state import FragmentState, OuterState
+from orchestrator.parameters.roles import rows_of
 from orchestrator.parameters.tensors import Tensors
 
 Retry = Callable[[str, Callable[[], None]], None]
@@ -85,7 +86,9 @@ class JournaledStore:
         seconds: float,
     ) -> JournaledVersion:
         state = self.outer.state(fragment)
-        facts = Facts(fragment, state.version, step, epoch, state.digest, base, contributors, seconds)
+        facts = Facts(
+            fragment, state.version, step, epoch, state.digest, base, contributors, seconds, rows_of(state.roles)
+        )
         payload, momentum = payloads_of(state)
         began = self._clock()
         self._retry("the journal cannot be written", lambda: self._journal.append(facts, payload, momentum))

@@ -12,13 +12,13 @@ Source: Decoupled DiLoCo, arXiv:2604.21428 (radial-directional averaging; embedd
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.parameters.roles import Role
 from orchestrator.parameters.tensors import Array
 
 DIRECTION_MIN = 1e-2
@@ -29,8 +29,6 @@ SCRATCH_BYTES = 1024 * 1024
 """All M displacements of one block together: what a second-level cache holds. Where this was measured a quarter of it
 made a merge a quarter slower, and four times as much gained a twentieth at best."""
 
-_EMBEDDING_LIKE = re.compile(r"(^|[/.])([^/.]*embed[^/.]*|([^/.]*_)?head)([/.]|$)")
-
 
 class Averaging(StrEnum):
     """The average of displacements. Values as in the job specification."""
@@ -39,13 +37,9 @@ class Averaging(StrEnum):
     MEAN = "mean"
 
 
-def averaging_for(tensor: str, chosen: Averaging) -> Averaging:
-    """The average for this tensor: embedding-like tensors take the plain mean whatever was ``chosen``.
-
-    Embedding-like, by name: a part of the path (parts are separated by ``/`` or ``.``) contains ``embed``, is ``head``
-    or ends in ``_head``: ``token_embedding``, ``unembed/kernel``, ``lm_head``; but not ``multi_head_attention``.
-    """
-    return Averaging.MEAN if _EMBEDDING_LIKE.search(tensor.lower()) else chosen
+def averaging_for(role: Role, chosen: Averaging) -> Averaging:
+    """The average for tensors of this role: embedding-like ones take the plain mean whatever was ``chosen``."""
+    return Averaging.MEAN if role.embedding else chosen
 
 
 def coefficients(products: NDArray[np.float64], weights: Sequence[float], averaging: Averaging) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from orchestrator.errors import DataError, InternalError
 from orchestrator.parameters.fragment_map import FragmentMap
 from orchestrator.parameters.outer_gradient import Averaging, averaging_for, coefficients, displacements, gram
 from orchestrator.parameters.outer_optimizer import OuterOptimizer
+from orchestrator.parameters.pieces import piece_named
+from orchestrator.parameters.roles import BY_NAME, Roles, role_of
 from orchestrator.parameters.tensors import Array, Tensors, digest, shapes
 from orchestrator.parameters.validation import check
 
@@ -40,12 +42,17 @@ class NotFinite(DataError):
 
 @dataclass(frozen=True, slots=True)
 class FragmentState:
-    """One fragment at one version. The arrays are read-only; ``digest`` names the parameters bit for bit."""
+    """One fragment at one version: arrays by the names of its pieces.
+
+    The arrays are read-only; ``digest`` names the parameters bit for bit. ``roles`` are those of its tensors whose model
+    says something else than their names.
+    """
 
     version: Version
     parameters: Tensors
     momentum: Tensors
     digest: str
+    roles: Roles = field(default_factory=dict)
 
 
 class OuterState:
@@ -57,8 +64,12 @@ class OuterState:
         fragment_map: FragmentMap,
         averaging: Averaging | str,
         optimizer: OuterOptimizer,
+        roles: Roles = BY_NAME,
     ) -> None:
         """Start every fragment at version 0 with a copy of ``parameters``, which ``fragment_map`` covers exactly once.
+
+            parameters  pieces by name, float32
+            roles       of the tensors, where their names do not say them
 
         Raises NotFinite where they contain NaN or Inf.
         """
@@ -69,7 +80,7 @@ class OuterState:
         self._averaging = Averaging(averaging)
         self._optimizer = optimizer
         self._fragments = {
-            FragmentId(p): _seeded({name: parameters[name] for name in members}, optimizer)
+            FragmentId(p): _seeded({name: parameters[name] for name in members}, optimizer, roles)
             for p, members in enumerate(fragment_map)
         }
 
@@ -108,7 +119,7 @@ class OuterState:
         return dict(self._fragments[fragment].parameters)
 
     def parameters(self) -> dict[str, Array]:
-        """All current parameters. Fragments may stand at different versions; so do the islands' own copies."""
+        """All current pieces by name. Fragments may stand at different versions; so do the islands' own copies."""
         return {name: array for state in self._fragments.values() for name, array in state.parameters.items()}
 
     def merge(self, fragment: FragmentId, version: Version, inputs: Sequence[tuple[Tensors, float]]) -> str:
@@ -132,12 +143,13 @@ class OuterState:
         momentum: dict[str, Array] = {}
         for name, anchor in before.parameters.items():
             replicas = [arrays[name] for arrays, _ in inputs]
-            averaging = averaging_for(name, self._averaging)
+            role = role_of(piece_named(name).tensor, anchor.ndim, before.roles)
+            averaging = averaging_for(role, self._averaging)
             parameters[name], momentum[name] = outer_step(
-                anchor, before.momentum[name], replicas, weights, averaging, self._optimizer
+                anchor, before.momentum[name], replicas, weights, averaging, self._optimizer, role.stacked_axes
             )
         _require_finite(parameters, f"Version {version} of fragment {fragment}")
-        after = FragmentState(version, parameters, momentum, digest(parameters))
+        after = FragmentState(version, parameters, momentum, digest(parameters), before.roles)
         self._fragments[fragment] = after
         return after.digest
 
@@ -148,7 +160,7 @@ class OuterState:
             return
         if version != before.version + 1:
             raise InternalError(detail=f"Fragment {fragment} is at version {before.version}, asked to go to {version}.")
-        self._fragments[fragment] = FragmentState(version, state.parameters, state.momentum, state.digest)
+        self._fragments[fragment] = replace(state, version=version)
 
 
 def outer_step(
@@ -158,30 +170,41 @@ def outer_step(
     weights: Sequence[float],
     averaging: Averaging,
     optimizer: OuterOptimizer,
+    stacked_axes: int = 0,
 ) -> tuple[Array, Array]:
-    """Merge one tensor and step: the next parameters and momentum, as new read-only arrays.
+    """Merge one piece and step: the next parameters and momentum, as new read-only arrays.
 
-    anchor    Θ, any shape, float32, contiguous
-    momentum  μ, flat, as the optimizer made it
-    replicas  M times θ_m, shaped like Θ
-    weights   M, summing to one
+    anchor        Θ, any shape, float32, contiguous
+    momentum      μ, flat, as the optimizer made it
+    replicas      M times θ_m, shaped like Θ
+    weights       M, summing to one
+    stacked_axes  so many leading axes number matrices, each of which has a direction of its own in the radial average
     """
     flat = anchor.reshape(-1)
     islands = [replica.reshape(-1) for replica in replicas]
-    products = np.zeros((len(islands), len(islands)))
-    if averaging is Averaging.RADIAL and len(islands) > 1:
-        products = gram((block for _, block in displacements(flat, islands)), len(islands))
-    mixing = coefficients(products, weights, averaging).astype(np.float32)
+    radial = averaging is Averaging.RADIAL and len(islands) > 1
+    matrix_count = math.prod(anchor.shape[:stacked_axes]) if radial else 1
+    length = flat.size // matrix_count
     next_flat, next_momentum = np.empty_like(flat), np.empty_like(momentum)
-    for where, block in displacements(flat, islands):
-        next_flat[where], next_momentum[where] = optimizer.step(flat[where], mixing @ block, momentum[where])
+    for start in range(0, matrix_count * length, length):
+        matrix, own = flat[start : start + length], [island[start : start + length] for island in islands]
+        before, after = momentum[start : start + length], next_flat[start : start + length]
+        products = np.zeros((len(islands), len(islands)))
+        if radial:
+            products = gram((block for _, block in displacements(matrix, own)), len(islands))
+        mixing = coefficients(products, weights, averaging).astype(np.float32)
+        next_before = next_momentum[start : start + length]
+        for where, block in displacements(matrix, own):
+            after[where], next_before[where] = optimizer.step(matrix[where], mixing @ block, before[where])
     return _read_only(next_flat.reshape(anchor.shape)), _read_only(next_momentum)
 
 
-def _seeded(parameters: Tensors, optimizer: OuterOptimizer) -> FragmentState:
+def _seeded(parameters: Tensors, optimizer: OuterOptimizer, roles: Roles) -> FragmentState:
     copies = {name: _read_only(np.array(array, np.float32, order="C")) for name, array in parameters.items()}
     momentum = {name: _read_only(optimizer.initial_momentum(copy.reshape(-1))) for name, copy in copies.items()}
-    return FragmentState(Version(0), copies, momentum, digest(copies))
+    tensors = {piece_named(name).tensor for name in parameters}
+    own = {tensor: role for tensor, role in sorted(roles.items()) if tensor in tensors}
+    return FragmentState(Version(0), copies, momentum, digest(copies), own)
 
 
 def _validate(

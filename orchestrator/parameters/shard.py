@@ -154,7 +154,7 @@ class ParameterShard:
         return {fragment: (self._outer.state(fragment), self._steps[fragment]) for fragment in self.fragments}
 
     def parameters(self) -> dict[str, Array]:
-        """Θ as it stands; its fragments may be at different versions."""
+        """Θ as it stands, by the names of its pieces; its fragments may be at different versions."""
         return self._outer.parameters()
 
     def sizes(self) -> dict[FragmentId, int]:

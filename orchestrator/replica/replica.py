@@ -27,7 +27,7 @@ from orchestrator.core.messages import Adopted, Drained, Flushed, IslandReport, 
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.replica.schedule_position import schedule_step
-from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Replace, Trained
+from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Rebase, Replace, Trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class ReplicaPolicy:
 
     interval_steps            H: inner steps between two synchronisations of one fragment
     tokens_per_schedule_step  tokens of an inner step of all islands together
-    snapshots_max             offers a fragment whose snapshots are kept between two adoptions; None: all
+    snapshots_max             offers a fragment whose snapshots are kept between two adoptions (``work.SNAPSHOTS_MAX``);
+                              None: all
     offers_counted            whether offers are numbered through all fragments of the island, or in each
     """
 
@@ -268,6 +269,13 @@ class Replica:
         offer = self._standing.get(fragment)
         return offer is not None and offer.offer == number
 
+    def fetched(self, fragment: FragmentId, number: int) -> bool:
+        """The synchroniser asks for the bytes of this offer, if it ``stands``; from now on it may be merged."""
+        if not self.stands(fragment, number):
+            return False
+        self.fragments[fragment].fetched.add(number)
+        return True
+
     def standing_offers(self) -> list[Offer]:
         """The latest offer of each fragment, but for those whose work is in a version that was adopted."""
         return list(self._standing.values())
@@ -338,6 +346,8 @@ class Replica:
         fragment, work = publication.fragment, self.fragments[publication.fragment]
         mode = work.load_mode(publication.merged_offer, self.policy.adoption)
         own_work = work.remaining(mode, trained)
+        if isinstance(mode, Rebase) and own_work.tokens == 0:
+            mode = Replace()  # the same, to the last bit
         before = work.latest_offer if self.policy.offers_counted == "by fragment" else self._offer_count
         work.adopt(publication.version, own_work, trained, before)
         standing = self._standing.get(fragment)

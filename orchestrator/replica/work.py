@@ -26,8 +26,9 @@ from orchestrator.core.vocabulary import Version
 AdoptionRule = Literal["replace", "mix", "rebase"]
 
 SNAPSHOTS_MAX: Mapping[AdoptionRule, int] = {"replace": 1, "mix": 1, "rebase": 4}
-"""Offers whose snapshots are kept until the next adoption. An island that is cut off goes on offering; its memory must not
-grow with the cut. Should one of the dropped be the merged one, the published value replaces the island's own."""
+"""Offers whose snapshots are kept until the next adoption: the latest, and of those before it the ones that were fetched,
+for no other can be merged. An island that is cut off goes on offering, and keeps one that nobody fetched. Should one of the
+dropped be the merged one, the published value replaces the island's own."""
 
 
 class Trained(NamedTuple):
@@ -67,7 +68,7 @@ class FragmentWork:
     ``origin`` is what the island had trained when this work began: less than at the adoption if own work was kept, and
     negative if a checkpoint brought work along. ``offers`` holds the latest offers since the adoption, each with what the
     island had trained by then; ``latest_offer`` is the number of the fragment's latest offer, ``offers_before`` that of the
-    island's latest one before the adoption.
+    island's latest one before the adoption. ``fetched`` are those whose bytes the synchroniser asked for.
     """
 
     version: Version = Version(0)
@@ -75,6 +76,7 @@ class FragmentWork:
     offers: dict[int, Trained] = field(default_factory=dict)
     latest_offer: int = 0
     offers_before: int = 0
+    fetched: set[int] = field(default_factory=set)
 
     def since_origin(self, trained: Trained) -> Trained:
         """The paper's c_steps and c_tokens of an island that has trained so much in all."""
@@ -85,11 +87,13 @@ class FragmentWork:
         return trained.tokens - covered.tokens
 
     def offered(self, number: int, trained: Trained, snapshots_max: int | None) -> None:
-        """Offer ``number`` covers all work up to now. Of the older ones only the latest are listed."""
+        """Offer ``number`` covers all work up to now. Of the older ones only the latest that were fetched are listed."""
         self.latest_offer = number
+        if snapshots_max is not None:
+            mergeable = [older for older in self.offers if older in self.fetched]
+            latest = mergeable[max(0, len(mergeable) - snapshots_max + 1) :]
+            self.offers = {older: self.offers[older] for older in latest}
         self.offers[number] = trained
-        if snapshots_max is not None and len(self.offers) > snapshots_max:
-            del self.offers[next(iter(self.offers))]
 
     def load_mode(self, merged_offer: int, rule: AdoptionRule) -> LoadMode:
         """The mode of loading a version with the island's offers up to ``merged_offer`` (0: none, or ``ALL_OFFERS``)."""
@@ -116,5 +120,5 @@ class FragmentWork:
         """The fragment stands on ``version``, with so much own work on it."""
         self.version = version
         self.origin = Trained(trained.steps - own_work.steps, trained.tokens - own_work.tokens)
-        self.offers = {}
+        self.offers, self.fetched = {}, set()
         self.offers_before = offers_before

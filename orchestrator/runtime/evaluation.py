@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.actors.evaluator import EvaluatorFactory, EvaluatorInterface
+from orchestrator.actors.evaluator import EvaluatorFactory, EvaluatorInterface, InitialModel
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.core import events
 from orchestrator.core.vocabulary import Version
@@ -39,9 +39,9 @@ class Evaluation:
         self.unigram_loss: float | None = None
         """Held-out loss of a model that knows only how often each token occurs: a figure for the report."""
 
-    def initial_parameters(self) -> Future[Tensors]:
+    def initial_model(self) -> Future[InitialModel]:
         """Θ at version 0."""
-        return self._thread.submit(self._initial_parameters)
+        return self._thread.submit(self._initial_model)
 
     def measure_unigram(self) -> None:
         """``unigram_loss`` is there some time later, if that works."""
@@ -57,8 +57,8 @@ class Evaluation:
 
     # ── in its thread ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _initial_parameters(self) -> Tensors:
-        return ray.get(self._actor().call(EvaluatorInterface.initial_parameters), timeout=SEED_TIMEOUT_S)
+    def _initial_model(self) -> InitialModel:
+        return ray.get(self._actor().call(EvaluatorInterface.initial_model), timeout=SEED_TIMEOUT_S)
 
     def _measure_unigram(self) -> None:
         try:

@@ -11,12 +11,13 @@ Refuses to know why a merge is made, what islands are, and what a codec is (``pa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import ray
 
+from orchestrator.actors.evaluator import InitialModel
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.checkpoints.resumption import Resumption
@@ -27,9 +28,10 @@ from orchestrator.errors import first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.parameters import fragment_map, outer_optimizer
-from orchestrator.parameters.outer_state import NotFinite, OuterState
+from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState
+from orchestrator.parameters.pieces import taken
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
-from orchestrator.parameters.tensors import Array, Tensors, digest
+from orchestrator.parameters.tensors import Array, digest, shapes
 from orchestrator.runtime.settings import INLINE_BYTES_MAX
 
 
@@ -55,8 +57,8 @@ class ShardWorker:
 
     # ── orders, from the pump ─────────────────────────────────────────────────────────────────────────────────────
 
-    def seed(self, initial: Future[Tensors]) -> None:
-        """Begin with these parameters; ``OuterStateSeeded`` follows."""
+    def seed(self, initial: Future[InitialModel]) -> None:
+        """Begin with this model; ``OuterStateSeeded`` follows."""
         self._merging.submit(self._context.guarded, lambda: self._seed(initial.result()))
 
     def resume(self, resumption: Resumption) -> None:
@@ -66,6 +68,7 @@ class ShardWorker:
     def recover(self, files: JobFiles) -> None:
         """Go on from Θ as the journal has it."""
         assert files.outer is not None
+        _require_own([files.outer.state(p) for p in files.outer.fragments])
         for publication in self._shard.recover(files.outer, files.merges):
             self._publish(publication)
 
@@ -108,7 +111,7 @@ class ShardWorker:
         return self._shard.seeded
 
     def parameters(self) -> tuple[dict[str, Array], tuple[Version, ...]]:
-        """Θ as it stands, and the version of each fragment."""
+        """Θ as it stands, by the names of its pieces, and the version of each fragment."""
         states = [state for state, _ in self._shard.states().values()]
         values = {name: array for state in states for name, array in state.parameters.items()}
         return values, tuple(state.version for state in states)
@@ -119,14 +122,16 @@ class ShardWorker:
 
     # ── in the merge thread ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _seed(self, initial: Tensors) -> None:
+    def _seed(self, initial: InitialModel) -> None:
         knobs = self._context.spec.synchroniser
-        fragments = fragment_map.build({name: array.size for name, array in initial.items()}, knobs.fragments)
-        self._begin(OuterState(initial, fragments, knobs.averaging, self._optimizer()), {})
+        fragments = fragment_map.build(shapes(initial.parameters), knobs.fragments, initial.roles)
+        pieces = taken(initial.parameters, [name for names in fragments for name in names])
+        self._begin(OuterState(pieces, fragments, knobs.averaging, self._optimizer(), initial.roles), {})
 
     def _resume(self, resumption: Resumption) -> None:
         manifest = resumption.manifest
         states = outer_states(resumption.folder(self._context.roots), manifest)
+        _require_own(states)
         steps = {FragmentId(p): fragment.step for p, fragment in enumerate(manifest.fragments)}
         averaging = self._context.spec.synchroniser.averaging
         fragments = {FragmentId(p): state for p, state in enumerate(states)}
@@ -176,6 +181,12 @@ class ShardWorker:
         payload = publication.payload
         carried = payload if len(payload) <= INLINE_BYTES_MAX else ray.put(payload)
         self._published[publication.fragment] = Published(publication.version, carried, publication.value_bytes)
+
+
+def _require_own(states: Sequence[FragmentState]) -> None:
+    """Raises DataError unless all of Θ is cut as this build cuts it."""
+    roles = {tensor: role for state in states for tensor, role in state.roles.items()}
+    fragment_map.require_own([shapes(state.parameters) for state in states], roles)
 
 
 def _restored(checkpoint: int, new: NewVersion) -> Callable[[float], events.Event]:

@@ -138,7 +138,7 @@ class SynchroniserActor:
         elif resumption is not None:
             self._shard.resume(resumption)
         else:
-            self._shard.seed(self._evaluation.initial_parameters())
+            self._shard.seed(self._evaluation.initial_model())
         self._evaluation.measure_unigram()
         if past is not None:
             restart.reconnect(past, self._state, self._interpreter, timers, controller)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from learners.checkpointing import Cut, write
+from learners.contract import Arrays
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.synthetic import SyntheticTrainer
@@ -19,6 +18,7 @@ from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.outer_optimizer import create
 from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.pieces import taken
 from orchestrator.roots import AllowedRoots
 
 SPEC: dict[str, Any] = {
@@ -28,18 +28,22 @@ SPEC: dict[str, Any] = {
     "training": {"batch_size": 2},
     "data": {"sequence_length": 8},
 }
-FRAGMENTS = fragment_map.build({n: int(np.prod(s)) for n, s in SyntheticTrainer(SPEC, 0).tensor_shapes().items()}, 2)
+FRAGMENTS = fragment_map.build(SyntheticTrainer(SPEC, 0).tensor_shapes(), 2)
 
 
 def outer() -> OuterState:
-    return OuterState(SyntheticTrainer(SPEC, 0).initial_parameters(), FRAGMENTS, "mean", create("nesterov", 0.7, 0.9))
+    return OuterState(initial_pieces(SyntheticTrainer(SPEC, 0)), FRAGMENTS, "mean", create("nesterov", 0.7, 0.9))
+
+
+def initial_pieces(trainer: SyntheticTrainer) -> Arrays:
+    return taken(trainer.initial_parameters(), [name for names in FRAGMENTS for name in names])
 
 
 def cut_of_island(shard: int) -> Cut:
     """The state of an island that trains, and has trained for a few steps."""
     trainer, outbox = SyntheticTrainer(SPEC, shard), Outbox()
     loop = IslandLoop(trainer, LoopPlan(FRAGMENTS, interval_steps=4, tokens_per_schedule_step=64), outbox)
-    loop.load(trainer.initial_parameters(), (0, 0), 0, 0)
+    loop.load(initial_pieces(trainer), (0, 0), 0, 0)
     loop.start()
     while not any(isinstance(letter, Offer) for letter in outbox.take(10.0)):
         pass

@@ -33,6 +33,7 @@ from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.host.snapshot_writer import SnapshotWriter
 from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
 from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.pieces import taken
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.simulation.disk import SimulatedDisk
 from tests.harness.disks import Died
@@ -76,8 +77,8 @@ class ScriptedIsland:
         self.name = IslandId(ISLANDS[index])
         document = job.model_dump(mode="json")
         self.trainer = synthetic.create(document, index, len(ISLANDS))
-        sizes = dict.fromkeys(self.trainer.tensor_shapes(), 1)
-        fragments, adoption = fragment_map.build(sizes, FRAGMENTS), document["synchroniser"]["adoption"]
+        shapes = self.trainer.tensor_shapes()
+        fragments, adoption = fragment_map.build(shapes, FRAGMENTS), document["synchroniser"]["adoption"]
         plan = LoopPlan(fragments, INTERVAL, adoption, tokens_per_schedule_step=tokens_per_schedule_step(document))
         self.outbox = Outbox(lambda: self.loop.standing_offers())
         self.loop = IslandLoop(self.trainer, plan, self.outbox)
@@ -281,8 +282,9 @@ class Shell(Job):
 
     def _seed(self) -> None:
         trainer = next(iter(self.islands.values())).trainer
-        names = fragment_map.build(dict.fromkeys(trainer.tensor_shapes(), 1), FRAGMENTS)
-        outer = OuterState(trainer.initial_parameters(), names, "radial", outer_optimizer.create("nesterov", 0.7, 0.9))
+        fragments = fragment_map.build(trainer.tensor_shapes(), FRAGMENTS)
+        initial = taken(trainer.initial_parameters(), [name for names in fragments for name in names])
+        outer = OuterState(initial, fragments, "radial", outer_optimizer.create("nesterov", 0.7, 0.9))
         seeded = self.shard.seed(outer, {})
         self.published = {new.publication.fragment: new.publication.payload for new in seeded}
         self.happen(e.OuterStateSeeded, 210, tensors.digest(outer.parameters()))

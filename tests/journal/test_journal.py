@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import struct
+import zlib
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +14,13 @@ import numpy as np
 import pytest
 
 from orchestrator.core.fragment_round import FragmentRound
-from orchestrator.core.vocabulary import Contribution, FragmentId, RoundPhase
+from orchestrator.core.vocabulary import Contribution, FragmentId, RoundPhase, Version
 from orchestrator.errors import DataError
 from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.journal import entry
 from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
 from orchestrator.parameters.journal.storage import ENTRIES_PER_SEGMENT, Journal
+from orchestrator.parameters.roles import Role
 from tests.harness.disks import Died, FaultyDisk
 
 
@@ -169,6 +173,20 @@ def test_a_changed_byte_anywhere_in_the_last_entry_is_found_and_the_one_before_i
         assert again.newest(0) == 0, where
         assert len(again.damage) == 1
         assert_holds(again, 0, 0)
+
+
+def test_an_entry_holds_the_roles_of_its_tensors_and_one_of_an_older_build_has_none(tmp_path: Path) -> None:
+    facts, parameters, momentum = made(0, 1)
+    journal = Journal(tmp_path)
+    rows = (("experts", False, 2, True), ("table", True, 0, False))
+    journal.append(replace(facts, roles=rows), parameters, momentum)
+    read, state = Journal(tmp_path).read(FragmentId(0), Version(1))
+    assert read.roles == rows
+    assert state.roles == {"experts": Role(stacked_axes=2), "table": Role(embedding=True, decays=False)}
+    header = json.dumps({name: getattr(facts, name) for name in facts.__slots__ if name != "roles"}).encode()
+    prefix = struct.pack("<8sIQQ", b"atollj1\n", len(header), len(parameters), len(momentum))
+    checksum = struct.pack("<I", zlib.crc32(header, zlib.crc32(prefix)))
+    assert entry.decode(prefix + checksum + header + parameters + momentum)[0] == facts
 
 
 def test_a_version_that_is_not_there_is_refused_with_what_is(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from learners.contract import Arrays
+from orchestrator.parameters.pieces import piece_named, taken
+from orchestrator.parameters.roles import BY_NAME, Roles
 
 TOKENS = 32
 
@@ -32,14 +34,23 @@ class ArrayTrainer:
     def warm_up(self) -> None:
         """There is nothing to compile."""
 
-    def snapshot(self, names: Iterable[str]) -> Copy:
-        return Copy({name: self.parameters[name].copy() for name in names})
+    def roles(self) -> Roles:
+        return BY_NAME
+
+    def snapshot(self, pieces: Iterable[str]) -> Copy:
+        return Copy({name: part.copy() for name, part in taken(self.parameters, pieces).items()})
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.parameters.update({name: array.copy() for name, array in arrays.items()})
+        for name, array in arrays.items():
+            piece = piece_named(name)
+            self.parameters[piece.tensor] = np.array(self.parameters[piece.tensor])
+            self.parameters[piece.tensor][piece.index] = array
 
-    def export_state(self, tensors: Iterable[str] | None = None) -> Copy:
-        return self.snapshot(self.parameters if tensors is None else tensors)
+    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.load({name: part + arrays[name] for name, part in taken(self.parameters, arrays).items()})
+
+    def export_state(self, pieces: Iterable[str] | None = None) -> Copy:
+        return self.snapshot(self.parameters if pieces is None else pieces)
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         self.load(state)

@@ -16,6 +16,7 @@ from orchestrator.config import JobSpec, parse_job
 from orchestrator.laboratory.baselines import as_diloco
 from orchestrator.laboratory.multiplex import MultiplexedJob, Outcome
 from orchestrator.parameters import fragment_map
+from orchestrator.parameters.pieces import taken
 from tests.laboratory.array_trainer import TOKENS
 from tests.laboratory.quadratic import LR, SHAPES, QuadraticTrainer, gradient, initial
 
@@ -63,11 +64,12 @@ class Outer:
         self.momentum = {name: np.zeros(shape) for name, shape in SHAPES.items()}
 
     def step(self, names: tuple[str, ...], replicas: list[Arrays]) -> Arrays:
+        theta, momentum = taken(self.theta, names), taken(self.momentum, names)  # views
         for name in names:
-            delta = np.mean([self.theta[name] - replica[name] for replica in replicas], axis=0)
-            self.momentum[name] = MOMENTUM * self.momentum[name] + delta
-            self.theta[name] = self.theta[name] - OUTER_LR * (delta + MOMENTUM * self.momentum[name])
-        return {name: self.theta[name].astype(np.float32) for name in names}
+            delta = np.mean([theta[name] - taken(replica, [name])[name] for replica in replicas], axis=0)
+            momentum[name][...] = MOMENTUM * momentum[name] + delta
+            theta[name] -= OUTER_LR * (delta + MOMENTUM * momentum[name])
+        return {name: theta[name].astype(np.float32) for name in names}
 
 
 def test_with_one_fragment_and_no_overlap_it_is_diloco() -> None:
@@ -88,14 +90,15 @@ def test_with_one_fragment_and_no_overlap_it_is_diloco() -> None:
 def test_with_several_fragments_and_overlap_it_is_streaming_diloco(fragments: int, interval: int, overlap: int) -> None:
     steps = 4 * interval + 1
     outcome = run(job(steps, fragments, interval, overlap), transfer=float(overlap))
-    names = fragment_map.build({n: int(np.prod(s)) for n, s in SHAPES.items()}, fragments)
+    names = fragment_map.build(SHAPES, fragments)
     outer, replicas = Outer(), [initial() for _ in range(ISLANDS)]
     arriving: dict[int, tuple[int, Arrays]] = {}  # fragment → (boundary at which it is adopted, value)
     for boundary in range(steps + 1):
         adopted = sorted(p for p, (at, _) in arriving.items() if at == boundary)
         for fragment in adopted:
             for replica in replicas:
-                replica.update(arriving[fragment][1])
+                for name, array in arriving[fragment][1].items():
+                    taken(replica, [name])[name][...] = array
             del arriving[fragment]
         last = boundary == steps
         due = [p for p in range(fragments) if boundary % interval == p * interval // fragments]

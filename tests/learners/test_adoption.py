@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from learners.adoption import mixed, rebased
+from learners.adoption import mixed, update
 
 
 def value(number: float) -> dict[str, np.ndarray]:
@@ -14,6 +14,6 @@ def value(number: float) -> dict[str, np.ndarray]:
 
 def test_the_arithmetic_of_the_rules() -> None:
     published, own, since = value(5.0), value(3.0), value(2.0)
-    assert rebased(published, own, since)["a"][0] == pytest.approx(6.0)
+    assert own["a"][0] + update(published, since)["a"][0] == pytest.approx(6.0)
     assert mixed(published, own, 0.25)["a"][0] == pytest.approx(0.25 * 3.0 + 0.75 * 5.0)
-    assert mixed(published, own, 0.25)["a"].dtype == rebased(published, own, since)["a"].dtype == np.float32
+    assert mixed(published, own, 0.25)["a"].dtype == update(published, since)["a"].dtype == np.float32

@@ -141,6 +141,7 @@ def test_an_island_without_a_state_is_flushed_at_once(new_island):
 def test_draining_offers_again_what_a_version_lacks_and_says_so_once_versions_hold_all_work(new_island):
     island = new_island(adoption="rebase").start()  # due: fragment 0 at 4, 8, …; fragment 1 at 2, 6, …
     island.steps(3)  # fragment 1 was offered at 2, with 2 steps of what are 4 by the next boundary
+    assert island.loop.take(1, 1) is not None
     island.loop.drain()
     island.trainer.permits.release()
     assert sorted((o.fragment, o.offer, o.step_count) for o in two_offers(island)) == [(0, 2, 4), (1, 3, 4)]

@@ -14,6 +14,7 @@ import pytest
 
 from learners import compilation_cache, jax_trainer
 from orchestrator.errors import DataError
+from orchestrator.parameters.pieces import taken
 
 
 @pytest.fixture
@@ -125,6 +126,54 @@ def test_loading_replaces_the_named_tensors_only_and_never_touches_the_callers_m
     assert (mine == 0.25).all()
     mine[:] = 7
     assert not (parameters(trainer)["embed"] == 7).any()
+
+
+PIECES = ("embed[0:100]", "embed[100:256]", "unembed[:,0:7]", "unembed[:,7:256]")
+
+
+def all_pieces(trainer):
+    whole = [name for name in trainer.tensor_shapes() if name not in ("embed", "unembed")]
+    return [*whole, *PIECES]
+
+
+def test_a_snapshot_of_pieces_is_that_of_their_tensors_cut(new_trainer):
+    trainer = new_trainer()
+    trainer.step(0)
+    assert equal(trainer.snapshot(PIECES).arrays(), taken(parameters(trainer), PIECES))
+
+
+def test_loading_a_piece_leaves_the_rest_of_its_tensor_and_the_callers_memory_alone(new_trainer):
+    trainer = new_trainer()
+    trainer.step(0)
+    expected = {name: array.copy() for name, array in parameters(trainer).items()}
+    mine = np.full((249, 128), 0.25, np.float32).T  # as no C array lies in memory
+    expected["unembed"][:, 7:256] = mine
+    trainer.load({"unembed[:,7:256]": mine})
+    assert equal(parameters(trainer), expected)
+    trainer.step(1)
+    assert (mine == 0.25).all()
+    with pytest.raises(DataError, match=r"\(2, 2\).*\(128, 249\)"):
+        trainer.load({"unembed[:,7:256]": np.zeros((2, 2), np.float32)})
+
+
+def test_a_peer_that_imports_a_state_piece_by_piece_continues_exactly_as_its_donor(new_trainer):
+    donor, peer = new_trainer(), new_trainer()
+    for step in range(3):
+        donor.step(step)
+    names = all_pieces(donor)
+    halves = [donor.export_state(names[half::2]).arrays() for half in (0, 1)]
+    ahead = [donor.step(step).loss for step in range(3, 6)]
+    assert not any("embed" in name and "[0:100]" in name for name in halves[0].keys() & halves[1].keys())
+    peer.import_state(halves[0] | halves[1])
+    peer.seek(3)
+    assert [peer.step(step).loss for step in range(3, 6)] == ahead
+    assert equal(parameters(peer), parameters(donor))
+
+
+def test_pieces_are_evaluated_like_their_tensors(new_trainer):
+    trainer = new_trainer()
+    whole = trainer.initial_parameters()
+    assert trainer.evaluate(taken(whole, all_pieces(trainer))) == trainer.evaluate(whole)
 
 
 def test_what_does_not_fit_is_refused_with_the_shapes(new_trainer):

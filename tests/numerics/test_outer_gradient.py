@@ -16,6 +16,7 @@ from orchestrator.parameters.outer_gradient import (
     displacements,
     gram,
 )
+from orchestrator.parameters.roles import role_by_name
 
 ANY_COUNT = st.integers(1, 6)
 
@@ -146,10 +147,10 @@ def test_the_mean_needs_no_products():
     "name", ["embed", "unembed", "token_embedding", "Embed_0/embedding", "decoder.unembed.kernel", "lm_head", "head/w"]
 )
 def test_embedding_like_tensors_take_the_mean(name):
-    assert averaging_for(name, Averaging.RADIAL) is Averaging.MEAN
+    assert averaging_for(role_by_name(name, 2), Averaging.RADIAL) is Averaging.MEAN
 
 
 @pytest.mark.parametrize("name", ["layer0/mlp/expand", "multi_head_attention/kernel", "heads", "head_norm", "ahead"])
 def test_other_tensors_take_the_chosen_average(name):
-    assert averaging_for(name, Averaging.RADIAL) is Averaging.RADIAL
-    assert averaging_for(name, Averaging.MEAN) is Averaging.MEAN
+    assert averaging_for(role_by_name(name, 2), Averaging.RADIAL) is Averaging.RADIAL
+    assert averaging_for(role_by_name(name, 2), Averaging.MEAN) is Averaging.MEAN

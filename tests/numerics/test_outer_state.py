@@ -13,6 +13,8 @@ from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.outer_gradient import SCRATCH_BYTES, Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
 from orchestrator.parameters.outer_state import NotFinite, OuterState, outer_step
+from orchestrator.parameters.pieces import joined, taken
+from orchestrator.parameters.roles import Role
 from tests.bench.merge import cases
 
 NESTEROV = Nesterov(lr=0.7, decay=0.9)
@@ -234,3 +236,54 @@ def test_parameters_that_are_no_numbers_are_no_beginning(value):
     parameters["norm"][1] = value
     with pytest.raises(NotFinite, match="The initial parameters cannot be used: norm holds"):
         OuterState(parameters, FRAGMENTS, "radial", NESTEROV)
+
+
+STACKED = {"layers": Role(stacked_axes=1), "experts": Role(stacked_axes=2), "table": Role(embedding=True)}
+
+
+def stacked_tensors(seed):
+    generator = np.random.default_rng(seed)
+    shapes = {"layers": (3, 4, 5), "experts": (2, 2, 3, 4), "table": (6, 4)}
+    return {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_every_layer_and_expert_of_a_stacked_tensor_has_a_direction_of_its_own():
+    """As if each were a tensor by itself; and a role that the model gives counts more than the name."""
+    anchor, weights = stacked_tensors(0), (0.5, 0.3, 0.2)
+    inputs = [(stacked_tensors(seed), weight) for seed, weight in zip((1, 2, 3), weights, strict=True)]
+    outer = OuterState(anchor, (tuple(anchor),), "radial", NESTEROV, STACKED)
+    outer.merge(FragmentId(0), Version(1), inputs)
+    merged = outer.parameters()
+
+    def alone(name, index, averaging=Averaging.RADIAL):
+        matrix = np.ascontiguousarray(anchor[name][index])
+        replicas = [np.ascontiguousarray(arrays[name][index]) for arrays, _ in inputs]
+        momentum = NESTEROV.initial_momentum(matrix.reshape(-1))
+        return outer_step(matrix, momentum, replicas, weights, averaging, NESTEROV)[0]
+
+    for layer in range(3):
+        assert np.array_equal(merged["layers"][layer], alone("layers", layer))
+    for index in np.ndindex(2, 2):
+        assert np.array_equal(merged["experts"][index], alone("experts", index))
+    assert np.array_equal(merged["table"], alone("table", ..., Averaging.MEAN))
+    assert not np.array_equal(merged["layers"], alone("layers", ...))
+
+
+def test_pieces_of_a_stacked_tensor_are_merged_like_the_whole():
+    anchor, weights = stacked_tensors(0), (0.5, 0.5)
+    whole = OuterState(anchor, (tuple(anchor),), "radial", NESTEROV, STACKED)
+    names = ("experts", "layers[0:1]", "layers[1:3]", "table[:,0:1]", "table[:,1:4]")
+    parts = OuterState(taken(anchor, names), (names,), "radial", NESTEROV, STACKED)
+    inputs = [(stacked_tensors(seed), weight) for seed, weight in zip((1, 2), weights, strict=True)]
+    whole.merge(FragmentId(0), Version(1), inputs)
+    parts.merge(FragmentId(0), Version(1), [(taken(arrays, names), weight) for arrays, weight in inputs])
+    together = joined(parts.parameters())
+    for name, array in whole.parameters().items():
+        assert np.array_equal(together[name], array)
+
+
+def test_roles_stay_with_the_fragments_of_their_tensors():
+    anchor = stacked_tensors(0)
+    outer = OuterState(anchor, (("layers", "table"), ("experts",)), "radial", NESTEROV, STACKED)
+    outer.merge(FragmentId(0), Version(1), [(taken(stacked_tensors(1), ("layers", "table")), 1.0)])
+    assert [set(outer.state(FragmentId(p)).roles) for p in (0, 1)] == [{"layers", "table"}, {"experts"}]

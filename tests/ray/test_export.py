@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from orchestrator.core import events
 from orchestrator.parameters import fragment_map, tensors
+from orchestrator.parameters.pieces import taken
 from orchestrator.tape.storage import read_tape
 from tests.ray.jobs import Job, synthetic
 
@@ -23,10 +24,9 @@ def test_what_a_running_job_gives_away_is_what_it_merged(start: Callable[..., Jo
     with safe_open(job.run_dir / job.port.save_parameters(job.id), "numpy") as file:
         versions = [int(version) for version in file.metadata()["versions"].split(",")]
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    fragments = fragment_map.build({name: array.size for name, array in arrays.items()}, len(versions))
+    fragments = fragment_map.build(tensors.shapes(arrays), len(versions))
     records = read_tape(job.run_dir / "tape.jsonl").records
     merges = [record.event for record in records if isinstance(record.event, events.MergeCompleted)]
     digests = {(merge.fragment, merge.version): merge.digest for merge in merges}
     for fragment, version in enumerate(versions):
-        given = {name: arrays[name] for name in fragments[fragment]}
-        assert digests[fragment, version] == tensors.digest(given)
+        assert digests[fragment, version] == tensors.digest(taken(arrays, fragments[fragment]))

@@ -153,6 +153,7 @@ def test_an_offer_that_covers_everything_is_not_repeated_by_a_flush() -> None:
 def test_draining_offers_again_what_a_version_lacks_and_says_so_once_versions_hold_all_work() -> None:
     island = replica(adoption="rebase")  # due: fragment 0 at 4, 8, …; fragment 1 at 2, 6, …
     steps(island, 3)  # fragment 1 was offered at 2, with 2 steps of what are 4 by the next boundary
+    assert island.fetched(FragmentId(1), 1)
     island.drain()
     (plan,) = steps(island, 1)
     assert plan.continuation is Continuation.AWAIT_PUBLICATION

@@ -15,18 +15,29 @@ def tokens(count: int) -> Trained:
     return Trained(count // 10, count)
 
 
-def work(offers: int, rule: AdoptionRule) -> FragmentWork:
+def work(offers: int, rule: AdoptionRule, fetched_up_to: int = 1000) -> FragmentWork:
     """Version 1 was adopted after offer 10, with nothing kept; then ``offers`` more were made, each after ten tokens."""
     made = FragmentWork()
     made.adopt(Version(1), tokens(0), tokens(ADOPTED_AT), offers_before=10)
     for number in range(1, offers + 1):
         made.offered(10 + number, tokens(ADOPTED_AT + 10 * number), SNAPSHOTS_MAX[rule])
+        if number <= fetched_up_to:
+            made.fetched.add(10 + number)
     return made
 
 
 @pytest.mark.parametrize("rule", ["replace", "mix", "rebase"])
 def test_snapshots_are_bounded_however_long_nothing_is_published(rule: AdoptionRule) -> None:
     assert len(work(1000, rule).offers) == SNAPSHOTS_MAX[rule]
+
+
+@pytest.mark.parametrize("rule", ["replace", "mix", "rebase"])
+def test_whoever_is_cut_off_keeps_the_latest_offer_that_nobody_fetched_and_those_that_may_be_merged(
+    rule: AdoptionRule,
+) -> None:
+    assert list(work(1000, rule, fetched_up_to=0).offers) == [1010]
+    fetched = SNAPSHOTS_MAX[rule] - 1
+    assert list(work(1000, rule, fetched_up_to=2).offers) == [11, 12, 1010][-1 - min(2, fetched) :]
 
 
 def test_rebase_keeps_what_follows_the_merged_offer_and_all_when_none_was_merged() -> None:

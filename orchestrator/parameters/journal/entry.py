@@ -1,7 +1,7 @@
 """One merge as bytes: an entry of the journal, whole or recognisably not.
 
     prefix      magic "atollj1\\n", sizes of header (u32), parameters (u64) and momentum (u64), CRC-32 of prefix and header
-    header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds
+    header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds, roles
     parameters  Θ of the fragment as a payload of ``wire_format``, with a checksum of its own
     momentum    μ of the fragment, likewise
 
@@ -24,6 +24,7 @@ from orchestrator.errors import DataError
 from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.codec.registry import JOURNAL_CODEC
 from orchestrator.parameters.outer_state import FragmentState
+from orchestrator.parameters.roles import RoleRow, from_rows
 
 _MAGIC = b"atollj1\n"
 _PREFIX = struct.Struct("<8sIQQ")
@@ -35,7 +36,10 @@ HEADER_BYTES_MAX = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts of a merge, besides its tensors. ``contributors`` are (island, weight), as they were merged."""
+    """The facts of a merge, besides its tensors. ``contributors`` are (island, weight), as they were merged.
+
+    ``roles`` are those of the fragment's tensors, where the model says something else than their names.
+    """
 
     fragment: FragmentId
     version: Version
@@ -45,6 +49,7 @@ class Facts:
     base_digest: str
     contributors: tuple[tuple[str, float], ...]
     merge_seconds: float
+    roles: tuple[RoleRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +108,14 @@ def decode(entry: bytes) -> tuple[Facts, FragmentState]:
     momentum = wire_format.decode(body[sizes.parameters :])
     if (computed := tensors.digest(parameters)) != facts.digest:
         raise DataError(detail=f"The journal's entry should hold {facts.digest} and holds {computed}.")
-    return facts, FragmentState(facts.version, parameters, momentum, facts.digest)
+    return facts, FragmentState(facts.version, parameters, momentum, facts.digest, from_rows(facts.roles))
 
 
 def _facts(document: dict[str, Any]) -> Facts:
+    document = {"roles": [], **document}  # entries of older builds have none
     try:
         values = {field.name: document[field.name] for field in fields(Facts)}
     except KeyError as error:
         raise DataError(detail=f"The head of a journal's entry lacks {error}; another build wrote it.") from error
-    return Facts(**{**values, "contributors": tuple((island, weight) for island, weight in values["contributors"])})
+    contributors = tuple((island, weight) for island, weight in values["contributors"])
+    return Facts(**{**values, "contributors": contributors, "roles": tuple(map(tuple, values["roles"]))})

@@ -1,0 +1,111 @@
+"""The pieces of tensors: what fragments are made of, and everything that travels.
+
+A piece is a tensor, or the entries from ``start`` to ``stop`` of it along one axis. Its name is the tensor's, or that and
+the part in NumPy's notation: ``embed[0:512]``, ``layers.up[3:6]``, ``head[:,0:512]``. So whoever has pieces by their names
+can put the tensors together again and needs no other table.
+
+Refuses to know which pieces make a fragment (``fragment_map``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from orchestrator.errors import DataError
+from orchestrator.parameters.roles import Shape
+
+_PART = re.compile(r"(?P<tensor>.*)\[(?P<before>(?::,)*)(?P<start>\d+):(?P<stop>\d+)\]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """``bounds`` are (axis, start, stop); None is the whole tensor."""
+
+    tensor: str
+    bounds: tuple[int, int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        if self.bounds is None:
+            return self.tensor
+        axis, start, stop = self.bounds
+        return f"{self.tensor}[{':,' * axis}{start}:{stop}]"
+
+    @property
+    def index(self) -> tuple[slice | EllipsisType, ...]:
+        """Where it lies in its tensor."""
+        if self.bounds is None:
+            return (...,)
+        axis, start, stop = self.bounds
+        return (*(slice(None),) * axis, slice(start, stop))
+
+    def shape(self, of_tensor: Shape) -> Shape:
+        if self.bounds is None:
+            return of_tensor
+        axis, start, stop = self.bounds
+        return (*of_tensor[:axis], stop - start, *of_tensor[axis + 1 :])
+
+
+def piece_named(name: str) -> Piece:
+    """The piece that has this name."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return Piece(name)
+    return Piece(match["tensor"], (len(match["before"]) // 2, int(match["start"]), int(match["stop"])))
+
+
+def cut(tensor: str, shape: Shape, axis: int, count: int) -> tuple[Piece, ...]:
+    """``count`` pieces along ``axis``, whose lengths differ by one at most."""
+    bounds = [shape[axis] * part // count for part in range(count + 1)]
+    return tuple(Piece(tensor, (axis, start, stop)) for start, stop in pairwise(bounds))
+
+
+def taken(tensors: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The pieces with these names, as views of ``tensors``."""
+    pieces = {name: piece_named(name) for name in names}
+    return {name: tensors[piece.tensor][piece.index] for name, piece in pieces.items()}
+
+
+def whole_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The shapes of the tensors, from those of all their pieces."""
+    lengths: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        piece = piece_named(name)
+        if piece.bounds is None:
+            lengths[name] = shape
+            continue
+        axis, _, stop = piece.bounds
+        length = max(stop, lengths[piece.tensor][axis]) if piece.tensor in lengths else stop
+        lengths[piece.tensor] = (*shape[:axis], length, *shape[axis + 1 :])
+    return lengths
+
+
+def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors whose pieces these are; whole ones stay as they are. Raises DataError where a part is missing."""
+    by_tensor: dict[str, list[tuple[Piece, np.ndarray]]] = defaultdict(list)
+    for name, array in arrays.items():
+        piece = piece_named(name)
+        by_tensor[piece.tensor].append((piece, array))
+    return {tensor: _one(tensor, parts) for tensor, parts in by_tensor.items()}
+
+
+def _one(tensor: str, parts: list[tuple[Piece, np.ndarray]]) -> np.ndarray:
+    if len(parts) == 1 and parts[0][0].bounds is None:
+        return parts[0][1]
+    parts.sort(key=lambda part: part[0].bounds or (-1, 0, 0))
+    bounds = [piece.bounds for piece, _ in parts]
+    expected = 0
+    for bound in bounds:
+        if bound is None or bounds[0] is None or bound[0] != bounds[0][0] or bound[1] != expected:
+            raise DataError(detail=f"The pieces {', '.join(piece.name for piece, _ in parts)} are not all of {tensor}.")
+        expected = bound[2]
+    assert bounds[0] is not None
+    return np.concatenate([array for _, array in parts], axis=bounds[0][0])
