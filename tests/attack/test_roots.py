@@ -453,7 +453,8 @@ def test_of_a_manifest_with_any_field_wrong_nothing_comes_but_dataerror(sound: d
                 refused += len(str(error)) < 1000
             else:
                 accepted.append((way, value))
-        with pytest.raises(DataError) if isinstance(way[-1], str) and way != ("spec",) else suppress(DataError):
+        needed = isinstance(way[-1], str) and way != ("spec",) and way[-1] != "roles"  # older builds wrote none
+        with pytest.raises(DataError) if needed else suppress(DataError):
             decode(seal(changed(sound, way, lambda there, key: there.pop(key))), "it")
     assert refused > 500
     harmless = {
@@ -463,6 +464,8 @@ def test_of_a_manifest_with_any_field_wrong_nothing_comes_but_dataerror(sound: d
         ("taken_at",),
         ("legs",),
         ("parts",),
+        ("fragments", 0, "roles"),
+        ("fragments", 1, "roles"),
         ("parts", 0, "files"),
         ("parts", 1, "files"),
     }

@@ -18,7 +18,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import effects, events
 from orchestrator.core.commands import Command
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored, JobResumed
-from orchestrator.errors import AtollError, NotFound
+from orchestrator.errors import AtollError, DataError, NotFound
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
@@ -50,8 +50,8 @@ PLUGGED = "tests.ray.plugged:create"
 class GrowingTape:
     """A tape that is read again and again while it is written: only what is new is decoded.
 
-    It is read anew, as a whole, when the last line that was read is not where it was: a synchroniser that came back may
-    have cut it off.
+    It is read anew, as a whole, when the last line that was read is not where it was, for a synchroniser that came back may
+    have cut it off; and when its end is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,15 +61,25 @@ class GrowingTape:
 
     def records(self) -> Sequence[Record]:
         raw = self._lines_from(self._last_at)
-        if self._last_line and raw.startswith(self._last_line):
-            decoded = [decode_line(line) for line in raw[len(self._last_line) :].decode().splitlines()]
-            self._records += [record for record in decoded if isinstance(record, Record)]
+        fresh = self._after_last_line(raw)
+        if fresh is not None:
+            self._records += fresh
         else:
             self._last_at, raw = 0, self._lines_from(0)
             self._records = list(parse_whole(str(self._path), raw)[1].records)
         self._last_line = raw[raw[:-1].rfind(b"\n") + 1 :]
         self._last_at += len(raw) - len(self._last_line)
         return self._records
+
+    def _after_last_line(self, raw: bytes) -> list[Record] | None:
+        """What is new in ``raw``; None where that does not go on from the last line, or is damaged."""
+        if not self._last_line or not raw.startswith(self._last_line):
+            return None
+        try:
+            decoded = [decode_line(line) for line in raw[len(self._last_line) :].decode().splitlines()]
+        except DataError:
+            return None
+        return [record for record in decoded if isinstance(record, Record)]
 
     def _lines_from(self, at: int) -> bytes:
         """Whole ones only; the last may be on its way."""
