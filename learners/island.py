@@ -25,7 +25,7 @@ from typing import Any
 
 import ray
 
-from learners import checkpointing
+from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp, in_words
 from learners.contract import tokens_per_schedule_step
 from learners.exports import Throttle
@@ -46,10 +46,6 @@ from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.parameters.codec.registry import CodecName
 from orchestrator.roots import AllowedRoots
 
-EXPORT_TIMEOUT_S = 30.0
-THROTTLE_TIMEOUT_S = 300.0
-TRANSFER_TIMEOUT_S = EXPORT_TIMEOUT_S + 5.0
-"""A little more than a donor takes at most to come to a boundary; a throttled one may take ``THROTTLE_TIMEOUT_S`` more."""
 SYNTHETIC = "learners.synthetic"
 
 log = logging.getLogger(__name__)
@@ -78,6 +74,7 @@ class Island:
         self._shard_index = 0
         self._throttle = Throttle(None)
         self._in_chunks = False
+        self._fragment_sizes: tuple[int, ...] = ()
 
     def hello(self) -> dict[str, Any]:
         """The identity of this process: the facts of ``Placement``."""
@@ -203,8 +200,9 @@ class Island:
 
     def export_state(self, fragments: Fragments) -> dict[str, Any]:
         """A peer's way to this island's state; raises when it has none to give, or not soon enough."""
-        state = self._built().export_state(EXPORT_TIMEOUT_S, fragments)
-        self._throttle.wait(sum(array.nbytes for array in state["trainer"].values()), THROTTLE_TIMEOUT_S)
+        state = self._built().export_state(transfer_limit.BOUNDARY_S, fragments)
+        byte_count = sum(array.nbytes for array in state["trainer"].values())
+        self._throttle.wait(byte_count, transfer_limit.queue_s(byte_count, self._throttle.bytes_per_s))
         return state
 
     def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool) -> None:
@@ -218,8 +216,11 @@ class Island:
             knobs, recovery = spec["synchroniser"], spec["recovery"]
             self._throttle = Throttle(recovery["donor_bytes_per_s"])
             self._in_chunks = recovery["donors_max"] > 1 or recovery["donor_bytes_per_s"] is not None
+            shapes = trainer.tensor_shapes()
+            fragments = fragment_map.build(shapes, knobs["fragments"], trainer.roles())
+            self._fragment_sizes = fragment_map.sizes(fragments, shapes)
             plan = LoopPlan(
-                fragments=fragment_map.build(trainer.tensor_shapes(), knobs["fragments"], trainer.roles()),
+                fragments=fragments,
                 interval_steps=knobs["interval_steps"],
                 adoption=knobs["adoption"],
                 mix_alpha=knobs["mix_alpha"],
@@ -245,7 +246,9 @@ class Island:
         """The donor's state. The timeout is for links that the service does not watch; a silent donor it notices."""
         handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
         donor: ActorHandle[IslandInterface] = ActorHandle(handle)
-        timeout_s = TRANSFER_TIMEOUT_S + (THROTTLE_TIMEOUT_S if self._throttle.bytes_per_s is not None else 0.0)
+        sizes = self._fragment_sizes if fragments is None else [self._fragment_sizes[p] for p in fragments]
+        byte_count = transfer_limit.STATE_BYTES_PER_PARAMETER * sum(sizes)
+        timeout_s = transfer_limit.limit_s(byte_count, self._throttle.bytes_per_s)
         return ray.get(donor.call(IslandInterface.export_state, fragments), timeout=timeout_s)
 
     def _standing(self) -> Iterable[IslandReport]:

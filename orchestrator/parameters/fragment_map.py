@@ -42,8 +42,7 @@ def build(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles = BY_NA
     The order of ``shapes`` does not matter. Raises ConfigurationError when there cannot be that many fragments.
     """
     _validate(shapes, fragment_count, roles)
-    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    mean = sum(sizes.values()) / fragment_count
+    mean = sum(map(math.prod, shapes.values())) / fragment_count
     tensors = [(name, shapes[name], role_of(name, len(shapes[name]), roles)) for name in sorted(shapes)]
     best: tuple[float, FragmentMap] | None = None
     for pieces in _divisions(tensors, mean):
@@ -56,10 +55,16 @@ def build(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles = BY_NA
             return fragments
     if best is None:
         raise ConfigurationError(
-            detail=f"synchroniser.fragments is {fragment_count} but the model has only {len(sizes)} tensors, too small to "
-            f"be split so often. Lower it to at most {len(sizes)}."
+            detail=f"synchroniser.fragments is {fragment_count} but the model has only {len(shapes)} tensors, too small "
+            f"to be split so often. Lower it to at most {len(shapes)}."
         )
     return best[1]
+
+
+def sizes(fragments: FragmentMap, shapes: Mapping[str, Shape]) -> tuple[int, ...]:
+    """How many parameters each fragment has; ``shapes`` are those of whole tensors."""
+    pieces = [[piece_named(name) for name in members] for members in fragments]
+    return tuple(sum(math.prod(piece.shape(shapes[piece.tensor])) for piece in members) for members in pieces)
 
 
 def require_own(pieces: Sequence[Mapping[str, Shape]], roles: Roles = BY_NAME) -> None:

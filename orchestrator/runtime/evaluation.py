@@ -6,6 +6,8 @@ or hangs is ended, and the next question makes another. Refuses to know when som
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -23,9 +25,14 @@ from orchestrator.parameters.tensors import Tensors
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import evaluator_name
 
+log = logging.getLogger(__name__)
+
 EVALUATOR_CLASS = "learners.evaluator:Evaluator"
-SEED_TIMEOUT_S = 300.0
-EVALUATION_TIMEOUT_S = 600.0
+SEED_REMINDER_S = 300.0
+EVALUATION_BASE_S = 600.0
+SLOWEST_FLOPS = 1e9
+"""Of one thread of a processor: an evaluator that does less than this has stopped."""
+FLOPS_PER_PARAMETER_AND_TOKEN = 2
 
 
 class Evaluation:
@@ -58,25 +65,36 @@ class Evaluation:
     # ── in its thread ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _initial_model(self) -> InitialModel:
-        return ray.get(self._actor().call(EvaluatorInterface.initial_model), timeout=SEED_TIMEOUT_S)
+        """However long that takes, for how large the model is only the evaluator knows. Raises what ends it."""
+        call = self._actor().call(EvaluatorInterface.initial_model)
+        began = time.monotonic()
+        while not ray.wait([call], timeout=SEED_REMINDER_S)[0]:
+            log.warning("the initial parameters are not there after %.0f s", time.monotonic() - began)
+        return ray.get(call)
 
     def _measure_unigram(self) -> None:
         try:
             call = self._actor().call(EvaluatorInterface.unigram_loss)
-            self.unigram_loss = ray.get(call, timeout=EVALUATION_TIMEOUT_S)
+            self.unigram_loss = ray.get(call, timeout=EVALUATION_BASE_S)
         except (RayError, TimeoutError):
             self.unigram_loss = None
 
     def _evaluate(self, global_version: int, parameters: Tensors) -> None:
         try:
             call = self._actor().call(EvaluatorInterface.evaluate, parameters)
-            loss = ray.get(call, timeout=EVALUATION_TIMEOUT_S)
+            loss = ray.get(call, timeout=self._limit_s(sum(array.size for array in parameters.values())))
         except (RayError, TimeoutError) as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             self._drop_actor()
             self._context.post(lambda at: events.EvaluationFailed(at, global_version, reason))
             return
         self._context.post(lambda at: events.EvaluationCompleted(at, global_version, loss))
+
+    def _limit_s(self, parameter_count: int) -> float:
+        """How long an evaluation of so many parameters may take: by the arithmetic that it is."""
+        spec = self._context.spec
+        token_count = spec.evaluation.sequences * spec.data.sequence_length
+        return EVALUATION_BASE_S + FLOPS_PER_PARAMETER_AND_TOKEN * parameter_count * token_count / SLOWEST_FLOPS
 
     def _actor(self) -> ActorHandle[EvaluatorInterface]:
         """The evaluator; made when it is first needed, and again after a failure."""

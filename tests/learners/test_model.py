@@ -11,7 +11,6 @@ import pytest
 from learners import model
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters import fragment_map
-from orchestrator.parameters.pieces import piece_named
 
 logits = jax.jit(model.logits, static_argnums=(0, 1))
 
@@ -76,9 +75,8 @@ def test_presets_have_the_size_they_claim(preset, millions):
 @pytest.mark.parametrize("preset", ["micro", "small"])
 def test_the_larger_presets_cut_into_24_even_fragments(preset):
     shapes = model.parameter_shapes(model.PRESETS[preset])
-    pieces = [map(piece_named, names) for names in fragment_map.build(shapes, 24)]
-    fragments = [sum(math.prod(piece.shape(shapes[piece.tensor])) for piece in members) for members in pieces]
-    assert max(fragments) <= fragment_map.PEAK_MAX * sum(fragments) / 24
+    sizes = fragment_map.sizes(fragment_map.build(shapes, 24), shapes)
+    assert max(sizes) <= fragment_map.PEAK_MAX * sum(sizes) / 24
 
 
 def test_initial_parameters_follow_from_the_seed_alone_and_have_the_promised_shapes():

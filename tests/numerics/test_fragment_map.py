@@ -30,12 +30,6 @@ def shapes_roles_and_count(draw, count_max=40):
     return shapes, roles, draw(st.integers(1, min(len(shapes), count_max)))
 
 
-def loads(shapes, fragments):
-    """How many parameters each fragment has."""
-    pieces = [[piece_named(name) for name in members] for members in fragments]
-    return tuple(sum(math.prod(piece.shape(shapes[piece.tensor])) for piece in members) for members in pieces)
-
-
 @given(shapes_roles_and_count())
 def test_every_parameter_is_in_exactly_one_fragment_and_no_fragment_is_empty(case):
     shapes, roles, count = case
@@ -99,7 +93,7 @@ def optimal_peak(sizes: list[int], count: int) -> int:
 def test_peak_is_within_grahams_bound_of_the_best_map_of_whole_tensors(sizes, count):
     count = min(count, len(sizes))
     shapes = {f"t{index}": (size,) for index, size in enumerate(sizes)}
-    peak = max(loads(shapes, fragment_map.build(shapes, count)))
+    peak = max(fragment_map.sizes(fragment_map.build(shapes, count), shapes))
     assert 3 * count * peak <= (4 * count - 1) * optimal_peak(sizes, count)
 
 
@@ -108,7 +102,7 @@ def test_peak_is_within_grahams_bound_of_the_best_map_of_whole_tensors(sizes, co
 def test_the_fragments_of_real_models_are_even(model, count):
     shapes = MODELS[model]
     fragments = fragment_map.build(shapes, count)
-    assert max(loads(shapes, fragments)) <= 1.1 * sum(loads(shapes, fragments)) / count
+    assert max(fragment_map.sizes(fragments, shapes)) <= 1.1 * sum(fragment_map.sizes(fragments, shapes)) / count
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -121,7 +115,7 @@ def test_with_24_fragments_only_the_embeddings_of_real_models_are_split(model):
 def test_the_fragments_of_a_layer_scanned_model_are_even_and_no_layer_is_split(count):
     shapes, roles = scanned_llama_8b()
     fragments = fragment_map.build(shapes, count, roles)
-    assert max(loads(shapes, fragments)) <= 1.1 * sum(loads(shapes, fragments)) / count
+    assert max(fragment_map.sizes(fragments, shapes)) <= 1.1 * sum(fragment_map.sizes(fragments, shapes)) / count
     pieces = [piece_named(name) for members in fragments for name in members]
     assert all(piece.bounds[0] == 0 for piece in pieces if piece.bounds and piece.tensor in roles)
 
@@ -129,7 +123,7 @@ def test_the_fragments_of_a_layer_scanned_model_are_even_and_no_layer_is_split(c
 def test_where_embeddings_are_not_enough_matrices_are_split_too():
     shapes = {"up": (100, 30), "down": (30, 10)}
     fragments = fragment_map.build(shapes, 2)
-    assert max(loads(shapes, fragments)) <= 1.1 * 3300 / 2
+    assert max(fragment_map.sizes(fragments, shapes)) <= 1.1 * 3300 / 2
     assert any(piece_named(name).tensor == "up" for members in fragments for name in members)
 
 
