@@ -4,9 +4,9 @@
   come and go
 - attack, service: services, which mostly wait
 - arithmetic: everything else, at the lowest priority: it takes what the others leave
-- installation: what has a cluster of its own in processes of its own, as users run it whole; as soon as one of the four
-  has ended
-- chaos: plans of chaos, Prometheus, a loss of every process; after that
+- installation: what has a cluster of its own in processes of its own, as users run it whole; file by file, as soon as one
+  of the four has ended
+- chaos: plans of chaos, Prometheus, a loss of every process; after that, file by file
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ STREAMS = {
 }
 """By file, else by folder, else arithmetic."""
 ORDER = ("cluster", "attack", "service", ARITHMETIC, "installation", "chaos")
+BY_FILE = ("installation", "chaos")
+"""Streams whose files any worker may take that has ended its own."""
 CALM = "ray/test_simulated_agrees.py"
 """Steps of fixed time are its premise: the last of its stream, when there is least beside it."""
 LOWEST, USUAL = 19, 0
@@ -57,12 +59,13 @@ def stream_of(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A stream is a unit of work: one worker does all of it, in order."""
+    """A stream is a unit of work, which one worker does in order; of the last two each file is one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Streams(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return stream_of(nodeid)
+            stream = stream_of(nodeid)
+            return path_of(nodeid) if stream in BY_FILE else stream
 
     config.option.loadscopereorder = False
     return Streams(config, log)
