@@ -230,9 +230,8 @@ class IslandLoop:
     ) -> None:
         """Have a published value adopted at the next boundary, unless it is no news (``Publication``)."""
         arrival = _Arrival(arrays, self._base_for(fragment, merged_offer))
-        if (
-            arrival.base is not None
-        ):  # here, so that the loop's thread need not; it looks whether the base is still that
+        if arrival.base is not None:
+            # here, so that the loop's thread need not; at the boundary it looks whether the base is still this one
             arrival.update = update(arrays, _arrays_of(arrival.base))
         with self._changed:
             if self._replica.publication_arrived(Publication(fragment, version, step, merged_offer, anchor)):
