@@ -18,6 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -192,13 +193,16 @@ def test_no_command_is_lost_or_done_twice_however_often_the_service_is_killed(re
     for operator in operators:
         operator.start()
     caught = 0
-    for number in range(KILLS):
+    for number in count():
+        if number >= KILLS and caught and any(operator.cut for operator in operators):
+            break  # else no request was in flight when it was killed, or none came between storing and handing over
         time.sleep(chance.uniform(0, KILLED_AFTER_MAX_S))
         if number % 2:
             wait_until(reign.undelivered, "a command is on its way", pause_s=0.0)
         reign.kill()
         caught += reign.undelivered() > 0
         reign.succeed()
+    wait_until(lambda: len(Lives(reign.runs / job).killed) > len(ISLANDS), "the premise: enough islands were killed")
     stop.set()
     for operator in operators:
         operator.join(PATIENCE_S)
@@ -213,10 +217,7 @@ def test_no_command_is_lost_or_done_twice_however_often_the_service_is_killed(re
     print(f"{len(commands)} commands, {cut} requests cut, {caught} kills left some undelivered")
     assert [operator.trouble for operator in operators] == [[]] * OPERATORS
     lives = Lives(reign.runs / job)
-    assert len(lives.killed) > len(ISLANDS), "hardly anybody was killed"
     assert lives.died <= lives.killed | lives.stopped, "somebody died of nothing that is on the tape"
-    assert cut > 0, "no request was in flight when the service was killed"
-    assert caught > 0, "no kill came between storing and handing over"
     told = told_on_tape(reign.runs / job)
     assert all(len(ids) == 1 for operator in operators for ids in operator.of_key.values()), "one key, two commands"
     promised = {name for operator in operators for name in operator.promised}
