@@ -19,6 +19,7 @@ from orchestrator.core import events
 from orchestrator.core.saving import FROM_JOURNAL, FragmentRestored
 from orchestrator.core.vocabulary import Epoch, FragmentId
 from orchestrator.logbook import service_logbook
+from orchestrator.parameters.journal.entry import sizes_of
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import island_name
@@ -102,13 +103,14 @@ def test_a_synchroniser_that_finds_its_last_records_damaged_goes_on_from_those_b
     tape.write_bytes(bytes(damaged))
     segment = max((job.run_dir / "journal").glob("fragment-0000-*.journal"))
     entries = segment.read_bytes()
-    segment.write_bytes(entries + entries[: len(entries) // 3])
+    torn = entries[: sizes_of(entries).total // 3]  # of one entry, however many the segment has
+    segment.write_bytes(entries + torn)
     os.kill(pid, signal.SIGKILL)
 
     job.wait_until(lambda: len(job.restarts()) > deaths, "the next epoch")
     back = job.restarts()[deaths]
     assert "the last line is damaged" in back.damage
-    assert f"{segment.name}: {len(entries) // 3} bytes from {len(entries)} on were cut off" in back.damage
+    assert f"{segment.name}: {len(torn)} bytes from {len(entries)} on were cut off" in back.damage
     kept = good[: good[:-1].rindex(b"\n") + 1]
     assert tape.read_bytes().startswith(kept)
     job.wait_until(lambda: contributors_since(job, back.at) == set(GROUPS), "everyone again")
