@@ -16,7 +16,6 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId
 from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.outer_state import OuterState
-from orchestrator.parameters.pieces import taken
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import EVERYTHING
 
@@ -38,7 +37,7 @@ class InProcessTrainers:
         shapes, roles = self.trainers[0].tensor_shapes(), self.trainers[0].roles()
         self.fragments = fragment_map.build(shapes, sync.fragments, roles)
         optimizer = outer_optimizer.of(sync.outer_optimizer)
-        initial = taken(self.trainers[0].initial_parameters(), [name for names in self.fragments for name in names])
+        initial = fragment_map.pieces_of(self.trainers[0].initial_parameters(), self.fragments)
         self.outer = OuterState(initial, self.fragments, sync.averaging, optimizer, roles)
         self._codec = sync.wire
         self.shard = ParameterShard(_Unjournalled(), FIRST_EPOCH, lambda _, work: work())

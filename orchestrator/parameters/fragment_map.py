@@ -24,8 +24,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.errors import ConfigurationError, DataError
-from orchestrator.parameters.pieces import Piece, cut, piece_named, whole_shapes
+from orchestrator.parameters.pieces import Piece, cut, piece_named, taken, whole_shapes
 from orchestrator.parameters.roles import BY_NAME, Role, Roles, Shape, role_of
+from orchestrator.parameters.tensors import Array
 
 FragmentMap = tuple[tuple[str, ...], ...]
 """The names of every fragment's pieces, by fragment index; sorted within a fragment."""
@@ -59,6 +60,11 @@ def build(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles = BY_NA
             f"to be split so often. Lower it to at most {len(shapes)}."
         )
     return best[1]
+
+
+def pieces_of(tensors: Mapping[str, Array], fragments: FragmentMap) -> dict[str, Array]:
+    """Whole tensors as the pieces of all fragments: views, by name."""
+    return taken(tensors, [name for members in fragments for name in members])
 
 
 def sizes(fragments: FragmentMap, shapes: Mapping[str, Shape]) -> tuple[int, ...]:

@@ -29,7 +29,6 @@ from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.parameters import fragment_map, outer_optimizer
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState
-from orchestrator.parameters.pieces import taken
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
 from orchestrator.parameters.tensors import Array, digest, shapes
 from orchestrator.runtime.settings import INLINE_BYTES_MAX
@@ -125,7 +124,7 @@ class ShardWorker:
     def _seed(self, initial: InitialModel) -> None:
         knobs = self._context.spec.synchroniser
         fragments = fragment_map.build(shapes(initial.parameters), knobs.fragments, initial.roles)
-        pieces = taken(initial.parameters, [name for names in fragments for name in names])
+        pieces = fragment_map.pieces_of(initial.parameters, fragments)
         self._begin(OuterState(pieces, fragments, knobs.averaging, self._optimizer(), initial.roles), {})
 
     def _resume(self, resumption: Resumption) -> None:

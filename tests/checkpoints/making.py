@@ -18,7 +18,6 @@ from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.outer_optimizer import create
 from orchestrator.parameters.outer_state import OuterState
-from orchestrator.parameters.pieces import taken
 from orchestrator.roots import AllowedRoots
 
 SPEC: dict[str, Any] = {
@@ -36,7 +35,7 @@ def outer() -> OuterState:
 
 
 def initial_pieces(trainer: SyntheticTrainer) -> Arrays:
-    return taken(trainer.initial_parameters(), [name for names in FRAGMENTS for name in names])
+    return fragment_map.pieces_of(trainer.initial_parameters(), FRAGMENTS)
 
 
 def cut_of_island(shard: int) -> Cut:

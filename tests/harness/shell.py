@@ -33,7 +33,6 @@ from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.host.snapshot_writer import SnapshotWriter
 from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
 from orchestrator.parameters.outer_state import OuterState
-from orchestrator.parameters.pieces import taken
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.simulation.disk import SimulatedDisk
 from tests.harness.disks import Died
@@ -283,7 +282,7 @@ class Shell(Job):
     def _seed(self) -> None:
         trainer = next(iter(self.islands.values())).trainer
         fragments = fragment_map.build(trainer.tensor_shapes(), FRAGMENTS)
-        initial = taken(trainer.initial_parameters(), [name for names in fragments for name in names])
+        initial = fragment_map.pieces_of(trainer.initial_parameters(), fragments)
         outer = OuterState(initial, fragments, "radial", outer_optimizer.create("nesterov", 0.7, 0.9))
         seeded = self.shard.seed(outer, {})
         self.published = {new.publication.fragment: new.publication.payload for new in seeded}
