@@ -9,7 +9,6 @@ cluster; started again over its tape, it goes on as if it had never been away.
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import json
 import time
@@ -110,9 +109,6 @@ class Clockwork:
             now = uptime() - record["created_uptime_s"]
             world = self._world(job_id, record, now)
             status = world.status(job_id, record["started_at"], now)
-            status["commands"] = copy.deepcopy(
-                status["commands"]
-            )  # the world goes on, and its commands are resolved in it
             run_dir, ended = Path(record["run_dir"]), status["view"]["phase"] == "finished"
             header = Header(job_id, world.policy, record["started_at"])
             try:
