@@ -43,7 +43,8 @@ from orchestrator.core.messages import Broken, IslandReport, NotSaved, Ready, Sa
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
 from orchestrator.errors import InfrastructureError
 from orchestrator.parameters import fragment_map, wire_format
-from orchestrator.parameters.codec.registry import CodecName
+from orchestrator.parameters.tensors import ByteArray, byte_array
+from orchestrator.replica.replica import Publication
 from orchestrator.roots import AllowedRoots
 
 SYNTHETIC = "learners.synthetic"
@@ -68,7 +69,6 @@ class Island:
         self._loop: IslandLoop | None = None
         self._catching_up = CatchingUp(self._outbox)
         self._ready: Ready | None = None
-        self._codec: CodecName = "float32"
         self._computes = False
         self._watchdog = Watchdog(abandoned_after_s, self._give_up)
         self._shard_index = 0
@@ -97,12 +97,12 @@ class Island:
             target=self._prepare, args=(spec, shard_index, shard_count, normal_priority), name="prepare", daemon=True
         ).start()
 
-    def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: bytes) -> None:
+    def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: ByteArray) -> None:
         """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._outbox.heed(epoch)
 
         def load() -> tuple[tuple[Version, ...], int]:
-            arrays = {name: array for payload in payloads for name, array in wire_format.decode(payload).items()}
+            arrays = {name: array for payload in payloads for name, array in wire_format.decode(payload.data).items()}
             self._built().load(arrays, versions, step, cursor)
             return tuple(versions), step
 
@@ -168,11 +168,17 @@ class Island:
         step: int,
         merged_offer: int,
         anchor: ScheduleAnchor,
-        payload: bytes,
-    ) -> None:
-        """Put a published fragment into the mailbox."""
+        since: Version | None,
+        digest: str,
+        *payloads: ByteArray,
+    ) -> int:
+        """Put a published fragment into the mailbox: updates since a version, oldest first, or its values.
+
+        Returns the version of it that is here, −1 for none: below ``version`` where these bytes do not lead to it.
+        """
         self._outbox.heed(epoch)
-        self._built().deliver(fragment, version, step, wire_format.decode(payload), merged_offer, anchor)
+        publication = Publication(fragment, version, step, merged_offer, anchor)
+        return self._built().receive(publication, since, digest, [payload.data for payload in payloads])
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
         """Cut at the next boundary, and write this island's part while it trains on. ``Saved`` or ``NotSaved`` follows."""
@@ -187,10 +193,10 @@ class Island:
             return
         threading.Thread(target=self._save, args=(checkpoint, folder, cut), name="save", daemon=True).start()
 
-    def take_payload(self, fragment: FragmentId, offer: int) -> bytes | None:
+    def take_payload(self, fragment: FragmentId, offer: int) -> ByteArray | None:
         """The offer's bytes, or ``None`` if a newer offer has replaced it."""
-        arrays = self._built().take(fragment, offer)
-        return None if arrays is None else wire_format.encode(arrays, self._codec)
+        payload = self._built().take(fragment, offer)
+        return None if payload is None else byte_array(payload)
 
     def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> list[tuple[int, IslandReport]]:
         """See ``Outbox.read``."""
@@ -225,8 +231,8 @@ class Island:
                 adoption=knobs["adoption"],
                 mix_alpha=knobs["mix_alpha"],
                 tokens_per_schedule_step=tokens_per_schedule_step(spec),
+                codec=knobs["wire"]["up"],
             )
-            self._codec = knobs["wire"]
             self._loop = IslandLoop(trainer, plan, self._outbox)
         except Exception as error:
             log.exception("the model cannot be built")

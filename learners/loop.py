@@ -27,11 +27,14 @@ from learners.adoption import mixed, update
 from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import Exports, require_numbers
+from learners.offered import OfferedFragment, PublishedVersion
 from learners.outbox import Outbox
+from learners.published import PublishedFragments
 from learners.state_fetch import FetchedState, Fragments
 from orchestrator.core.messages import Broken, Flushed, IslandReport, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
+from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
     Action,
@@ -56,7 +59,7 @@ DRAINING_POLL_S = 0.1
 class LoopPlan:
     """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` α weighs one's own.
 
-    ``tokens_per_schedule_step`` are those of an inner step of all islands together.
+    ``tokens_per_schedule_step`` are those of an inner step of all islands together. Offers travel in ``codec``.
     """
 
     fragments: tuple[tuple[str, ...], ...]
@@ -64,6 +67,7 @@ class LoopPlan:
     adoption: AdoptionRule = "replace"
     mix_alpha: float = 0.5
     report_every_s: float = 0.5
+    codec: CodecName = EXACT
     tokens_per_schedule_step: int = field(kw_only=True)
 
     @property
@@ -74,11 +78,12 @@ class LoopPlan:
             adoption=self.adoption,
             tokens_per_schedule_step=self.tokens_per_schedule_step,
             snapshots_max=SNAPSHOTS_MAX[self.adoption],
+            exact=self.codec == EXACT,
         )
 
 
-Base = Snapshot | Mapping[str, np.ndarray]
-"""θ_since: an offer's snapshot, or what was last adopted."""
+Base = OfferedFragment | Mapping[str, np.ndarray]
+"""θ_since: an offer as it was decoded, or what was last adopted."""
 
 
 @dataclass(slots=True)
@@ -103,7 +108,12 @@ class IslandLoop:
         self._replica = Replica(plan.policy)
         self._arrived: dict[FragmentId, _Arrival] = {}
         self._bases: dict[FragmentId, Mapping[str, np.ndarray]] = {}
-        self._snapshots: dict[FragmentId, dict[int, Snapshot]] = {}
+        self._offered: dict[FragmentId, dict[int, OfferedFragment]] = {}
+        self._adopted: dict[FragmentId, PublishedVersion] = {}
+        """Θ as the island stands on it, of the fragments whose values it has."""
+        self._residues: dict[FragmentId, Arrays] = {}
+        """What coding lost of the work in Θ, where that is not in θ by itself (``replica.work``)."""
+        self._published = PublishedFragments(len(plan.fragments))
         self._loading = threading.Lock()
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -125,7 +135,7 @@ class IslandLoop:
             self._require_idle(versions)
             self._trainer.load(arrays)
             self._trainer.seek(cursor)
-            self._hold([{name: arrays[name] for name in names} for names in self._plan.fragments])
+            self._stand_on([{name: arrays[name] for name in names} for names in self._plan.fragments], versions)
             with self._changed:
                 self._replica.hold(versions, step)
 
@@ -136,7 +146,11 @@ class IslandLoop:
             self._trainer.import_state(state.arrays)
             self._trainer.seek(cursor)
             if self._keeps_bases:
-                self._hold([self._trainer.snapshot(names).arrays() for names in self._plan.fragments])
+                own = enumerate(self._plan.fragments)
+                self._bases = {FragmentId(p): self._trainer.snapshot(names).arrays() for p, names in own}
+            for p, version in enumerate(state.versions):
+                if (published := self._published.at(FragmentId(p), version)) is not None:
+                    self._adopted[FragmentId(p)] = published
             with self._changed:
                 self._replica.hold(state.versions, state.step)
 
@@ -147,7 +161,7 @@ class IslandLoop:
             require_numbers(saved.arrays)
             self._trainer.import_state(saved.arrays)
             self._trainer.seek(cursor)
-            self._hold(saved.outer)
+            self._stand_on(saved.outer, saved.versions)
             with self._changed:
                 overtaken = self._replica.hold_saved(saved.position, saved.versions)
             for fragment in overtaken:
@@ -175,9 +189,14 @@ class IslandLoop:
             raise InternalError(detail="an island was given a state while it has one: it keeps the first that came.")
         self._replica.require_count(versions)
 
-    def _hold(self, bases: Iterable[Mapping[str, np.ndarray]]) -> None:
-        if self._keeps_bases:
-            self._bases = {FragmentId(p): base for p, base in enumerate(bases)}
+    def _stand_on(self, outer: Sequence[Mapping[str, np.ndarray]], versions: Sequence[Version]) -> None:
+        """The island stands on Θ, fragment by fragment."""
+        for p, (arrays, version) in enumerate(zip(outer, versions, strict=True)):
+            fragment = FragmentId(p)
+            self._published.hold(fragment, version, arrays)
+            self._adopted[fragment] = PublishedVersion(version, arrays)
+            if self._keeps_bases:
+                self._bases[fragment] = arrays
 
     @property
     def _keeps_bases(self) -> bool:
@@ -219,6 +238,23 @@ class IslandLoop:
         if self._thread is not None:
             self._thread.join()
 
+    def receive(
+        self,
+        publication: Publication,
+        since: Version | None,
+        checked_digest: str,
+        payloads: Sequence[bytes | memoryview],
+    ) -> int:
+        """Take a publication's bytes (``PublishedFragments.take``) and have it adopted at the next boundary.
+
+        Returns the version that is here now, −1 for none: below the publication's if the bytes did not lead to it.
+        """
+        fragment, version = publication.fragment, publication.version
+        arrays = self._published.take(fragment, version, since, checked_digest, payloads)
+        if arrays is not None:
+            self._deliver(publication, arrays)
+        return self._published.version(fragment)
+
     def deliver(
         self,
         fragment: FragmentId,
@@ -229,13 +265,17 @@ class IslandLoop:
         anchor: ScheduleAnchor = NO_ANCHOR,
     ) -> None:
         """Have a published value adopted at the next boundary, unless it is no news (``Publication``)."""
-        arrival = _Arrival(arrays, self._base_for(fragment, merged_offer))
+        self._published.hold(fragment, version, arrays)
+        self._deliver(Publication(fragment, version, step, merged_offer, anchor), arrays)
+
+    def _deliver(self, publication: Publication, arrays: Arrays) -> None:
+        arrival = _Arrival(arrays, self._base_for(publication.fragment, publication.merged_offer))
         if arrival.base is not None:
             # here, so that the loop's thread need not; at the boundary it looks whether the base is still this one
             arrival.update = update(arrays, _arrays_of(arrival.base))
         with self._changed:
-            if self._replica.publication_arrived(Publication(fragment, version, step, merged_offer, anchor)):
-                self._arrived[fragment] = arrival
+            if self._replica.publication_arrived(publication):
+                self._arrived[publication.fragment] = arrival
                 self._changed.notify_all()
 
     def _base_for(self, fragment: FragmentId, merged_offer: int) -> Base | None:
@@ -245,20 +285,20 @@ class IslandLoop:
             return self._base(fragment, mode.since) if isinstance(mode, Rebase) and self._replica.started else None
 
     def _base(self, fragment: FragmentId, since: int | None) -> Base | None:
-        return self._bases.get(fragment) if since is None else self._snapshots.get(fragment, {}).get(since)
+        return self._bases.get(fragment) if since is None else self._offered.get(fragment, {}).get(since)
 
-    def take(self, fragment: FragmentId, offer: int) -> Arrays | None:
-        """The offer's arrays, once they are on the host; ``None`` if a newer offer replaced it, or it was merged."""
+    def take(self, fragment: FragmentId, offer: int) -> memoryview | None:
+        """The offer's payload, once it is on the host; ``None`` if a newer offer replaced it, or it was merged."""
         with self._changed:
             fetched = self._replica.fetched(fragment, offer)
-            snapshot = self._snapshots.get(fragment, {}).get(offer) if fetched else None
-        return None if snapshot is None else snapshot.arrays()
+            offered = self._offered.get(fragment, {}).get(offer) if fetched else None
+        return None if offered is None else offered.payload()
 
     def standing_offers(self) -> list[Offer]:
         """The latest offer of each fragment, but for those whose work is in a version that was adopted."""
         with self._changed:
             standing = self._replica.standing_offers()
-            return [offer for offer in standing if offer.offer in self._snapshots.get(offer.fragment, {})]
+            return [offer for offer in standing if offer.offer in self._offered.get(offer.fragment, {})]
 
     def export_state(self, timeout_s: float, fragments: Fragments = None) -> dict[str, Any]:
         """The state that a peer needs to begin from here: ``{"trainer": arrays, "versions": (…), "step": int}``.
@@ -377,10 +417,11 @@ class IslandLoop:
     def _adopt(self, action: AdoptVersion, arrival: _Arrival) -> None:
         fragment, published = action.report.fragment, arrival.published
         match action.mode:
-            case Replace():
-                self._trainer.load(published)
-            case Mix():
-                self._trainer.load(mixed(published, self._own(published), self._plan.mix_alpha))
+            case Replace(residue):
+                self._trainer.load(self._with_residue(fragment, published, residue))
+            case Mix(residue):
+                own, corrected = self._own(published), self._with_residue(fragment, published, residue)
+                self._trainer.load(mixed(corrected, own, self._plan.mix_alpha))
             case Rebase(since):
                 base = self._base(fragment, since)
                 assert base is not None, f"the snapshot of offer {since} of fragment {fragment} was dropped too early"
@@ -388,21 +429,36 @@ class IslandLoop:
                 self._trainer.add(update(published, _arrays_of(base)) if ready is None else ready)
             case _:
                 assert_never(action.mode)
+        self._adopted[fragment] = PublishedVersion(action.report.version, published)
         if self._keeps_bases:
             self._bases[fragment] = published
-        self._keep_snapshots(fragment, self._snapshots.get(fragment, {}), action.snapshots)
+        self._keep_offered(fragment, self._offered.get(fragment, {}), action.snapshots)
+
+    def _with_residue(self, fragment: FragmentId, published: Arrays, whose: int | None) -> Arrays:
+        """Θ + e. The residue of the last adoption stays until that of a later offer takes its place."""
+        if whose is None:
+            self._residues.pop(fragment, None)
+        elif whose and (own := self._offered[fragment][whose].residue()) is not None:
+            self._residues[fragment] = own
+        residue = self._residues.get(fragment)
+        return published if residue is None else {name: array + residue[name] for name, array in published.items()}
 
     def _own(self, names: Iterable[str]) -> Arrays:
         return self._trainer.snapshot(names).arrays()
 
     def _offer(self, action: OfferFragment) -> None:
         fragment, number = action.report.fragment, action.report.offer
+        adopted = self._adopted.get(fragment)
+        base = adopted if adopted is not None and adopted.version == action.report.base_version else None
         snapshot = self._trainer.snapshot(self._plan.fragments[fragment])
-        self._keep_snapshots(fragment, {**self._snapshots.get(fragment, {}), number: snapshot}, action.snapshots)
+        offered = OfferedFragment(snapshot, base, self._plan.codec, residue_wanted=not self._keeps_bases)
+        self._keep_offered(fragment, {**self._offered.get(fragment, {}), number: offered}, action.snapshots)
 
-    def _keep_snapshots(self, fragment: FragmentId, all_of_it: dict[int, Snapshot], needed: tuple[int, ...]) -> None:
+    def _keep_offered(
+        self, fragment: FragmentId, all_of_it: dict[int, OfferedFragment], needed: tuple[int, ...]
+    ) -> None:
         with self._changed:
-            self._snapshots[fragment] = {number: all_of_it[number] for number in needed}
+            self._offered[fragment] = {number: all_of_it[number] for number in needed}
 
     def _cut(self, _: None, *, position: Position) -> Cut:
         """The copy to the host goes on while the next steps are taken."""

@@ -56,7 +56,7 @@ class Disk(Protocol):
         """Raises FileExistsError if a new file is there already, BlockingIOError while another process holds it."""
         ...
 
-    def append(self, path: Path, parts: Sequence[bytes]) -> None:
+    def append(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
         """Write behind what is there; the file is made if it is missing. A failure may leave a part."""
         ...
 
@@ -97,7 +97,7 @@ class LocalDisk:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _LocalFile(path, new=new)
 
-    def append(self, path: Path, parts: Sequence[bytes]) -> None:
+    def append(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
         with path.open("ab", buffering=0) as file:
             for part in parts:
                 _write_all(file, part)
@@ -177,7 +177,7 @@ def _open_file(path: str, flags: int) -> int:
     return descriptor
 
 
-def _write_all(file: FileIO, data: bytes) -> None:
+def _write_all(file: FileIO, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

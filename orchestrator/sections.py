@@ -6,9 +6,9 @@ is reading files.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.bounds import (
     AcceleratorCount,
@@ -121,6 +121,21 @@ class DurabilitySection(Section):
     )
 
 
+class WireSection(Section):
+    """The codecs of what travels: ``up`` an island's displacement from Θ, ``down`` the update of Θ. One name is both.
+
+    What a codec loses is not lost: its sender adds it to what it sends next.
+    """
+
+    up: CodecName = "float32"
+    down: CodecName = "float32"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, wire: Any) -> Any:
+        return {"up": wire, "down": wire} if isinstance(wire, str) else wire
+
+
 class SynchroniserSection(Section):
     """Decoupled DiLoCo's knobs, arXiv:2604.21428; the symbols are in ``JobPolicy``."""
 
@@ -133,7 +148,7 @@ class SynchroniserSection(Section):
     staleness_max: VersionCount = 0
     averaging: Literal["radial", "mean"] = "radial"
     outer_optimizer: OuterOptimizerSection = OuterOptimizerSection()
-    wire: CodecName = "float32"
+    wire: WireSection = WireSection()
     durability: DurabilitySection = DurabilitySection()
     adoption: Literal["replace", "mix", "rebase"] = "rebase"
     mix_alpha: Ratio = 0.5

@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.actors.records import StatusRecord
 from orchestrator.chaos.kinds import Kind
 from orchestrator.core.vocabulary import IslandState, JobPhase, RefusalReason
-from orchestrator.parameters.codec.registry import PUBLICATION_CODEC, CodecName, codec
+from orchestrator.parameters.codec.registry import CodecName, codec
 
 CONTRIBUTOR_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -155,9 +155,9 @@ def _of_traffic(job: str, traffic: Mapping[str, Any], regions: Mapping[str, str]
 
 
 def _of_payloads(
-    job: str, traffic: Mapping[str, Any], fragment_parameters: Sequence[int], up_codec: CodecName
+    job: str, traffic: Mapping[str, Any], fragment_parameters: Sequence[int], wire: Mapping[str, CodecName]
 ) -> Iterator[Sample]:
-    for direction, codec_name in (("up", up_codec), ("down", PUBLICATION_CODEC)):
+    for direction, codec_name in wire.items():
         counts = traffic[f"payloads_{direction}"]
         yield Sample("atoll_payloads", (job, direction), sum(counts))
         if fragment_parameters:

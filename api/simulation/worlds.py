@@ -35,7 +35,7 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
         step_jitter_ratio=spec.synthetic.step_jitter_ratio,
         tokens_per_step=spec.tokens_per_step,
         adoption=spec.synchroniser.adoption,
-        payload_bytes=codec(spec.synchroniser.wire).data_bytes(_parameters(spec)) // spec.synchroniser.fragments,
+        payload_bytes=codec(spec.synchroniser.wire.up).data_bytes(_parameters(spec)) // spec.synchroniser.fragments,
     )
     return policy, plan
 

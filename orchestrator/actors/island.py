@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.core.messages import IslandReport
 from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAnchor, Version
 from orchestrator.logbook import Logbook
+
+if TYPE_CHECKING:
+    from orchestrator.parameters.tensors import ByteArray
 
 
 class IslandInterface(Protocol):
@@ -28,9 +31,11 @@ class IslandInterface(Protocol):
         self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float, /
     ) -> list[tuple[int, IslandReport]]: ...
 
-    def take_payload(self, fragment: FragmentId, offer: int, /) -> bytes | None: ...
+    def take_payload(self, fragment: FragmentId, offer: int, /) -> ByteArray | None: ...
 
-    def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, /, *payloads: bytes) -> None: ...
+    def load(
+        self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, /, *payloads: ByteArray
+    ) -> None: ...
 
     def load_from(self, epoch: Epoch, count: int, donors: Mapping[str, IslandId], cursor: int, /) -> None: ...
 
@@ -52,9 +57,11 @@ class IslandInterface(Protocol):
         step: int,
         merged_offer: int,
         anchor: ScheduleAnchor,
-        payload: bytes,
+        since: Version | None,
+        digest: str,
         /,
-    ) -> None: ...
+        *payloads: ByteArray,
+    ) -> int: ...
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str, /) -> None: ...
 

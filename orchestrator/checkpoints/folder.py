@@ -60,11 +60,11 @@ class Folder:
         allowed = self._allowed.parent()
         return Folder(allowed) if allowed else None
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes | memoryview) -> None:
         """Afterwards the file is there with this content, also after a loss of power."""
         self.write_all(name, [content])
 
-    def write_all(self, name: str, chunks: Iterable[bytes]) -> None:
+    def write_all(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """As ``write``, of a content in chunks."""
         if not self._allowed.local:
             path = self._stored(name)

@@ -1,7 +1,8 @@
 """The manifest of a checkpoint and the parts of islands, as plain data. The manifest is written last and makes it whole.
 
     CHECKPOINT/manifest.json                 all of this, and every file with its size and digest
-    CHECKPOINT/fragment-PPPP.parameters      Θ of a fragment, a payload of ``parameters.wire_format``; .momentum likewise
+    CHECKPOINT/fragment-PPPP.parameters      Θ of a fragment, a payload of ``parameters.wire_format``; .momentum
+                                             likewise, and .residue where updates lose something in their codec
     CHECKPOINT/ISLAND/part.json              what the island's arrays belong to, and their files
     CHECKPOINT/ISLAND/arrays…                parameters and inner optimizer state
 

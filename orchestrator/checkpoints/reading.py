@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import MANIFEST, MANIFEST_BYTES_MAX, File, Manifest, decode
-from orchestrator.checkpoints.writing import momentum_name, number_of, parameters_name
+from orchestrator.checkpoints.writing import momentum_name, number_of, parameters_name, residue_name
 from orchestrator.core.vocabulary import Version
 from orchestrator.errors import DataError, OutsideRoots
 from orchestrator.parameters import tensors, wire_format
@@ -95,7 +95,8 @@ def newest_sound(roots: AllowedRoots, url: str) -> SoundCheckpoint:
 
 
 def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
-    """Θ and momentum of every fragment. Raises DataError where a file is not what it was."""
+    """Θ, momentum and residue of every fragment. Raises DataError where a file is not what it was."""
+    listed = {file.name for file in manifest.files}
     return [
         FragmentState(
             Version(fragment.version),
@@ -103,6 +104,7 @@ def outer_states(folder: Folder, manifest: Manifest) -> list[FragmentState]:
             _arrays(folder, manifest, momentum_name(p)),
             fragment.digest,
             from_rows(fragment.roles),
+            _arrays(folder, manifest, residue_name(p)) if residue_name(p) in listed else {},
         )
         for p, (fragment, parameters) in enumerate(
             zip(manifest.fragments, outer_parameters(folder, manifest), strict=True)

@@ -74,19 +74,21 @@ def momentum_name(fragment: int) -> str:
     return f"fragment-{fragment:04d}.momentum"
 
 
+def residue_name(fragment: int) -> str:
+    return f"fragment-{fragment:04d}.residue"
+
+
 def write_outer(folder: Folder, states: Mapping[FragmentId, FragmentState]) -> tuple[File, ...]:
-    """Θ and momentum of every fragment are in the folder afterwards. Raises OSError."""
-    contents = {
-        name: wire_format.encode(arrays)
-        for fragment, state in states.items()
-        for name, arrays in (
-            (parameters_name(fragment), state.parameters),
-            (momentum_name(fragment), state.momentum),
-        )
-    }
-    for name, content in contents.items():
-        folder.write(name, content)
-    return tuple(File(name, *folder.fingerprint(name)) for name in sorted(contents))
+    """Θ, momentum and residue of every fragment are in the folder afterwards. Raises OSError."""
+    names = []
+    for fragment, state in states.items():
+        files = {parameters_name(fragment): state.parameters, momentum_name(fragment): state.momentum}
+        if state.residue:
+            files[residue_name(fragment)] = state.residue
+        for name, arrays in files.items():  # encoded one by one: they need no more memory than the largest
+            folder.write(name, wire_format.encode(arrays))
+            names.append(name)
+    return tuple(File(name, *folder.fingerprint(name)) for name in sorted(names))
 
 
 def read_part(folder: Folder, island: str, digest: str) -> tuple[Part, tuple[File, ...]]:

@@ -25,12 +25,11 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase, JobPolicy,
 from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.host.posting import Undated
-from orchestrator.parameters import outer_optimizer
-from orchestrator.parameters.journal.entry import Facts, payloads_of
+from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
 from orchestrator.parameters.journal.storage import SUFFIX, Journal
-from orchestrator.parameters.journaled_store import recovered
-from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.journaled_store import recovered, state_at
+from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.pending import Pending
 from orchestrator.tape.recovery import Recovered, recover
@@ -230,7 +229,7 @@ def _was_merged(journal: Journal, fragment: FragmentId) -> bool:
     newest = journal.newest(fragment)
     if newest is None:
         return False
-    facts, _ = journal.read(fragment, newest)
+    facts = journal.facts(fragment, newest)
     return bool(facts.base_digest or facts.contributors)
 
 
@@ -254,18 +253,18 @@ def _with_theta(files: JobFiles, spec: JobSpec) -> JobFiles:
         return replace(files, first_events=tuple(first))
     if over and files.journal.newest(FragmentId(0)) is None:
         return files  # all that the job leaves is written, and its journal gone
-    set_back = {} if over or state.rollback is not None else _set_back(files, past.next_epoch)
+    set_back = (
+        {} if over or state.rollback is not None else _set_back(files, past.next_epoch, OuterStep.of(spec.synchroniser))
+    )
     others = [current for current in state.rounds if current.fragment not in set_back]
     unrecorded = unrecorded_merges(others, files.journal.newest, over=over)
-    knobs = spec.synchroniser
-    optimizer = outer_optimizer.of(knobs.outer_optimizer)
     fragments = [current.fragment for current in state.rounds]
-    outer, merges = recovered(files.journal, fragments, knobs.averaging, optimizer)
+    outer, merges = recovered(files.journal, fragments, OuterStep.of(spec.synchroniser))
     completed = [_completed(merges[fragment], state) for fragment in unrecorded]
     return replace(files, outer=outer, merges=merges, first_events=(*completed, *first, *set_back.values()))
 
 
-def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Undated]:
+def _set_back(files: JobFiles, epoch: Epoch, outer_step: OuterStep) -> dict[FragmentId, Undated]:
     """Set fragments whose last version the journal has lost back to the one before, as their next version.
 
     It is journalled first, then on the tape. The event is repeated should this process die in between. Such an entry has no
@@ -274,17 +273,18 @@ def _set_back(files: JobFiles, epoch: Epoch) -> dict[FragmentId, Undated]:
     rounds, journal = files.core.state.rounds, files.journal
     for fragment in lost_merges(rounds, journal.newest) if files.damage else ():
         version = rounds[fragment].version
-        facts, before = journal.read(fragment, Version(version - 1))
+        before = state_at(journal, fragment, Version(version - 1), outer_step)
+        facts = journal.facts(fragment, Version(version - 1))
         facts = replace(facts, version=Version(version + 1), epoch=epoch, base_digest="", contributors=())
         try:
-            journal.append(facts, *payloads_of(before))
+            journal.append(facts, before)
         except OSError as error:
             raise DataError(detail=f"The journal lost version {version} of fragment {fragment}: {error}.") from error
     restored: dict[FragmentId, Undated] = {}
     for current in rounds:
         if journal.newest(current.fragment) != current.version + 1:
             continue
-        facts, _ = journal.read(current.fragment, Version(current.version + 1))
+        facts = journal.facts(current.fragment, Version(current.version + 1))
         if not facts.base_digest and not facts.contributors:
             restored[current.fragment] = _restoring(facts, FROM_JOURNAL)
     return restored

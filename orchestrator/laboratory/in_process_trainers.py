@@ -13,10 +13,11 @@ from learners.contract import Arrays, Trainer
 from orchestrator.config import JobSpec
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId
-from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
-from orchestrator.parameters.journal.entry import Facts
-from orchestrator.parameters.outer_state import OuterState
-from orchestrator.parameters.shard import ParameterShard
+from orchestrator.errors import DataError
+from orchestrator.parameters import fragment_map, tensors
+from orchestrator.parameters.journal.entry import Content, Facts
+from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.parameters.shard import ParameterShard, Unusable
 from orchestrator.roots import EVERYTHING
 
 FIRST_EPOCH = Epoch(1)
@@ -36,33 +37,29 @@ class InProcessTrainers:
         self.trainers: Sequence[Trainer] = [make_trainer(plain, index, count) for index in range(count)]
         shapes, roles = self.trainers[0].tensor_shapes(), self.trainers[0].roles()
         self.fragments = fragment_map.build(shapes, sync.fragments, roles)
-        optimizer = outer_optimizer.of(sync.outer_optimizer)
         initial = fragment_map.pieces_of(self.trainers[0].initial_parameters(), self.fragments)
-        self.outer = OuterState(initial, self.fragments, sync.averaging, optimizer, roles)
-        self._codec = sync.wire
+        self.outer = OuterState(initial, self.fragments, OuterStep.of(sync), roles)
+        self.codec = sync.wire.up
         self.shard = ParameterShard(_Unjournalled(), FIRST_EPOCH, lambda _, work: work())
-        self._published = {
-            new.publication.fragment: wire_format.decode(new.publication.payload)
-            for new in self.shard.seed(self.outer, {})
-        }
+        self.shard.seed(self.outer, {})
 
-    def hold(self, payload: PayloadId, arrays: Arrays) -> None:
-        """A contribution arrives, as it is after its codec, which may round."""
-        self.shard.hold(payload, wire_format.decode(wire_format.encode(arrays, self._codec)))
+    def receive(self, payload: PayloadId, fragment: FragmentId, content: memoryview) -> None:
+        """A contribution arrives. Raises DataError where it may not enter a merge."""
+        received = self.shard.receive(payload, fragment, content)
+        if isinstance(received, Unusable):
+            raise DataError(detail=f"The contribution {payload} is {received.reason}: {received.detail}")
 
     def merge(self, order: MergeFragment) -> str:
         """Take the outer step; returns the digest of what it made."""
-        new = self.shard.merge(order)
-        self._published[order.fragment] = wire_format.decode(new.publication.payload)
-        return new.facts.digest
+        return self.shard.merge(order).facts.digest
 
     def published(self, fragment: FragmentId) -> Arrays:
         """The fragment's newest version as islands receive it."""
-        return self._published[fragment]
+        return self.outer.fragment(fragment)
 
     def whole_state(self) -> Arrays:
         """Θ as an island receives it that takes its state from the synchroniser."""
-        return {name: array for tensors in self._published.values() for name, array in tensors.items()}
+        return self.outer.parameters()
 
     def snapshot(self, island: int, fragment: FragmentId) -> Arrays:
         """What the island has of the fragment now."""
@@ -78,5 +75,5 @@ class InProcessTrainers:
 
 
 class _Unjournalled:
-    def append(self, facts: Facts, parameters: bytes, momentum: bytes) -> None:
+    def append(self, facts: Facts, content: Content) -> None:
         """Nothing is kept."""

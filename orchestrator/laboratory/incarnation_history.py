@@ -143,7 +143,7 @@ def _adopt(
     uncontributed = own.remaining(Rebase(merged_offer), _trained(event.tokens_total)).tokens
     kept_tokens = uncontributed if event.kept_tokens == _UNREPORTED and rule == "rebase" else max(0, event.kept_tokens)
     if rule == "rebase":
-        keeps = kept_tokens == uncontributed > 0
+        keeps, has_work = kept_tokens == uncontributed, uncontributed > 0
         if kept_tokens not in (0, uncontributed):
             history.contradictions.append(
                 f"{name} kept {kept_tokens} of {uncontributed} tokens in no version when it adopted "
@@ -151,11 +151,11 @@ def _adopt(
             )
         history.could_keep_work |= uncontributed > 0
     else:
-        keeps = rule == "mix" and bool(own.offers)
+        keeps = has_work = rule == "mix" and bool(own.offers)
     history.kept_work |= kept_tokens > 0
     own.adopt(event.version, _trained(kept_tokens), _trained(event.tokens_total), own.latest_offer)
-    since = payloads[event.fragment, merged_offer] if keeps and rule == "rebase" and merged_offer is not None else None
-    return Adopted(steps, event.fragment, event.version, event.step, event.fix, keeps, since)
+    since = None if merged_offer is None else payloads[event.fragment, merged_offer]
+    return Adopted(steps, event.fragment, event.version, event.step, event.fix, keeps, has_work, since)
 
 
 def _trained(tokens: int) -> Trained:

@@ -96,6 +96,7 @@ class MultiplexedJob:
             mix_alpha=spec.synchroniser.mix_alpha,
             report_every_s=0.0,
             tokens_per_schedule_step=spec.tokens_per_schedule_step,
+            codec=spec.synchroniser.wire.up,
         )
         self._islands: dict[IslandId, _Island] = {}
         for index, (island, trainer) in enumerate(zip(policy.islands, self._in_process.trainers, strict=True)):
@@ -168,10 +169,10 @@ class MultiplexedJob:
     def _event_of(self, island: _Island, report: IslandReport) -> events.Event:
         """As live, but that time is virtual and an offer's bytes are there at once."""
         if isinstance(report, Offer):
-            arrays = island.loop.take(report.fragment, report.offer)
-            assert arrays is not None
+            content = island.loop.take(report.fragment, report.offer)
+            assert content is not None
             contribution = contribution_of(report, island.id, FIRST)
-            self._in_process.hold(contribution.payload, arrays)
+            self._in_process.receive(contribution.payload, report.fragment, content)
             return events.ContributionArrived(self._now, contribution)
         if isinstance(report, Progress):
             island.tokens = report.tokens_total

@@ -14,11 +14,12 @@ Source: arXiv:2604.21428, "event tapes".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from learners.adoption import mixed, update
 from learners.contract import Arrays
+from learners.offered import OfferedFragment, PublishedVersion
 from orchestrator.config import JobSpec
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import CloseReason, FragmentId, PayloadId, ScheduleAnchor, Version
@@ -34,6 +35,7 @@ from orchestrator.laboratory.training_trace import (
     Offered,
     TrainingTrace,
 )
+from orchestrator.parameters.codec.registry import EXACT
 from orchestrator.parameters.pieces import joined
 from orchestrator.replica.schedule_position import schedule_step
 
@@ -155,11 +157,13 @@ class TapeTraining:
         if life.donor is None:
             trainer.import_state(self._fresh)
             for fragment, version in enumerate(life.versions):
-                self._stand_on(replica, FragmentId(fragment), self._take(FragmentId(fragment), version))
+                published = self._take(FragmentId(fragment), version)
+                trainer.load(published)
+                self._stand_on(replica, FragmentId(fragment), version, published)
         else:
             trainer.import_state(self._exported.pop(life.id))
             for fragment in map(FragmentId, range(len(life.versions))):
-                replica.base[fragment] = self._in_process.snapshot(life.shard, fragment) if self._keeps_bases else {}
+                replica.base[fragment] = self._in_process.snapshot(life.shard, fragment) if self._rebases else {}
         trainer.seek(life.cursor)
 
     def _next(self, replica: _Replica) -> Iterator[None]:
@@ -173,44 +177,58 @@ class TapeTraining:
             yield
         match moment:
             case Offered(_, fragment, payload):
-                arrays = self._in_process.snapshot(life.shard, fragment)
-                self._in_process.hold(payload, arrays)
-                self._held.add(payload)
-                if self._keeps_bases:
-                    replica.sent.setdefault(fragment, {})[payload] = arrays
+                self._offer(replica, fragment, payload)
             case Exported(_, receiver):
                 self._exported[receiver] = trainer.export_state().arrays()
             case Adopted():
                 self._adopt(replica, moment)
         replica.done += 1
 
+    def _offer(self, replica: _Replica, fragment: FragmentId, payload: PayloadId) -> None:
+        snapshot = self._in_process.trainers[replica.life.shard].snapshot(self._in_process.fragments[fragment])
+        base, codec_name = replica.adopted.get(fragment), self._in_process.codec
+        offered = OfferedFragment(snapshot, base, codec_name, residue_wanted=not self._rebases)
+        self._in_process.receive(payload, fragment, offered.payload())
+        self._held.add(payload)
+        replica.sent.setdefault(fragment, {})[payload] = offered
+
     def _adopt(self, replica: _Replica, moment: Adopted) -> None:
+        """Load the version, as ``learners.loop`` does."""
         fragment, sync = moment.fragment, self._sync
-        published = self._take(fragment, moment.version)
-        if moment.keeps:
-            trainer = self._in_process.trainers[replica.life.shard]
-            if sync.adoption == "mix":
-                trainer.load(mixed(published, self._in_process.snapshot(replica.life.shard, fragment), sync.mix_alpha))
-            else:
-                since = replica.base[fragment] if moment.since is None else replica.sent[fragment][moment.since]
-                trainer.add(update(published, since))
-            replica.base[fragment] = published if self._keeps_bases else {}
+        published, trainer = self._take(fragment, moment.version), self._in_process.trainers[replica.life.shard]
+        sent = replica.sent.pop(fragment, {})
+        if self._rebases and moment.keeps and (moment.has_work or self._in_process.codec != EXACT):
+            since = replica.base[fragment] if moment.since is None else sent[moment.since].arrays()
+            trainer.add(update(published, since))
+        elif not self._rebases and moment.keeps:
+            own = self._in_process.snapshot(replica.life.shard, fragment)
+            trainer.load(mixed(self._with_residue(replica, moment, published, sent), own, sync.mix_alpha))
         else:
-            self._stand_on(replica, fragment, published)
-        replica.sent.pop(fragment, None)
+            trainer.load(self._with_residue(replica, moment, published, sent))
+        self._stand_on(replica, fragment, moment.version, published)
         replica.logical_step = max(replica.logical_step, moment.logical_step)
         replica.fix = max(replica.fix, self._here(moment.fix))
+
+    def _with_residue(
+        self, replica: _Replica, moment: Adopted, published: Arrays, sent: Mapping[PayloadId, OfferedFragment]
+    ) -> Arrays:
+        """Θ and what coding lost of the work in it, where that is not in the island's own parameters by itself."""
+        merged = None if moment.since is None else sent.get(moment.since)
+        if merged is not None and (own := merged.residue()) is not None:
+            replica.residues[moment.fragment] = own
+        residue = replica.residues.get(moment.fragment)
+        return published if residue is None else {name: array + residue[name] for name, array in published.items()}
 
     def _here(self, fix: ScheduleAnchor) -> ScheduleAnchor:
         """The tape's, in tokens here."""
         return ScheduleAnchor(round(fix.tokens * self._tokens_ratio), fix.step)
 
-    def _stand_on(self, replica: _Replica, fragment: FragmentId, published: Arrays) -> None:
-        self._in_process.trainers[replica.life.shard].load(published)
-        replica.base[fragment] = published if self._keeps_bases else {}
+    def _stand_on(self, replica: _Replica, fragment: FragmentId, version: Version, published: Arrays) -> None:
+        replica.adopted[fragment] = PublishedVersion(version, published)
+        replica.base[fragment] = published if self._rebases else {}
 
     @property
-    def _keeps_bases(self) -> bool:
+    def _rebases(self) -> bool:
         """Whether adoption needs what an island stood on before, and its offers since."""
         return self._sync.adoption == "rebase"
 
@@ -225,7 +243,9 @@ class _Replica:
     done: int = 0
     step_count: int = 0
     base: dict[FragmentId, Arrays] = field(default_factory=dict)
-    sent: dict[FragmentId, dict[PayloadId, Arrays]] = field(default_factory=dict)
+    adopted: dict[FragmentId, PublishedVersion] = field(default_factory=dict)
+    residues: dict[FragmentId, Arrays] = field(default_factory=dict)
+    sent: dict[FragmentId, dict[PayloadId, OfferedFragment]] = field(default_factory=dict)
 
 
 def _uses(trace: TrainingTrace) -> Counter[Published]:

@@ -46,8 +46,8 @@ class Offered:
 class Adopted:
     """After ``steps`` inner steps it took version ``version``; its logical step was then at least ``logical_step``.
 
-    ``fix``, in tokens of the tape, is the latest it had heard. ``keeps`` says whether own work survived, and ``since`` what
-    it is counted from: an offer of its own, or, when ``None``, the value it stood on before.
+    ``fix``, in tokens of the tape, is the latest it had heard. ``keeps`` says whether own work survived, all of it if there
+    was any, as ``has_work`` says; ``since`` is the offer of its own that the version holds, ``None`` for none.
     """
 
     steps: int
@@ -56,6 +56,7 @@ class Adopted:
     logical_step: int
     fix: ScheduleAnchor
     keeps: bool = False
+    has_work: bool = False
     since: PayloadId | None = None
 
 

@@ -2,7 +2,7 @@
 
 Both averages known here are linear in the displacements, Δ = Σ a_m Δ_m with Δ_m = Θ − θ_m, and differ only in the
 coefficients a_m. So a merge has three parts: the Gram matrix ⟨Δ_i, Δ_j⟩ (the only thing the radial average must know
-of the arrays), M coefficients from it, and one weighted sum. ``displacements`` gives the arrays in
+of the arrays), M coefficients from it, and one weighted sum. ``blocks`` gives the arrays in
 blocks that stay in the processor's cache, so that memory is read twice however many islands there are.
 
 Knows nothing of fragments, versions, optimizers or who sent what.
@@ -79,17 +79,17 @@ def gram(blocks: Iterable[Array], count: int) -> NDArray[np.float64]:
     return np.asarray(np.triu(total) + np.triu(total, 1).T, np.float64)
 
 
-def displacements(anchor: Array, replicas: Sequence[Array]) -> Iterator[tuple[slice, Array]]:
-    """Δ_m = Θ − θ_m in blocks: which elements, and an (M, n) float32 block that is overwritten by the next.
+def blocks(displacements: Sequence[Array]) -> Iterator[tuple[slice, Array]]:
+    """M displacements in blocks: which elements, and an (M, n) float32 block that is overwritten by the next.
 
-    anchor    (N,) float32  Θ, the synchroniser's current copy
-    replicas  M times (N,) float32  θ_m
+    displacements  M times (N,) float32, Δ_m
     """
-    width = max(1, SCRATCH_BYTES // (anchor.itemsize * len(replicas)))
-    scratch = np.empty((len(replicas), min(width, anchor.size)), np.float32)
-    for start in range(0, anchor.size, width):
-        where = slice(start, min(start + width, anchor.size))
+    size = displacements[0].size
+    width = max(1, SCRATCH_BYTES // (displacements[0].itemsize * len(displacements)))
+    scratch = np.empty((len(displacements), min(width, size)), np.float32)
+    for start in range(0, size, width):
+        where = slice(start, min(start + width, size))
         block = scratch[:, : where.stop - start]
-        for row, replica in zip(block, replicas, strict=True):
-            np.subtract(anchor[where], replica[where], out=row)
+        for row, displacement in zip(block, displacements, strict=True):
+            row[:] = displacement[where]
         yield where, block

@@ -1,7 +1,8 @@
 """The outer step: from Θ and an outer gradient to the next Θ.
 
 An optimizer is a frozen description with two pure functions; its state is one array per tensor, kept by the caller.
-Steps are elementwise, so a caller may take them on any part of a tensor. Nothing here knows where gradients come from.
+Steps are elementwise, so a caller may take them on any part of a tensor. What is returned is the decrement: the next Θ is
+Θ − decrement, or what is published of it (``outer_state``). Nothing here knows where gradients come from.
 
 Source: DiLoCo, arXiv:2311.08105, Algorithm 1. Both are checked against optax.
 """
@@ -22,8 +23,8 @@ class OuterOptimizer(Protocol):
         """The state at version 0."""
         ...
 
-    def step(self, parameters: Array, gradient: Array, momentum: Array) -> tuple[Array, Array]:
-        """Return the next parameters and momentum; the arguments stay as they are."""
+    def step(self, gradient: Array, momentum: Array) -> tuple[Array, Array]:
+        """Return the decrement and the next momentum; the arguments stay as they are."""
         ...
 
 
@@ -31,12 +32,11 @@ class OuterOptimizer(Protocol):
 class Nesterov:
     """Gradient descent with Nesterov momentum.
 
-        parameters  (n,) float32  Θ, the synchroniser's copy at version v
         gradient    (n,) float32  Δ, merged from Θ − θ_m. It points *away* from the islands, so descending it moves Θ
                                   towards them
         momentum    (n,) float32  μ at version v; zeros at version 0
 
-        μ' = decay·μ + Δ              Θ' = Θ − lr·(Δ + decay·μ')
+        μ' = decay·μ + Δ              decrement = lr·(Δ + decay·μ')
 
     Equal to ``optax.sgd(lr, momentum=decay, nesterov=True)``.
     """
@@ -47,18 +47,18 @@ class Nesterov:
     def initial_momentum(self, parameters: Array) -> Array:
         return np.zeros_like(parameters)
 
-    def step(self, parameters: Array, gradient: Array, momentum: Array) -> tuple[Array, Array]:
+    def step(self, gradient: Array, momentum: Array) -> tuple[Array, Array]:
         next_momentum: Array = np.multiply(momentum, self.decay)
         next_momentum += gradient
-        update: Array = np.multiply(next_momentum, self.decay)
-        update += gradient
-        update *= self.lr
-        return np.subtract(parameters, update), next_momentum
+        decrement: Array = np.multiply(next_momentum, self.decay)
+        decrement += gradient
+        decrement *= self.lr
+        return decrement, next_momentum
 
 
 @dataclass(frozen=True, slots=True)
 class Sgd:
-    """Plain gradient descent, Θ' = Θ − lr·Δ. Equal to ``optax.sgd(lr)``; lr = 1 is the islands' average itself.
+    """Plain gradient descent, decrement = lr·Δ. Equal to ``optax.sgd(lr)``; lr = 1 is the islands' average itself.
 
     It has no momentum: an empty array, which can be sliced and assigned to like any other.
     """
@@ -68,8 +68,8 @@ class Sgd:
     def initial_momentum(self, parameters: Array) -> Array:
         return np.empty(0, np.float32)
 
-    def step(self, parameters: Array, gradient: Array, momentum: Array) -> tuple[Array, Array]:
-        return parameters - self.lr * gradient, momentum
+    def step(self, gradient: Array, momentum: Array) -> tuple[Array, Array]:
+        return self.lr * gradient, momentum
 
 
 class Settings(Protocol):

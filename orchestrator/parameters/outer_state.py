@@ -1,7 +1,12 @@
 """The synchroniser's copy of the model: parameters, momentum and version of every fragment, and the merge itself.
 
-A merge reads each island's parameters twice in cache-sized blocks: once for the Gram matrix (only where the radial
-average asks for it), once for the outer gradient and the outer step together. No array of the outer gradient ever exists.
+A merge reads each island's displacement twice in cache-sized blocks: once for the Gram matrix (only where the radial
+average asks for it), once for the outer gradient and the outer step together.
+
+Θ is what islands hold, bit for bit. Where updates travel in a codec that loses something, a merge makes the update, encodes
+it together with what earlier ones lost (the *residue*), and moves Θ by what islands will decode:
+
+    u = residue − decrement        û = decode(encode(u))        Θ' = Θ + û        residue' = u − û
 
 Arrays handed out are read-only and never change: a merge makes new ones and puts them in place by one assignment, so a
 reader in another thread sees a fragment before or after a merge, never in between. Different fragments may be merged
@@ -10,7 +15,7 @@ in different threads at once, one fragment in one thread at a time.
 Refuses to know who contributed, how weights came about, what a payload is, and where the result goes.
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (outer gradient anchored at the synchroniser's current Θ; momentum per
-fragment).
+fragment); error feedback: Karimireddy et al., arXiv:1901.09847, Algorithm 2.
 """
 
 from __future__ import annotations
@@ -18,18 +23,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import DataError, InternalError
+from orchestrator.parameters import outer_optimizer
+from orchestrator.parameters.codec.registry import EXACT, CodecName
+from orchestrator.parameters.displacement import rebased
 from orchestrator.parameters.fragment_map import FragmentMap
-from orchestrator.parameters.outer_gradient import Averaging, averaging_for, coefficients, displacements, gram
+from orchestrator.parameters.outer_gradient import Averaging, averaging_for, blocks, coefficients, gram
 from orchestrator.parameters.outer_optimizer import OuterOptimizer
 from orchestrator.parameters.pieces import piece_named
 from orchestrator.parameters.roles import BY_NAME, Roles, role_of
 from orchestrator.parameters.tensors import Array, Tensors, digest, shapes
-from orchestrator.parameters.validation import check
+from orchestrator.parameters.validation import check_numbers
+from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, encoded
 
 WEIGHT_SUM_TOLERANCE = 1e-9
 """The core normalises in float64; M additions are off by far less than this, a forgotten normalisation by far more."""
@@ -45,7 +55,8 @@ class FragmentState:
     """One fragment at one version: arrays by the names of its pieces.
 
     The arrays are read-only; ``digest`` names the parameters bit for bit. ``roles`` are those of its tensors whose model
-    says something else than their names.
+    says something else than their names. ``residue`` is what updates lost so far in their codec, empty for nothing;
+    ``update`` is the encoded difference from the version before, where one was made.
     """
 
     version: Version
@@ -53,6 +64,54 @@ class FragmentState:
     momentum: Tensors
     digest: str
     roles: Roles = field(default_factory=dict)
+    residue: Tensors = field(default_factory=dict)
+    update: EncodedTensors | None = field(default=None, compare=False)
+
+    def arrays(self) -> tuple[Tensors, Tensors, Tensors]:
+        """Θ, μ and the residue: all that the next merge needs."""
+        return self.parameters, self.momentum, self.residue
+
+
+class Wire(Protocol):
+    """``synchroniser.wire`` of a job specification."""
+
+    @property
+    def down(self) -> CodecName: ...
+
+
+class Settings(Protocol):
+    """``synchroniser`` of a job specification."""
+
+    @property
+    def averaging(self) -> str: ...
+
+    @property
+    def outer_optimizer(self) -> outer_optimizer.Settings: ...
+
+    @property
+    def wire(self) -> Wire: ...
+
+    @property
+    def staleness_max(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """What a merge does: how displacements are averaged, what steps by the average, and what updates travel in.
+
+    Displacements from one of the ``staleness_max`` versions before the current one can be merged, too.
+    """
+
+    averaging: Averaging
+    optimizer: OuterOptimizer
+    update_codec: CodecName = EXACT
+    staleness_max: int = 0
+
+    @classmethod
+    def of(cls, settings: Settings) -> OuterStep:
+        """The outer step that a job specification asks for."""
+        optimizer = outer_optimizer.of(settings.outer_optimizer)
+        return cls(Averaging(settings.averaging), optimizer, settings.wire.down, settings.staleness_max)
 
 
 class OuterState:
@@ -62,8 +121,7 @@ class OuterState:
         self,
         parameters: Tensors,
         fragment_map: FragmentMap,
-        averaging: Averaging | str,
-        optimizer: OuterOptimizer,
+        step: OuterStep,
         roles: Roles = BY_NAME,
     ) -> None:
         """Start every fragment at version 0 with a copy of ``parameters``, which ``fragment_map`` covers exactly once.
@@ -77,25 +135,30 @@ class OuterState:
         if sorted(mapped) != sorted(parameters):
             raise InternalError(detail="The fragment map and the parameters do not name the same tensors.")
         _require_finite(parameters, "The initial parameters")
-        self._averaging = Averaging(averaging)
-        self._optimizer = optimizer
+        self._step = step
+        self._older: dict[FragmentId, tuple[FragmentState, ...]] = {}
         self._fragments = {
-            FragmentId(p): _seeded({name: parameters[name] for name in members}, optimizer, roles)
+            FragmentId(p): _seeded({name: parameters[name] for name in members}, step.optimizer, roles)
             for p, members in enumerate(fragment_map)
         }
 
     @classmethod
     def restored(
-        cls, fragments: Mapping[FragmentId, FragmentState], averaging: Averaging | str, optimizer: OuterOptimizer
+        cls,
+        fragments: Mapping[FragmentId, FragmentState],
+        step: OuterStep,
+        older: Mapping[FragmentId, tuple[FragmentState, ...]] | None = None,
     ) -> OuterState:
-        """As it was when its fragments stood at these states."""
-        restored = cls({}, (), averaging, optimizer)
+        """As it was when its fragments stood at these states; ``older`` are the ones before them that displacements need."""
+        restored = cls({}, (), step)
+        restored._older = dict(older or {})
         restored._fragments = dict(sorted(fragments.items()))
         return restored
 
     def part(self, fragments: Iterable[FragmentId]) -> OuterState:
         """These fragments as they stand: what one of several shards owns."""
-        return self.restored({p: self._fragments[p] for p in fragments}, self._averaging, self._optimizer)
+        own = {p: self._fragments[p] for p in fragments}
+        return self.restored(own, self._step, {p: self._older.get(p, ()) for p in own})
 
     @property
     def fragments(self) -> tuple[FragmentId, ...]:
@@ -122,11 +185,11 @@ class OuterState:
         """All current pieces by name. Fragments may stand at different versions; so do the islands' own copies."""
         return {name: array for state in self._fragments.values() for name, array in state.parameters.items()}
 
-    def merge(self, fragment: FragmentId, version: Version, inputs: Sequence[tuple[Tensors, float]]) -> str:
+    def merge(self, fragment: FragmentId, version: Version, inputs: Sequence[tuple[EncodedTensors, float]]) -> str:
         """Take the fragment's outer step to ``version`` and return the digest of its parameters.
 
-            inputs  what each island has of this fragment, θ_m, with its weight; weights sum to one. The arrays have
-                    passed ``validation.check``; they are read, not kept
+            inputs  each island's displacement Δ_m from the version before, with its weight; weights sum to one. They have
+                    passed ``validation``; they are read, not kept
 
         Asked again for the version it stands at, it does nothing and returns the same digest. The order of ``inputs``
         shows in the last bits: who wants the same bits gives the same order. Raises NotFinite when that is what comes out;
@@ -138,20 +201,51 @@ class OuterState:
         if version != before.version + 1:
             raise InternalError(detail=f"Fragment {fragment} is at version {before.version}, asked to go to {version}.")
         weights = [weight for _, weight in inputs]
-        _validate(fragment, before.parameters, [arrays for arrays, _ in inputs], weights)
-        parameters: dict[str, Array] = {}
-        momentum: dict[str, Array] = {}
+        _validate(fragment, before, [displacement for displacement, _ in inputs], weights)
+        pieces: dict[str, MergedPiece] = {}
         for name, anchor in before.parameters.items():
-            replicas = [arrays[name] for arrays, _ in inputs]
             role = role_of(piece_named(name).tensor, anchor.ndim, before.roles)
-            averaging = averaging_for(role, self._averaging)
-            parameters[name], momentum[name] = outer_step(
-                anchor, before.momentum[name], replicas, weights, averaging, self._optimizer, role.stacked_axes
+            pieces[name] = outer_step(
+                anchor,
+                before.momentum[name],
+                before.residue.get(name),
+                [displacement.decoded(name) for displacement, _ in inputs],
+                weights,
+                replace(self._step, averaging=averaging_for(role, self._step.averaging)),
+                role.stacked_axes,
             )
+        parameters = {name: piece.parameters for name, piece in pieces.items()}
         _require_finite(parameters, f"Version {version} of fragment {fragment}")
-        after = FragmentState(version, parameters, momentum, digest(parameters), before.roles)
+        after = FragmentState(
+            version,
+            parameters,
+            {name: piece.momentum for name, piece in pieces.items()},
+            digest(parameters),
+            before.roles,
+            {name: piece.residue for name, piece in pieces.items() if piece.residue is not None},
+            self._update(before.version, pieces),
+        )
+        if self._step.staleness_max:
+            self._older[fragment] = (*self._older.get(fragment, ()), before)[-self._step.staleness_max :]
         self._fragments[fragment] = after
         return after.digest
+
+    def from_current(self, fragment: FragmentId, displacement: EncodedTensors) -> EncodedTensors:
+        """The displacement from the fragment as it stands, of one from an older version.
+
+        One whose base is no longer known counts from the current version: it is what its island learned, if not where it
+        stands.
+        """
+        current = self._fragments[fragment]
+        if displacement.base == current.version:
+            return displacement
+        older = self._older.get(fragment, ())
+        base = next((state for state in older if state.version == displacement.base), current)
+        return rebased(displacement, base.parameters, current.parameters, current.version)
+
+    def _update(self, base: Version, pieces: Mapping[str, MergedPiece]) -> EncodedTensors | None:
+        updates = {name: piece.update for name, piece in pieces.items() if piece.update is not None}
+        return EncodedTensors(self._step.update_codec, base, updates) if updates else None
 
     def restore(self, fragment: FragmentId, version: Version, state: FragmentState) -> None:
         """The fragment is what ``state`` was, as its next version. Asked again for that version, it does nothing."""
@@ -160,43 +254,80 @@ class OuterState:
             return
         if version != before.version + 1:
             raise InternalError(detail=f"Fragment {fragment} is at version {before.version}, asked to go to {version}.")
-        self._fragments[fragment] = replace(state, version=version)
+        self._older.pop(fragment, None)
+        self._fragments[fragment] = replace(state, version=version, update=None)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPiece:
+    """A piece after its outer step, as new read-only arrays.
+
+    parameters  Θ', shaped like Θ
+    momentum    μ', flat
+    residue     what its updates lost so far, shaped like Θ; None where the codec loses nothing
+    update      Θ' − Θ in the codec; None where values are sent
+    """
+
+    parameters: Array
+    momentum: Array
+    residue: Array | None = None
+    update: EncodedTensor | None = None
 
 
 def outer_step(
     anchor: Array,
     momentum: Array,
-    replicas: Sequence[Array],
+    residue: Array | None,
+    displacements: Sequence[Array],
     weights: Sequence[float],
-    averaging: Averaging,
-    optimizer: OuterOptimizer,
+    step: OuterStep,
     stacked_axes: int = 0,
-) -> tuple[Array, Array]:
-    """Merge one piece and step: the next parameters and momentum, as new read-only arrays.
+) -> MergedPiece:
+    """Merge one piece and step.
 
-    anchor        Θ, any shape, float32, contiguous
-    momentum      μ, flat, as the optimizer made it
-    replicas      M times θ_m, shaped like Θ
-    weights       M, summing to one
-    stacked_axes  so many leading axes number matrices, each of which has a direction of its own in the radial average
+    anchor         Θ, any shape, float32, contiguous
+    momentum       μ, flat, as the optimizer made it
+    residue        shaped like Θ; None for zeros
+    displacements  M times Δ_m = Θ − θ_m, shaped like Θ
+    weights        M, summing to one
+    stacked_axes   so many leading axes number matrices, each of which has a direction of its own in the radial average
     """
-    flat = anchor.reshape(-1)
-    islands = [replica.reshape(-1) for replica in replicas]
-    radial = averaging is Averaging.RADIAL and len(islands) > 1
+    islands = [displacement.reshape(-1) for displacement in displacements]
+    radial = step.averaging is Averaging.RADIAL and len(islands) > 1
     matrix_count = math.prod(anchor.shape[:stacked_axes]) if radial else 1
-    length = flat.size // matrix_count
-    next_flat, next_momentum = np.empty_like(flat), np.empty_like(momentum)
+    length = anchor.size // matrix_count
+    decrement, next_momentum = np.empty(anchor.size, np.float32), np.empty_like(momentum)
     for start in range(0, matrix_count * length, length):
-        matrix, own = flat[start : start + length], [island[start : start + length] for island in islands]
-        before, after = momentum[start : start + length], next_flat[start : start + length]
+        own = [island[start : start + length] for island in islands]
+        before, after = momentum[start : start + length], decrement[start : start + length]
         products = np.zeros((len(islands), len(islands)))
         if radial:
-            products = gram((block for _, block in displacements(matrix, own)), len(islands))
-        mixing = coefficients(products, weights, averaging).astype(np.float32)
+            products = gram((block for _, block in blocks(own)), len(islands))
+        mixing = coefficients(products, weights, step.averaging).astype(np.float32)
         next_before = next_momentum[start : start + length]
-        for where, block in displacements(matrix, own):
-            after[where], next_before[where] = optimizer.step(matrix[where], mixing @ block, before[where])
-    return _read_only(next_flat.reshape(anchor.shape)), _read_only(next_momentum)
+        for where, block in blocks(own):
+            after[where], next_before[where] = step.optimizer.step(mixing @ block, before[where])
+    return _moved(anchor, decrement.reshape(anchor.shape), _read_only(next_momentum), residue, step.update_codec)
+
+
+def _moved(
+    anchor: Array, decrement: Array, momentum: Array, residue: Array | None, update_codec: CodecName
+) -> MergedPiece:
+    """Θ less the decrement, or as near to it as the codec comes."""
+    if update_codec == EXACT:
+        parameters = np.subtract(anchor, decrement, out=decrement)
+        if residue is not None:  # of a codec that the job had before it was resumed
+            parameters += residue
+        return MergedPiece(_read_only(parameters), momentum)
+    update = (
+        np.negative(decrement, out=decrement) if residue is None else np.subtract(residue, decrement, out=decrement)
+    )
+    content = encoded({"": update}, update_codec)
+    sent = content.decoded("")
+    parameters = anchor + sent
+    return MergedPiece(
+        _read_only(parameters), momentum, _read_only(np.subtract(update, sent, out=update)), content.tensors[""]
+    )
 
 
 def _seeded(parameters: Tensors, optimizer: OuterOptimizer, roles: Roles) -> FragmentState:
@@ -208,27 +339,28 @@ def _seeded(parameters: Tensors, optimizer: OuterOptimizer, roles: Roles) -> Fra
 
 
 def _validate(
-    fragment: FragmentId,
-    parameters: Tensors,
-    inputs: Sequence[Tensors],
-    weights: Sequence[float],
+    fragment: FragmentId, before: FragmentState, inputs: Sequence[EncodedTensors], weights: Sequence[float]
 ) -> None:
     """The preconditions, checked before anything is computed, because a wrong merge would be published to everyone."""
     if not all(weight > 0 for weight in weights) or abs(math.fsum(weights) - 1) > WEIGHT_SUM_TOLERANCE:
         raise InternalError(
             detail=f"The weights of a merge of fragment {fragment} are {weights}; they must sum to one."
         )
-    wanted = shapes(parameters)
-    for tensors in inputs:
-        if shapes(tensors) != wanted:
+    wanted = shapes(before.parameters)
+    for displacement in inputs:
+        if displacement.shapes() != wanted:
             raise InternalError(detail=f"An input to a merge of fragment {fragment} does not have its tensors.")
+        if displacement.base != before.version:
+            raise InternalError(
+                detail=f"An input to a merge of fragment {fragment} is the difference from version {displacement.base}, "
+                f"not {before.version}."
+            )
 
 
 def _require_finite(parameters: Tensors, name: str) -> None:
     """By the rule that contributions are held to: what a merge makes must be able to enter the next one."""
-    problem = check(parameters, shapes(parameters))
-    if problem is not None:
-        raise NotFinite(detail=f"{name} cannot be used: {problem[1]}")
+    if (problem := check_numbers(parameters)) is not None:
+        raise NotFinite(detail=f"{name} cannot be used: {problem}")
 
 
 def _read_only(array: Array) -> Array:

@@ -6,7 +6,7 @@ import threading
 
 from orchestrator.core.vocabulary import PayloadId
 from orchestrator.errors import InternalError
-from orchestrator.parameters.tensors import Tensors
+from orchestrator.parameters.wire_format import EncodedTensors
 
 
 class PayloadTable:
@@ -14,13 +14,13 @@ class PayloadTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[PayloadId, Tensors] = {}
+        self._held: dict[PayloadId, EncodedTensors] = {}
 
-    def hold(self, payload: PayloadId, tensors: Tensors) -> None:
+    def hold(self, payload: PayloadId, displacement: EncodedTensors) -> None:
         with self._lock:
-            self._held[payload] = tensors
+            self._held[payload] = displacement
 
-    def get(self, payload: PayloadId) -> Tensors:
+    def get(self, payload: PayloadId) -> EncodedTensors:
         with self._lock:
             try:
                 return self._held[payload]

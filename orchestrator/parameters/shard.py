@@ -24,19 +24,18 @@ from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, RefusalReason, Version
 from orchestrator.errors import InternalError
 from orchestrator.parameters import wire_format
-from orchestrator.parameters.codec.registry import JOURNAL_CODEC, PUBLICATION_CODEC, codec
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journaled_store import JournaledStore, JournaledVersion, MergeLog, Retry
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.parameters.payload_table import PayloadTable
-from orchestrator.parameters.tensors import Array, Tensors
+from orchestrator.parameters.tensors import Array
 from orchestrator.parameters.validation import validated
 from orchestrator.parameters.wire_format import InvalidPayload
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A contribution's bytes are here and may enter a merge. ``update_norm`` is ‖Θ_p − θ‖ as they came."""
+    """A contribution's bytes are here and may enter a merge. ``update_norm`` is ‖Θ_p − θ‖, Θ_p being what it builds on."""
 
     update_norm: float
 
@@ -51,12 +50,19 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A fragment at one version, as islands are sent it. ``value_bytes`` is the payload without its header."""
+    """A fragment at one version, for islands.
+
+    ``update`` is the difference from the version before as one payload, None where the codec of updates loses nothing;
+    ``values`` makes the payload of the values themselves, some ``values_bytes``. After either an island's arrays have this
+    ``digest``.
+    """
 
     fragment: FragmentId
     version: Version
-    payload: bytes
-    value_bytes: int
+    digest: str
+    update: memoryview | None
+    values: Callable[[], memoryview]
+    values_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,11 @@ class ParameterShard:
     """The shard during one epoch. Until ``seed`` or ``recover`` there is no Θ."""
 
     def __init__(
-        self, journal: MergeLog, epoch: Epoch, retry: Retry, clock: Callable[[], float] = time.monotonic
+        self,
+        journal: MergeLog,
+        epoch: Epoch,
+        retry: Retry,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``retry`` is given every write to the journal, and returns once it is done; ``clock`` times outer steps."""
         self._journal, self._epoch, self._retry, self._clock = journal, epoch, retry, clock
@@ -101,18 +111,15 @@ class ParameterShard:
 
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def receive(self, payload: PayloadId, fragment: FragmentId, content: bytes) -> Held | Unusable:
+    def receive(self, payload: PayloadId, fragment: FragmentId, content: bytes | memoryview) -> Held | Unusable:
         """Validate the bytes that an island sent, and hold them under the payload's name."""
+        state = self._outer.state(fragment)
         try:
-            tensors, update_norm = validated(content, self._outer.fragment(fragment))
+            displacement, update_norm = validated(content, state.parameters, state.version)
         except InvalidPayload as error:
             return Unusable(error.reason, error.detail)
-        self.hold(payload, tensors)
+        self._payloads.hold(payload, displacement)
         return Held(update_norm)
-
-    def hold(self, payload: PayloadId, tensors: Tensors) -> None:
-        """Hold tensors that need no validation: they never travelled."""
-        self._payloads.hold(payload, tensors)
 
     def release(self, payload: PayloadId) -> None:
         self._payloads.release(payload)
@@ -124,7 +131,8 @@ class ParameterShard:
 
         Raises InternalError when an input is not held.
         """
-        inputs = [(self._payloads.get(item.payload), item.weight) for item in order.inputs]
+        held = ((self._payloads.get(item.payload), item.weight) for item in order.inputs)
+        inputs = [(self._outer.from_current(order.fragment, displacement), weight) for displacement, weight in held]
         version = self._require_store().merge(order, inputs)
         self._steps[order.fragment] = order.step
         return self._new(version)
@@ -166,19 +174,21 @@ class ParameterShard:
         return max(self._steps.values())
 
     def publication(self, fragment: FragmentId) -> Publication:
-        """The fragment as it stands, encoded anew. (A merge returns its publication, too.)"""
+        """The fragment as it stands. (A merge returns its publication, too.)"""
         state = self._outer.state(fragment)
-        return _publication(fragment, state, wire_format.encode(state.parameters, PUBLICATION_CODEC))
+        return Publication(
+            fragment,
+            state.version,
+            state.digest,
+            None if state.update is None else wire_format.written(state.update),
+            lambda: wire_format.encode(state.parameters),
+            sum(array.nbytes for array in state.parameters.values()),
+        )
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _new(self, version: JournaledVersion) -> NewVersion:
-        fragment = FragmentId(version.facts.fragment)
-        if PUBLICATION_CODEC == JOURNAL_CODEC:  # the journal's bytes are what islands are sent: encoded once
-            publication = _publication(fragment, self._outer.state(fragment), version.payload)
-        else:
-            publication = self.publication(fragment)
-        return NewVersion(version.facts, version.journal_seconds, publication)
+        return NewVersion(version.facts, version.journal_seconds, self.publication(FragmentId(version.facts.fragment)))
 
     def _require_store(self) -> JournaledStore:
         if self._store is None:
@@ -188,9 +198,3 @@ class ParameterShard:
     @property
     def _outer(self) -> OuterState:
         return self._require_store().outer
-
-
-def _publication(fragment: FragmentId, state: FragmentState, payload: bytes) -> Publication:
-    coder = codec(PUBLICATION_CODEC)
-    size = sum(coder.data_bytes(array.size) for array in state.parameters.values())
-    return Publication(fragment, state.version, payload, size)

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
+ByteArray = NDArray[np.uint8]
+"""A payload as calls between processes carry it: without a copy where ``bytes`` would be copied under Python's lock."""
 Tensors = Mapping[str, Array]
 """Tensors by name."""
 
@@ -23,6 +25,11 @@ def digest(tensors: Tensors) -> str:
         state.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())
         state.update(raw_bytes(array, array.dtype))
     return state.hexdigest()
+
+
+def byte_array(payload: memoryview) -> ByteArray:
+    """The same memory."""
+    return np.frombuffer(payload, np.uint8)
 
 
 def shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:

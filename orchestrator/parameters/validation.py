@@ -12,58 +12,72 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from orchestrator.core.vocabulary import RefusalReason
+from orchestrator.core.vocabulary import RefusalReason, Version
 from orchestrator.parameters import wire_format
-from orchestrator.parameters.outer_gradient import displacements
+from orchestrator.parameters.displacement import displacement
+from orchestrator.parameters.outer_gradient import blocks
 from orchestrator.parameters.tensors import Array, Tensors, shapes
-from orchestrator.parameters.wire_format import InvalidPayload
+from orchestrator.parameters.wire_format import EncodedTensors, InvalidPayload
 
 MAGNITUDE_MAX = 1e15
-"""A parameter beyond this has diverged, and is refused like an infinity: the merge squares displacements and sums them in
-float32, which ends at 3.4e38."""
+"""A parameter, or a displacement, beyond this has diverged, and is refused like an infinity: the merge squares displacements
+and sums them in float32, which ends at 3.4e38."""
 HEADER_BYTES_MAX = 1 << 20
 """More than any header of a fragment; so much may a payload have besides its values, which no codec makes larger than
 float32, before it is looked at."""
 
 
-def validated(payload: bytes, anchor: Tensors) -> tuple[dict[str, Array], float]:
-    """The tensors of a contribution to the fragment ``anchor``, Θ_p, and ‖Θ_p − θ‖ over all of it.
+def validated(payload: bytes | memoryview, anchor: Tensors, version: Version) -> tuple[EncodedTensors, float]:
+    """The displacement that these bytes are, of a contribution to the fragment ``anchor``, Θ_p at ``version``, and its norm.
+
+    What came as a difference stays in its codec; values become a float32 difference from ``anchor``.
 
     Raises InvalidPayload, with the reason for a refusal, where these bytes may not enter a merge.
     """
     expected = sum(array.nbytes for array in anchor.values())
     if len(payload) > expected + HEADER_BYTES_MAX:
         raise InvalidPayload(detail=f"{len(payload)} bytes came for a fragment of {expected}.")
-    tensors = wire_format.decode(payload)
-    if (problem := check(tensors, shapes(anchor))) is not None:
-        reason, detail = problem
-        raise InvalidPayload(detail=detail, reason=reason)
-    return tensors, update_norm(anchor, tensors)
+    content = wire_format.parse(payload)
+    if (problem := check_shapes(content.shapes(), shapes(anchor))) is not None:
+        raise InvalidPayload(detail=problem, reason=RefusalReason.WRONG_SHAPE)
+    if content.base is None:
+        values = content.all_decoded()
+        _require_numbers(values)
+        content = displacement(anchor, values, version)
+    squares = []
+    for name in content.tensors:
+        values = {name: content.decoded(name)}
+        _require_numbers(values)
+        squares.append(squared_norm(values[name]))
+    return content, math.sqrt(math.fsum(squares))
 
 
-def check(tensors: Tensors, wanted: Mapping[str, tuple[int, ...]]) -> tuple[RefusalReason, str] | None:
-    """Why these tensors may not enter a merge of tensors of the ``wanted`` shapes, or ``None`` if they may."""
-    if missing := sorted(wanted.keys() - tensors.keys()):
-        return RefusalReason.WRONG_SHAPE, f"The tensors {', '.join(missing)} are missing."
-    if unknown := sorted(tensors.keys() - wanted.keys()):
-        return RefusalReason.WRONG_SHAPE, f"The tensors {', '.join(unknown)} are not of this fragment."
+def check_shapes(actual: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The reason why tensors of these shapes are not the fragment's; None where they are."""
+    if missing := sorted(wanted.keys() - actual.keys()):
+        return f"The tensors {', '.join(missing)} are missing."
+    if unknown := sorted(actual.keys() - wanted.keys()):
+        return f"The tensors {', '.join(unknown)} are not of this fragment."
     for name, shape in wanted.items():
-        array = tensors[name]
-        if array.shape != tuple(shape) or array.dtype != np.float32:
-            actual = f"{array.dtype}{list(array.shape)}"
-            return RefusalReason.WRONG_SHAPE, f"{name} is {actual}; this fragment has float32{list(shape)}."
-    for name in wanted:
-        lowest, highest = float(tensors[name].min(initial=0.0)), float(tensors[name].max(initial=0.0))
-        if not (lowest >= -MAGNITUDE_MAX and highest <= MAGNITUDE_MAX):  # written so that NaN fails it
-            return RefusalReason.NON_FINITE, f"{name} holds values from {lowest} to {highest}."
+        if actual[name] != tuple(shape):
+            return f"{name} has the shape {list(actual[name])}; in this fragment it has {list(shape)}."
     return None
 
 
-def update_norm(anchor: Tensors, tensors: Tensors) -> float:
-    """‖Θ_p − θ‖, Euclidean, over all tensors of the fragment: float32 within a block, float64 across blocks."""
-    squares = [
-        float(np.vdot(block, block))
-        for name, array in anchor.items()
-        for _, block in displacements(array.reshape(-1), [tensors[name].reshape(-1)])
-    ]
-    return math.sqrt(math.fsum(squares))
+def check_numbers(tensors: Tensors) -> str | None:
+    """The reason why these values may not enter a merge; None where they may."""
+    for name, array in tensors.items():
+        lowest, highest = float(array.min(initial=0.0)), float(array.max(initial=0.0))
+        if not (lowest >= -MAGNITUDE_MAX and highest <= MAGNITUDE_MAX):  # written so that NaN fails it
+            return f"{name} holds values from {lowest} to {highest}."
+    return None
+
+
+def squared_norm(array: Array) -> float:
+    """‖array‖²: float32 within a block, float64 across blocks."""
+    return math.fsum(float(np.vdot(block, block)) for _, block in blocks([array.reshape(-1)]))
+
+
+def _require_numbers(tensors: Tensors) -> None:
+    if (problem := check_numbers(tensors)) is not None:
+        raise InvalidPayload(detail=problem, reason=RefusalReason.NON_FINITE)

@@ -2,7 +2,7 @@
 
     magic       8 bytes   "atollw1\\n"
     sizes       12 bytes  little-endian: header bytes (u32), data bytes (u64)
-    header      JSON: {"codec": …, "tensors": [[name, shape], …]}, padded with spaces so that the data is aligned
+    header      JSON: {"codec": …, "base": …, "tensors": [[name, shape], …]}, padded with spaces so that the data is aligned
     data        the tensors one after another, each as its codec writes it (``codec``)
     checksum    4 bytes   CRC-32 of everything before it
 
@@ -10,10 +10,13 @@ Nothing is believed before the sizes agree with the length and the checksum with
 tail is refused. CRC-32 finds every burst of up to 32 bits, lives in the standard library and is faster than the copy
 next to it; it guards against accidents, not against forgers, who are the transport's business.
 
+``base`` is the version from which the tensors are a difference, null where they are values themselves: an island sends
+Δ = Θ_base − θ, the synchroniser sends Θ − Θ_base.
+
 Decoded arrays are read-only, and may be views of the payload, which then lives as long as they do. Whether they are the
 arrays that somebody wanted is another question (``validation``).
 
-Knows nothing of fragments, versions or transports. Source: ours.
+Knows nothing of fragments and transports. Source: ours.
 """
 
 from __future__ import annotations
@@ -22,9 +25,12 @@ import json
 import math
 import struct
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.core.vocabulary import RefusalReason
+import numpy as np
+
+from orchestrator.core.vocabulary import RefusalReason, Version
 from orchestrator.errors import DataError
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName, codec
 from orchestrator.parameters.tensors import Array, Tensors
@@ -42,46 +48,104 @@ class InvalidPayload(DataError):
     reason: RefusalReason = RefusalReason.CORRUPT
 
 
-def encode(tensors: Tensors, codec_name: CodecName = "float32") -> bytes:
-    """Write the tensors, in their order, as one payload. Values are not judged; the receiver does that (``validation``)."""
-    layout = [[name, list(array.shape)] for name, array in tensors.items()]
-    header = json.dumps({"codec": codec_name, "tensors": layout}, separators=(",", ":")).encode()
+@dataclass(frozen=True, slots=True)
+class EncodedTensor:
+    """A tensor in a codec: its shape, and its values as bytes."""
+
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @property
+    def value_count(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTensors:
+    """Tensors in a codec, by name. ``base`` is the version from which they are a difference; None: they are values."""
+
+    codec: CodecName
+    base: Version | None
+    tensors: Mapping[str, EncodedTensor]
+
+    @property
+    def value_bytes(self) -> int:
+        return sum(tensor.data.nbytes for tensor in self.tensors.values())
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def decoded(self, name: str) -> Array:
+        """The values of one tensor, float32, read-only. Raises InvalidPayload for a shape that cannot be."""
+        tensor = self.tensors[name]
+        values = codec(self.codec).decode(tensor.data, tensor.value_count)
+        values.flags.writeable = False
+        try:
+            return values.reshape(tensor.shape)
+        except ValueError as error:  # no elements, but extents beyond what an array can have
+            raise InvalidPayload(detail=f"{name} has an impossible shape: {error}") from error
+
+    def all_decoded(self) -> dict[str, Array]:
+        """Every tensor's values, in the order in which they were written."""
+        return {name: self.decoded(name) for name in self.tensors}
+
+
+def encoded(tensors: Tensors, codec_name: CodecName, base: Version | None = None) -> EncodedTensors:
+    """The tensors in a codec. Values are not judged; the receiver does that (``validation``)."""
+    coder = codec(codec_name)
+    return EncodedTensors(
+        codec_name,
+        base,
+        {name: EncodedTensor(array.shape, _joined(coder.encode(array))) for name, array in tensors.items()},
+    )
+
+
+def encode(tensors: Tensors, codec_name: CodecName = "float32", base: Version | None = None) -> memoryview:
+    """The tensors, in their order, as one payload."""
+    return written(encoded(tensors, codec_name, base))
+
+
+def written(content: EncodedTensors) -> memoryview:
+    """What is encoded already as one payload."""
+    layout = [[name, list(tensor.shape)] for name, tensor in content.tensors.items()]
+    document = {"codec": content.codec, "base": content.base, "tensors": layout}
+    header = json.dumps(document, separators=(",", ":")).encode()
     header += b" " * (-(_PREFIX.size + len(header)) % _ALIGNMENT_BYTES)
-    data = [part for array in tensors.values() for part in codec(codec_name).encode(array)]
-    parts: list[bytes | memoryview] = [
-        _PREFIX.pack(_MAGIC, len(header), sum(part.nbytes for part in data)),
-        header,
-        *data,
-    ]
+    parts: list[bytes | memoryview] = [_PREFIX.pack(_MAGIC, len(header), content.value_bytes), header]
+    parts += [tensor.data for tensor in content.tensors.values()]
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)
-    return b"".join([*parts, _CHECKSUM.pack(checksum)])
+    return _joined([*parts, _CHECKSUM.pack(checksum)])
 
 
 def decode(payload: bytes | bytearray | memoryview) -> dict[str, Array]:
     """Read a payload back into float32 arrays, in the order they were written. Raises InvalidPayload for anything else."""
-    view = memoryview(payload).cast("B")
-    header, data = _verified(view)
-    codec_name, layout = _parsed(header)
-    coder = codec(codec_name)
-    counts = [math.prod(shape) for _, shape in layout]
-    if (stated := sum(map(coder.data_bytes, counts))) != len(data):
+    return parse(payload).all_decoded()
+
+
+def parse(payload: bytes | bytearray | memoryview) -> EncodedTensors:
+    """The tensors of a payload, views of it, still in their codec. Raises InvalidPayload unless it is what was sent."""
+    header, data = _verified(memoryview(payload).cast("B"))
+    codec_name, base, layout = _parsed(header)
+    sizes = [codec(codec_name).data_bytes(math.prod(shape)) for _, shape in layout]
+    if sum(sizes) != len(data):
         raise InvalidPayload(
-            detail=f"The header announces tensors of {stated} bytes, but {len(data)} bytes of data follow."
+            detail=f"The header announces tensors of {sum(sizes)} bytes, but {len(data)} bytes of data follow."
         )
-    arrays: dict[str, Array] = {}
+    tensors: dict[str, EncodedTensor] = {}
     start = 0
-    for (name, shape), count in zip(layout, counts, strict=True):
-        end = start + coder.data_bytes(count)
-        values = coder.decode(data[start:end], count)
-        values.flags.writeable = False
-        try:
-            arrays[name] = values.reshape(shape)
-        except ValueError as error:  # no elements, but extents beyond what an array can have
-            raise InvalidPayload(detail=f"{name} has an impossible shape: {error}") from error
-        start = end
-    return arrays
+    for (name, shape), size in zip(layout, sizes, strict=True):
+        tensors[name] = EncodedTensor(shape, data[start : start + size])
+        start += size
+    return EncodedTensors(codec_name, base, tensors)
+
+
+def _joined(parts: Sequence[bytes | memoryview]) -> memoryview:
+    """One after another. NumPy copies them without Python's lock, which ``bytes.join`` keeps."""
+    if len(parts) == 1:
+        return memoryview(parts[0]).cast("B")
+    return np.concatenate([np.frombuffer(part, np.uint8) for part in parts]).data
 
 
 def _verified(view: memoryview) -> tuple[memoryview, memoryview]:
@@ -102,19 +166,20 @@ def _verified(view: memoryview) -> tuple[memoryview, memoryview]:
     return body[_PREFIX.size :][:header_bytes], body[_PREFIX.size + header_bytes :]
 
 
-def _parsed(header: memoryview) -> tuple[CodecName, list[tuple[str, tuple[int, ...]]]]:
-    """Codec, names and shapes. The checksum held, so a fault here is a sender that speaks another dialect."""
+def _parsed(header: memoryview) -> tuple[CodecName, Version | None, list[tuple[str, tuple[int, ...]]]]:
+    """Codec, base, names and shapes. The checksum held, so a fault here is a sender that speaks another dialect."""
     try:
         document = json.loads(bytes(header))
-        codec_name = document["codec"]
+        codec_name, base = document["codec"], document["base"]
         layout = [(name, tuple(shape)) for name, shape in document["tensors"]]
         names = {name for name, _ in layout}
         sound = codec_name in CODEC_NAMES and len(names) == len(layout) and all(isinstance(name, str) for name in names)
+        sound = sound and (base is None or (type(base) is int and base >= 0))
         sound = sound and all(type(extent) is int and extent >= 0 for _, shape in layout for extent in shape)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidPayload(detail=f"The header is not the one of a payload: {error!r}.") from error
     if not sound:
         raise InvalidPayload(
-            detail=f"The header names an unknown codec, a tensor twice or an impossible shape: {document}."
+            detail=f"The header names an unknown codec, a tensor twice, or an impossible base or shape: {document}."
         )
-    return codec_name, layout
+    return codec_name, base, layout

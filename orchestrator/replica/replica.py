@@ -38,6 +38,7 @@ class ReplicaPolicy:
     tokens_per_schedule_step  tokens of an inner step of all islands together
     snapshots_max             offers a fragment whose snapshots are kept between two adoptions (``work.SNAPSHOTS_MAX``);
                               None: all
+    exact                     whether offers lose nothing in their codec
     offers_counted            whether offers are numbered through all fragments of the island, or in each
     """
 
@@ -46,6 +47,7 @@ class ReplicaPolicy:
     adoption: AdoptionRule
     tokens_per_schedule_step: int
     snapshots_max: int | None
+    exact: bool = True
     offers_counted: Literal["by island", "by fragment"] = "by island"
 
 
@@ -346,7 +348,7 @@ class Replica:
         fragment, work = publication.fragment, self.fragments[publication.fragment]
         mode = work.load_mode(publication.merged_offer, self.policy.adoption)
         own_work = work.remaining(mode, trained)
-        if isinstance(mode, Rebase) and own_work.tokens == 0:
+        if self.policy.exact and isinstance(mode, Rebase) and own_work.tokens == 0:
             mode = Replace()  # the same, to the last bit
         before = work.latest_offer if self.policy.offers_counted == "by fragment" else self._offer_count
         work.adopt(publication.version, own_work, trained, before)

@@ -10,6 +10,9 @@ With Θ the published fragment and θ this island's own, a version is loaded by 
 An island that misses a round by a hair would, by ``replace``, lose a whole interval's work on that fragment, and go on
 missing rounds by the same hair. By ``rebase`` it loses nothing: it offers the work again, early for the next round.
 
+Where an offer's codec loses something, θ_merged is the snapshot *as the synchroniser decoded it*: so what was lost, the
+residue e = θ_offered − θ_merged, stays in θ, and the next offer has it. By the two other rules it is added to Θ.
+
 Work is not counted step by step: it is what the island has trained in all, less what it had trained when this work began.
 The module knows nothing of arrays; snapshots are named by the numbers of their offers.
 """
@@ -43,12 +46,16 @@ NOTHING = Trained(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """θ ← Θ."""
+    """θ ← Θ + e. ``residue`` says whose e: an offer's number; 0: that of the last adoption once more; None: none."""
+
+    residue: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """θ ← α·θ + (1 − α)·Θ."""
+    """θ ← α·θ + (1 − α)·(Θ + e), with ``residue`` as in ``Replace``."""
+
+    residue: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +104,11 @@ class FragmentWork:
 
     def load_mode(self, merged_offer: int, rule: AdoptionRule) -> LoadMode:
         """The mode of loading a version with the island's offers up to ``merged_offer`` (0: none, or ``ALL_OFFERS``)."""
-        if rule == "replace" or merged_offer == ALL_OFFERS:
+        if merged_offer == ALL_OFFERS:
             return Replace()
-        if rule == "mix":
-            return Mix() if self.offers else Replace()
+        if rule != "rebase":
+            residue = merged_offer if merged_offer in self.offers else 0
+            return Mix(residue) if rule == "mix" and self.offers else Replace(residue)
         if merged_offer in self.offers:
             return Rebase(merged_offer)
         return Replace() if merged_offer > self.offers_before else Rebase(None)
@@ -108,9 +116,9 @@ class FragmentWork:
     def remaining(self, mode: LoadMode, trained: Trained) -> Trained:
         """The own work that remains when a version is loaded by this mode."""
         match mode:
-            case Replace():
+            case Replace(_):
                 return NOTHING
-            case Mix():
+            case Mix(_):
                 covered = next(reversed(self.offers.values()))
             case Rebase(since):
                 covered = self.origin if since is None else self.offers[since]

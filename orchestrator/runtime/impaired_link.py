@@ -63,7 +63,7 @@ class ImpairedLink:
             if self._closed.wait(min(SLICE_S, there_at - now)):
                 return
 
-    def impaired(self, payload: bytes | None) -> bytes | None:
+    def impaired(self, payload: memoryview | None) -> memoryview | None:
         """The payload as it arrives, when it does; None if it does not, or was none."""
         if payload is None:
             return None
@@ -80,7 +80,8 @@ class ImpairedLink:
         return self.impairment.cut_s(time.monotonic()) > 0.0
 
 
-def _flipped(payload: bytes) -> bytes:
+def _flipped(payload: memoryview) -> memoryview:
     """With some bits of its middle the other way round, as no checksum would have it."""
-    middle = len(payload) // 2
-    return payload[:middle] + bytes([payload[middle] ^ 0b00111100]) + payload[middle + 1 :]
+    changed = bytearray(payload)
+    changed[len(changed) // 2] ^= 0b00111100
+    return memoryview(changed)

@@ -23,11 +23,13 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from orchestrator.actors.handle import ActorHandle, as_received
 from orchestrator.actors.island import IslandInterface
 from orchestrator.core.messages import Offer
-from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor
+from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor, Version
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters.shard import Held, Unusable
+from orchestrator.parameters.tensors import ByteArray
 from orchestrator.runtime.impaired_link import ImpairedLink
-from orchestrator.runtime.shard_worker import Published, ShardWorker
+from orchestrator.runtime.published import Published, Shipment
+from orchestrator.runtime.shard_worker import ShardWorker
 
 log = logging.getLogger(__name__)
 
@@ -63,27 +65,32 @@ class ParameterLink:
         self._name, self._actor, self._epoch = name, actor, context.epoch
         self._link, self._closed, self._shard = link, closed, shard
         self._outgoing: dict[FragmentId, Delivery] = {}
+        self._held: dict[FragmentId, Version] = {}
+        """What the island said that it holds."""
         self._marker: tuple[int, str] | None = None
         self._outgoing_changed = threading.Condition()
         threading.Thread(target=context.guarded, args=(self._deliver,), name=f"{name}.deliver", daemon=True).start()
 
     # ── up ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def request(self, offer: Offer) -> ray.ObjectRef[bytes | None]:
+    def request(self, offer: Offer) -> ray.ObjectRef[ByteArray | None]:
         """Ask the island for the offer's bytes; the request is for ``fetch``."""
         return self._actor.call(IslandInterface.take_payload, offer.fragment, offer.offer)
 
-    def fetch(self, offer: Offer, payload: PayloadId, request: ray.ObjectRef[bytes | None]) -> Held | Unusable | None:
+    def fetch(
+        self, offer: Offer, payload: PayloadId, request: ray.ObjectRef[ByteArray | None]
+    ) -> Held | Unusable | None:
         """Wait for the bytes and have the shard hold them under this name.
 
         None where nothing came: the offer was replaced meanwhile, or died with its island.
         """
-        content = self._link.impaired(self._pull(offer, request))
+        answer = self._pull(offer, request)
+        content = self._link.impaired(None if answer is None else answer.data)
         if content is None or self._closed.is_set():
             return None
         return self._shard.receive(payload, offer.fragment, content)
 
-    def _pull(self, offer: Offer, request: ray.ObjectRef[bytes | None]) -> bytes | None:
+    def _pull(self, offer: Offer, request: ray.ObjectRef[ByteArray | None]) -> ByteArray | None:
         while not self._closed.is_set():
             try:
                 return self._link.get(request, PULL_SLICE_S)
@@ -125,16 +132,14 @@ class ParameterLink:
                 marker, self._marker = self._marker, None
             if marker is not None:
                 self._deliver_marker(*marker)
-            self._link.delay(sum(delivery.published.value_bytes for delivery in batch.values()))
+            shipments = {fragment: d.published.since(self._held.get(fragment)) for fragment, d in batch.items()}
+            self._link.delay(sum(shipment.byte_count for shipment in shipments.values()))
             if not self._link.wait_until_open():
                 return
-            calls = {
-                self._call(fragment, delivery): (fragment, delivery)
-                for fragment, delivery in sorted(batch.items(), key=lambda item: item[0])
-            }
+            calls = {self._call(p, batch[p], shipments[p]): (p, batch[p]) for p in sorted(batch)}
             self._await(calls)
 
-    def _call(self, fragment: FragmentId, delivery: Delivery) -> ray.ObjectRef[None]:
+    def _call(self, fragment: FragmentId, delivery: Delivery, shipment: Shipment) -> ray.ObjectRef[int]:
         published = delivery.published
         return self._actor.call(
             IslandInterface.deliver,
@@ -144,7 +149,9 @@ class ParameterLink:
             delivery.step,
             delivery.merged_offer,
             delivery.fix,
-            as_received(published.payload),
+            shipment.since,
+            published.digest,
+            *map(as_received, shipment.payloads),
         )
 
     def _deliver_marker(self, checkpoint: int, folder: str) -> None:
@@ -163,19 +170,28 @@ class ParameterLink:
                 log.warning("%s: a marker did not arrive: %s", self._name, error)
                 self._closed.wait(RETRY_S)
 
-    def _await(self, calls: dict[ray.ObjectRef[None], tuple[FragmentId, Delivery]]) -> None:
-        """Until all have arrived. What was lost is sent again, unless something newer waits, until the link is closed."""
+    def _await(self, calls: dict[ray.ObjectRef[int], tuple[FragmentId, Delivery]]) -> None:
+        """Until all have arrived. What was lost, or did not lead on from what the island holds, is sent again, unless
+        something newer waits, until the link is closed.
+        """
         waiting = list(calls)
         while waiting and not self._closed.is_set():
             done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=ARRIVAL_CHECK_S)
             for call in done:
+                fragment, delivery = calls[call]
                 try:
-                    self._link.get(call, ARRIVAL_CHECK_S)
+                    held = self._link.get(call, ARRIVAL_CHECK_S)
                 except RayTaskError as error:  # its own code failed, and would again: the next version may do better
                     log.error("%s: a fragment is not taken: %s", self._name, error)
                 except (RayError, TimeoutError) as error:
                     log.warning("%s: a fragment did not arrive: %s", self._name, error)
-                    fragment, delivery = calls[call]
-                    with self._outgoing_changed:
-                        self._outgoing.setdefault(fragment, delivery)
+                    self._send_again(fragment, delivery)
                     self._closed.wait(RETRY_S)
+                else:
+                    self._held[fragment] = Version(held)
+                    if held < delivery.published.version:
+                        self._send_again(fragment, delivery)
+
+    def _send_again(self, fragment: FragmentId, delivery: Delivery) -> None:
+        with self._outgoing_changed:
+            self._outgoing.setdefault(fragment, delivery)

@@ -34,6 +34,7 @@ from orchestrator.errors import Fenced, first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.posting import Undated
 from orchestrator.parameters.shard import Unusable
+from orchestrator.parameters.tensors import ByteArray
 from orchestrator.runtime import cluster
 from orchestrator.runtime.impaired_link import ImpairedLink
 from orchestrator.runtime.parameter_link import ParameterLink
@@ -51,7 +52,7 @@ COMMAND_ATTEMPTS = 5
 COMMAND_RETRY_S = 0.5
 
 Facts = ParamSpec("Facts")
-Request = ray.ObjectRef[bytes | None]
+Request = ray.ObjectRef[ByteArray | None]
 """An offer's bytes, which were asked for already."""
 
 

@@ -13,9 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-
-import ray
 
 from orchestrator.actors.evaluator import InitialModel
 from orchestrator.checkpoints.folder import Folder
@@ -27,23 +24,11 @@ from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
 from orchestrator.errors import first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
-from orchestrator.parameters import fragment_map, outer_optimizer
-from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState
+from orchestrator.parameters import fragment_map
+from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
 from orchestrator.parameters.tensors import Array, digest, shapes
-from orchestrator.runtime.settings import INLINE_BYTES_MAX
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A publication as calls carry it: ``payload`` is its bytes, or a reference to them if they are too many for a call.
-
-    By value costs half the cpu-seconds of a reference, for which every island's node pulls a copy into its own store.
-    """
-
-    version: Version
-    payload: bytes | ray.ObjectRef[bytes]
-    value_bytes: int
+from orchestrator.runtime.published import Carried, Published
 
 
 class ShardWorker:
@@ -91,17 +76,17 @@ class ShardWorker:
 
     # ── contributions and publications, from links ────────────────────────────────────────────────────────────────
 
-    def receive(self, payload: PayloadId, fragment: FragmentId, content: bytes) -> Held | Unusable:
+    def receive(self, payload: PayloadId, fragment: FragmentId, content: memoryview) -> Held | Unusable:
         """Validate and hold the bytes of a contribution."""
         return self._shard.receive(payload, fragment, content)
 
     def published(self, fragment: FragmentId) -> Published:
         return self._published[fragment]
 
-    def whole_state(self) -> tuple[tuple[Version, ...], int, list[bytes | ray.ObjectRef[bytes]]]:
+    def whole_state(self) -> tuple[tuple[Version, ...], int, list[Carried]]:
         """For an island that takes its state from here: versions, logical step, one payload or reference a fragment."""
         published = [self._published[fragment] for fragment in sorted(self._published)]
-        return tuple(p.version for p in published), self._shard.step(), [p.payload for p in published]
+        return tuple(p.version for p in published), self._shard.step(), [p.values() for p in published]
 
     # ── values, for evaluation, exports and the status ────────────────────────────────────────────────────────────
 
@@ -125,16 +110,15 @@ class ShardWorker:
         knobs = self._context.spec.synchroniser
         fragments = fragment_map.build(shapes(initial.parameters), knobs.fragments, initial.roles)
         pieces = fragment_map.pieces_of(initial.parameters, fragments)
-        self._begin(OuterState(pieces, fragments, knobs.averaging, self._optimizer(), initial.roles), {})
+        self._begin(OuterState(pieces, fragments, OuterStep.of(knobs), initial.roles), {})
 
     def _resume(self, resumption: Resumption) -> None:
         manifest = resumption.manifest
         states = outer_states(resumption.folder(self._context.roots), manifest)
         _require_own(states)
         steps = {FragmentId(p): fragment.step for p, fragment in enumerate(manifest.fragments)}
-        averaging = self._context.spec.synchroniser.averaging
         fragments = {FragmentId(p): state for p, state in enumerate(states)}
-        self._begin(OuterState.restored(fragments, averaging, self._optimizer()), steps)
+        self._begin(OuterState.restored(fragments, OuterStep.of(self._context.spec.synchroniser)), steps)
 
     def _begin(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> None:
         for version in self._shard.seed(outer, steps):
@@ -142,9 +126,6 @@ class ShardWorker:
         parameters = outer.parameters()
         count, name = sum(array.size for array in parameters.values()), digest(parameters)
         self._context.post(lambda at: events.OuterStateSeeded(at, count, name))
-
-    def _optimizer(self) -> outer_optimizer.OuterOptimizer:
-        return outer_optimizer.of(self._context.spec.synchroniser.outer_optimizer)
 
     def _merge(self, order: effects.MergeFragment) -> None:
         began = time.monotonic()
@@ -177,9 +158,8 @@ class ShardWorker:
             self._context.post(_restored(number, new))
 
     def _publish(self, publication: Publication) -> None:
-        payload = publication.payload
-        carried = payload if len(payload) <= INLINE_BYTES_MAX else ray.put(payload)
-        self._published[publication.fragment] = Published(publication.version, carried, publication.value_bytes)
+        before = self._published.get(publication.fragment)
+        self._published[publication.fragment] = Published(publication, before)
 
 
 def _require_own(states: Sequence[FragmentState]) -> None:

@@ -92,7 +92,7 @@ class SimulatedDisk:
         self._held.add(path)
         return SimulatedFile(self, path)
 
-    def append(self, path: Path, parts: Sequence[bytes]) -> None:
+    def append(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
         content = self._contents.setdefault(path, _Content())
         whole = b"".join(parts)
         fault = self._befalls(Operation.APPEND, path)

@@ -7,7 +7,8 @@ long it took, and at which instants it stands at a boundary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from orchestrator.core.messages import IslandReport, Offer, Progress
 from orchestrator.core.vocabulary import (
@@ -22,6 +23,7 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.replica.odometer import Odometer
 from orchestrator.replica.replica import (
+    Action,
     BoundaryPlan,
     Continuation,
     CutState,
@@ -32,6 +34,15 @@ from orchestrator.replica.replica import (
     reports_of,
 )
 from orchestrator.replica.work import AdoptionRule
+
+
+class BoundaryObserver(Protocol):
+    """Whoever checks what an island does at its boundaries."""
+
+    def arrived(self, publication: Publication) -> None:
+        """It is adopted at the next boundary, unless a newer one of its fragment comes before."""
+
+    def carried_out(self, actions: Sequence[Action]) -> None: ...
 
 
 class SimulatedIsland:
@@ -62,12 +73,14 @@ class SimulatedIsland:
                 adoption=adoption,
                 tokens_per_schedule_step=len(policy.islands) * tokens_per_step,
                 snapshots_max=None,  # they have no bytes here
+                exact=False,
                 offers_counted="by fragment",
             )
         )
         self.replica.hold((Version(0),) * policy.fragment_count, 0)
         self._odometer = Odometer(median_over)
         self._cuts: list[Callable[[Position], None]] = []
+        self.observer: BoundaryObserver | None = None
 
     def load(self, versions: tuple[Version, ...], step: int) -> None:
         """Take over a state: its versions and logical clock."""
@@ -77,7 +90,9 @@ class SimulatedIsland:
         self, fragment: FragmentId, version: Version, step: int, merged_offer: int, fix: ScheduleAnchor = NO_ANCHOR
     ) -> None:
         """A published version has arrived; the newest is adopted at the next boundary."""
-        self.replica.publication_arrived(Publication(fragment, version, step, merged_offer, fix))
+        publication = Publication(fragment, version, step, merged_offer, fix)
+        if self.replica.publication_arrived(publication) and self.observer is not None:
+            self.observer.arrived(publication)
 
     def cut(self, take: Callable[[Position], None]) -> None:
         """``take`` gets what the replica is at the next boundary, before anything is adopted there."""
@@ -127,4 +142,6 @@ class SimulatedIsland:
             cuts, self._cuts = self._cuts, []
             for take in cuts:
                 take(plan.actions[0].position)
+        if self.observer is not None:
+            self.observer.carried_out(plan.actions)
         return reports_of(plan.actions)

@@ -18,9 +18,10 @@ import numpy as np
 from learners import jax_trainer
 from orchestrator.config import parse_job
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
-from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters import tensors
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.sections import SynchroniserSection
 from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
@@ -69,7 +70,7 @@ def step_seconds(preset: str) -> float:
 def kept(parameter_count: int, merges_max: int) -> tuple[list[float], list[float], int]:
     """The seconds of every merge, those of every round through all fragments, and a merge's bytes."""
     values = {"w": np.random.default_rng(1).standard_normal(parameter_count, np.float32)}
-    payload, digest = wire_format.encode(values), tensors.digest(values)
+    digest = tensors.digest(values)
     one, rounds = [], []
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=Path.cwd()) as folder:
         journal = Journal(Path(folder), merges_max=merges_max)
@@ -77,8 +78,9 @@ def kept(parameter_count: int, merges_max: int) -> tuple[list[float], list[float
             began_all = perf_counter()
             for fragment in range(KNOBS.fragments):
                 facts = Facts(FragmentId(fragment), Version(version), 0, Epoch(1), digest, digest, (), 0.0)
+                state = FragmentState(Version(version), values, values, digest)
                 began = perf_counter()
-                journal.append(facts, payload, payload)
+                journal.append(facts, state)
                 one.append(perf_counter() - began)
             rounds.append(perf_counter() - began_all)
-    return one, rounds, 2 * len(payload)
+    return one, rounds, 2 * values["w"].nbytes

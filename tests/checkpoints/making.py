@@ -16,8 +16,9 @@ from orchestrator.checkpoints.manifest import Fragment, Manifest, part_digest
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId
 from orchestrator.parameters import fragment_map
+from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import create
-from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.roots import AllowedRoots
 
 SPEC: dict[str, Any] = {
@@ -31,7 +32,8 @@ FRAGMENTS = fragment_map.build(SyntheticTrainer(SPEC, 0).tensor_shapes(), 2)
 
 
 def outer() -> OuterState:
-    return OuterState(initial_pieces(SyntheticTrainer(SPEC, 0)), FRAGMENTS, "mean", create("nesterov", 0.7, 0.9))
+    step = OuterStep(Averaging.MEAN, create("nesterov", 0.7, 0.9))
+    return OuterState(initial_pieces(SyntheticTrainer(SPEC, 0)), FRAGMENTS, step)
 
 
 def initial_pieces(trainer: SyntheticTrainer) -> Arrays:

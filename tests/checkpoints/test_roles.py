@@ -15,8 +15,9 @@ from orchestrator.checkpoints.sealed import unseal
 from orchestrator.checkpoints.writing import cut_of, write_manifest
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.errors import DataError
+from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import Sgd
-from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.roles import Role
 from orchestrator.roots import EVERYTHING
 
@@ -27,7 +28,7 @@ ROLES = {"table": Role(embedding=True), "layers": Role(stacked_axes=1, decays=Fa
 def folder(tmp_path: Path) -> Folder:
     """A checkpoint of one fragment, which no island is part of."""
     arrays = {"table": np.ones((4, 2), np.float32), "layers": np.ones((3, 2, 2), np.float32)}
-    outer = OuterState(arrays, (tuple(arrays),), "radial", Sgd(1.0), ROLES)
+    outer = OuterState(arrays, (tuple(arrays),), OuterStep(Averaging.RADIAL, Sgd(1.0)), ROLES)
     cut = cut_of({FragmentId(0): (outer.state(FragmentId(0)), 7)})
     folder = Folder.within(EVERYTHING, str(tmp_path))
     facts: dict[str, Any] = {"tokens_trained": 0, "merged_tokens": (0,), "cursors": (0,), "legs": (), "parts": ()}

@@ -18,7 +18,7 @@ from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.host.state_view import StateView
-from orchestrator.parameters.shard import ParameterShard
+from orchestrator.parameters.shard import ParameterShard, Publication
 from orchestrator.roots import Allowed, AllowedRoots
 
 POINTS = (
@@ -73,7 +73,7 @@ class Life(Protocol):
     core: Synchroniser
     goodput: Goodput
     shard: ParameterShard
-    published: dict[int, bytes]
+    published: dict[int, Publication]
     now: float
     reached: Callable[[str], None]
 
@@ -118,7 +118,7 @@ class Saver:
             self._shell.reached("before restore")
             new = shard.restore(fragment, version, step, states[fragment])
             self._shell.reached("after keep")
-            self._shell.published[fragment] = new.publication.payload
+            self._shell.published[fragment] = new.publication
             restored.append((fragment, version, order.checkpoint, new.facts.digest, new.facts.base_digest))
         for facts in restored:
             self._shell.happen(FragmentRestored, *facts)

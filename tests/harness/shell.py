@@ -31,9 +31,10 @@ from orchestrator.disk import Disk
 from orchestrator.host.job_files import SNAPSHOT, open_files
 from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.host.snapshot_writer import SnapshotWriter
-from orchestrator.parameters import fragment_map, outer_optimizer, tensors, wire_format
-from orchestrator.parameters.outer_state import OuterState
-from orchestrator.parameters.shard import ParameterShard
+from orchestrator.parameters import fragment_map, tensors
+from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.parameters.shard import Held, ParameterShard, Publication
+from orchestrator.replica.replica import Publication as Arrived
 from orchestrator.simulation.disk import SimulatedDisk
 from tests.harness.disks import Died
 from tests.harness.job import Job
@@ -78,7 +79,13 @@ class ScriptedIsland:
         self.trainer = synthetic.create(document, index, len(ISLANDS))
         shapes = self.trainer.tensor_shapes()
         fragments, adoption = fragment_map.build(shapes, FRAGMENTS), document["synchroniser"]["adoption"]
-        plan = LoopPlan(fragments, INTERVAL, adoption, tokens_per_schedule_step=tokens_per_schedule_step(document))
+        plan = LoopPlan(
+            fragments,
+            INTERVAL,
+            adoption,
+            codec=document["synchroniser"]["wire"]["up"],
+            tokens_per_schedule_step=tokens_per_schedule_step(document),
+        )
         self.outbox = Outbox(lambda: self.loop.standing_offers())
         self.loop = IslandLoop(self.trainer, plan, self.outbox)
         self.outbox.put(Ready(1, 0.1))
@@ -128,13 +135,13 @@ class Shell(Job):
         every = job.synchroniser.durability.snapshot_every_records
         self.snapshots = SnapshotWriter(folder / SNAPSHOT, self.files.tape, past.before if past else 0, every, disk)
         self.shard = ParameterShard(self.files.journal, self.files.epoch, self._retry)
-        self.published: dict[int, bytes] = {}
+        self.published: dict[int, Publication] = {}
         self.read = dict.fromkeys(islands, 0)
         self.unsynced: dict[str, list[tuple[int, int]]] = {name: [] for name in islands}
         self.saver = Saver(self, folder)
         if self.files.outer is not None:
             recovered = self.shard.recover(self.files.outer, self.files.merges)
-            self.published = {publication.fragment: publication.payload for publication in recovered}
+            self.published = {publication.fragment: publication for publication in recovered}
 
     def begin(self) -> None:
         """Tell what comes first in this life."""
@@ -174,7 +181,7 @@ class Shell(Job):
         self.reached("before merge")
         merged = self.shard.merge(effect)
         self.reached("after keep")
-        self.published[effect.fragment] = merged.publication.payload
+        self.published[effect.fragment] = merged.publication
         facts = merged.facts
         self.happen(e.MergeCompleted, effect.fragment, effect.version, facts.digest, 0.0, facts.base_digest)
 
@@ -184,10 +191,16 @@ class Shell(Job):
             for to in effect.recipients:
                 island = self.islands[to.island]
                 island.outbox.heed(self.files.epoch)
-                payload = wire_format.decode(self.published[effect.fragment])
-                terms = (effect.version, effect.step, payload, to.merged_offer, effect.fix)
-                island.loop.deliver(effect.fragment, *terms)
+                self._deliver(island.loop, effect, to)
         self.reached("after publish")
+
+    def _deliver(self, loop: IslandLoop, effect: f.PublishFragment, to: f.Recipient) -> None:
+        """The update, if the island has the version before, else the values."""
+        new = self.published[effect.fragment]
+        arrived = Arrived(effect.fragment, effect.version, effect.step, to.merged_offer, effect.fix)
+        since = Version(new.version - 1)
+        if new.update is None or loop.receive(arrived, since, new.digest, [new.update]) < new.version:
+            loop.receive(arrived, None, new.digest, [new.values()])
 
     def release_payload(self, effect: f.ReleasePayload) -> None:
         self.shard.release(effect.payload)
@@ -271,11 +284,11 @@ class Shell(Job):
 
     def _take(self, name: str, offer: Offer) -> None:
         self.reached("before pull")
-        arrays = self.islands[name].loop.take(offer.fragment, offer.offer)
-        if arrays is None:
+        content = self.islands[name].loop.take(offer.fragment, offer.offer)
+        if content is None:
             return
         contribution = contribution_of(offer, IslandId(name), FIRST)
-        self.shard.hold(contribution.payload, arrays)
+        assert isinstance(self.shard.receive(contribution.payload, offer.fragment, content), Held)
         self.reached("after pull")
         self.happen(e.ContributionArrived, contribution)
 
@@ -283,9 +296,9 @@ class Shell(Job):
         trainer = next(iter(self.islands.values())).trainer
         fragments = fragment_map.build(trainer.tensor_shapes(), FRAGMENTS)
         initial = fragment_map.pieces_of(trainer.initial_parameters(), fragments)
-        outer = OuterState(initial, fragments, "radial", outer_optimizer.create("nesterov", 0.7, 0.9))
+        outer = OuterState(initial, fragments, OuterStep.of(self.spec.synchroniser))
         seeded = self.shard.seed(outer, {})
-        self.published = {new.publication.fragment: new.publication.payload for new in seeded}
+        self.published = {new.publication.fragment: new.publication for new in seeded}
         self.happen(e.OuterStateSeeded, 210, tensors.digest(outer.parameters()))
 
     def _retry(self, what: str, work: Callable[[], None]) -> None:

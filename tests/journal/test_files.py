@@ -14,10 +14,10 @@ from orchestrator.disk import Disk
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
 from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.retry import Retrier
-from orchestrator.parameters import outer_optimizer
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.journaled_store import JournaledStore
-from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.sections import SynchroniserSection
 from orchestrator.tape.schema import with_checksum, without_checksum
 from tests.harness.disks import FaultyDisk
 from tests.harness.shell import Fate, spec
@@ -126,8 +126,7 @@ def test_what_a_disk_refuses_is_asked_again_and_seen_meanwhile() -> None:
 
 
 def test_how_long_a_merge_took_to_be_journalled_includes_the_disks_refusals(tmp_path: Path) -> None:
-    optimizer = outer_optimizer.create("nesterov", 0.7, 0.9)
-    outer = OuterState({"w": np.zeros(4, np.float32)}, (("w",),), "radial", optimizer)
+    outer = OuterState({"w": np.zeros(4, np.float32)}, (("w",),), OuterStep.of(SynchroniserSection()))
     journal = Journal(tmp_path, disk=FaultyDisk(append={2: "full", 3: "full"}))
     store = JournaledStore(outer, journal, Retrier(retry_s=RETRY_S).until_done)
     quick, slow = (store.begin(FragmentId(0), Epoch(1)).journal_seconds for _ in range(2))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import struct
-import zlib
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,24 +10,41 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from orchestrator.core.effects import MergeFragment
 from orchestrator.core.fragment_round import FragmentRound
-from orchestrator.core.vocabulary import Contribution, FragmentId, RoundPhase, Version
+from orchestrator.core.vocabulary import (
+    CloseReason,
+    Contribution,
+    Epoch,
+    FragmentId,
+    IslandId,
+    PayloadId,
+    RoundPhase,
+    Version,
+    WeightedPayload,
+)
 from orchestrator.errors import DataError
-from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters import tensors
 from orchestrator.parameters.journal import entry
 from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
 from orchestrator.parameters.journal.storage import ENTRIES_PER_SEGMENT, Journal
+from orchestrator.parameters.journaled_store import JournaledStore, recovered
+from orchestrator.parameters.outer_gradient import Averaging
+from orchestrator.parameters.outer_optimizer import Nesterov
+from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.roles import Role
+from orchestrator.parameters.wire_format import encoded
 from tests.harness.disks import Died, FaultyDisk
 
 
-def made(fragment: int, version: int) -> tuple[entry.Facts, bytes, bytes]:
+def made(fragment: int, version: int) -> tuple[entry.Facts, FragmentState]:
     generator = np.random.default_rng([fragment, version])
     parameters = {"w": generator.standard_normal((5, 3), np.float32), "b": generator.standard_normal(3, np.float32)}
     momentum = {name: array.reshape(-1) * 2 for name, array in parameters.items()}
     digest = tensors.digest(parameters)
     facts = entry.Facts(fragment, version, version * 4, 1, digest, "before", (("a", 0.25), ("b", 0.75)), 0.01)
-    return facts, wire_format.encode(parameters), wire_format.encode(momentum)
+    residue = {name: array * np.float32(0.01) for name, array in parameters.items()}
+    return facts, FragmentState(Version(version), parameters, momentum, digest, {}, residue)
 
 
 def filled(folder: Path, last: int, fragments: int = 1, **options: object) -> Journal:
@@ -42,12 +56,12 @@ def filled(folder: Path, last: int, fragments: int = 1, **options: object) -> Jo
 
 
 def assert_holds(journal: Journal, fragment: int, version: int) -> None:
-    facts, state = journal.read(fragment, version)
-    expected, parameters, momentum = made(fragment, version)
-    assert facts == expected
+    ((facts, state),) = journal.entries(fragment, version)
+    expected, written = made(fragment, version)
+    assert facts == expected == journal.facts(fragment, version)
+    assert isinstance(state, FragmentState)
     assert (state.version, state.digest) == (version, expected.digest)
-    for kept, sent in ((state.parameters, parameters), (state.momentum, momentum)):
-        wanted = wire_format.decode(sent)
+    for kept, wanted in zip(state.arrays(), written.arrays(), strict=True):
         assert list(kept) == list(wanted)
         assert all(np.array_equal(kept[name], wanted[name]) for name in wanted)
 
@@ -176,22 +190,99 @@ def test_a_changed_byte_anywhere_in_the_last_entry_is_found_and_the_one_before_i
 
 
 def test_an_entry_holds_the_roles_of_its_tensors_and_one_of_an_older_build_has_none(tmp_path: Path) -> None:
-    facts, parameters, momentum = made(0, 1)
+    facts, written = made(0, 1)
     journal = Journal(tmp_path)
     rows = (("experts", False, 2, True), ("table", True, 0, False))
-    journal.append(replace(facts, roles=rows), parameters, momentum)
-    read, state = Journal(tmp_path).read(FragmentId(0), Version(1))
+    journal.append(replace(facts, roles=rows), written)
+    ((read, state),) = Journal(tmp_path).entries(FragmentId(0), Version(1))
     assert read.roles == rows
     assert state.roles == {"experts": Role(stacked_axes=2), "table": Role(embedding=True, decays=False)}
-    header = json.dumps({name: getattr(facts, name) for name in facts.__slots__ if name != "roles"}).encode()
-    prefix = struct.pack("<8sIQQ", b"atollj1\n", len(header), len(parameters), len(momentum))
-    checksum = struct.pack("<I", zlib.crc32(header, zlib.crc32(prefix)))
-    assert entry.decode(prefix + checksum + header + parameters + momentum)[0] == facts
 
 
 def test_a_version_that_is_not_there_is_refused_with_what_is(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lacks version 7 of fragment 0; it has 0, 1"):
-        filled(tmp_path, 1, versions_kept=2).read(0, 7)
+        filled(tmp_path, 1, versions_kept=2).entries(0, 7)
+
+
+# ── entries of inputs ─────────────────────────────────────────────────────────────────────────────────────────────
+
+CODED = OuterStep(Averaging.RADIAL, Nesterov(lr=0.7, decay=0.9), "int4")
+PIECES = {"w": (40, 7), "b": (9,)}
+ORDERED = ("a", 0.25), ("b", 0.75)
+
+
+def coded_store(folder: Path) -> JournaledStore:
+    generator = np.random.default_rng(0)
+    initial = {name: generator.standard_normal(shape, np.float32) for name, shape in PIECES.items()}
+    journal = Journal(folder, versions_kept=2)
+    if journal.fragments:
+        outer, _ = recovered(journal, [FragmentId(0)], CODED)
+        return JournaledStore(outer, journal, lambda _, work: work())
+    store = JournaledStore(OuterState(initial, (tuple(PIECES),), CODED), journal, lambda _, work: work())
+    store.begin(FragmentId(0), Epoch(1))
+    return store
+
+
+def merged(store: JournaledStore, version: int) -> str:
+    generator, base = np.random.default_rng(version), Version(version - 1)
+    own = [{name: generator.standard_normal(shape, np.float32) for name, shape in PIECES.items()} for _ in ORDERED]
+    inputs = [(encoded(arrays, "int4", base), weight) for arrays, (_, weight) in zip(own, ORDERED, strict=True)]
+    items = tuple(WeightedPayload(PayloadId(name), IslandId(name), weight) for name, weight in ORDERED)
+    order = MergeFragment(Epoch(1), FragmentId(0), Version(version), 4, items, CloseReason.EVERYONE_IN, "")
+    return store.merge(order, inputs).facts.digest
+
+
+@pytest.mark.parametrize("reopened_every", [1, 3, 7, 100])
+def test_merges_journalled_as_inputs_are_taken_again_to_the_same_bits(tmp_path: Path, reopened_every: int) -> None:
+    """Whenever the process is made again: Θ, μ and what updates lost are those of a run that never ended."""
+    undisturbed = coded_store(tmp_path / "undisturbed")
+    store = coded_store(tmp_path / "reopened")
+    for version in range(1, 60):
+        assert merged(store, version) == merged(undisturbed, version)
+        if version % reopened_every == 0:
+            store = coded_store(tmp_path / "reopened")
+        ours, wanted = (one.outer.state(FragmentId(0)) for one in (store, undisturbed))
+        for mine, its in zip(ours.arrays(), wanted.arrays(), strict=True):
+            assert all(np.array_equal(mine[name], its[name]) for name in PIECES)
+
+
+def test_inputs_take_a_fraction_of_the_bytes_of_states_and_what_they_rest_on_is_kept(tmp_path: Path) -> None:
+    store = coded_store(tmp_path)
+    sizes = []
+    for version in range(1, 60):
+        before = sum(path.stat().st_size for path in tmp_path.iterdir())
+        merged(store, version)
+        sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()) - before)
+        assert {version - 1, version} <= set(Journal(tmp_path, versions_kept=2).versions(FragmentId(0)))
+    grown = [size for size in sizes if size > 0]
+    assert min(grown) < 0.4 * max(grown)
+    first, *rest = Journal(tmp_path).entries(FragmentId(0), Version(59))
+    assert isinstance(first[1], FragmentState)
+    assert not any(isinstance(content, FragmentState) for _, content in rest)
+
+
+def test_what_rests_on_a_damaged_entry_is_gone_with_it(tmp_path: Path) -> None:
+    store = coded_store(tmp_path)
+    for version in range(1, 10):
+        merged(store, version)
+    segments = sorted(tmp_path.iterdir())
+    content = bytearray(segments[1].read_bytes())
+    content[len(content) // 2] ^= 1
+    segments[1].write_bytes(content)
+    journal = Journal(tmp_path, versions_kept=2)
+    newest = journal.newest(FragmentId(0))
+    assert newest is not None
+    assert ENTRIES_PER_SEGMENT <= newest < 2 * ENTRIES_PER_SEGMENT
+    assert any("an entry before them is gone" in detail for detail in journal.damage)
+    assert Journal(tmp_path, versions_kept=2).damage == []
+
+
+def test_a_merge_that_gives_something_else_when_it_is_taken_again_is_refused(tmp_path: Path) -> None:
+    store = coded_store(tmp_path)
+    merged(store, 1)
+    other = replace(CODED, optimizer=Nesterov(lr=0.6, decay=0.9))
+    with pytest.raises(DataError, match="taken again from the journal it gives"):
+        recovered(Journal(tmp_path), [FragmentId(0)], other)
 
 
 # ── tape and journal ──────────────────────────────────────────────────────────────────────────────────────────────

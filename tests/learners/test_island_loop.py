@@ -13,6 +13,7 @@ from learners.outbox import Outbox
 from orchestrator.core.messages import Adopted, Broken, Drained, Flushed, Offer, Progress
 from orchestrator.core.vocabulary import ScheduleAnchor
 from orchestrator.errors import InternalError
+from orchestrator.parameters import wire_format
 from tests.learners.stepped import ISLANDS, TOKENS, alone, offers
 from tests.waiting import PATIENCE_S
 
@@ -22,10 +23,13 @@ def test_an_offers_bytes_are_those_of_its_step_however_late_they_are_taken(new_i
     island.steps(2)
     expected = {name: array.copy() for name, array in island.own(1).items()}
     island.steps(1)
-    taken = island.loop.take(1, 1)
-    assert taken is not None
-    assert all(np.array_equal(taken[name], expected[name]) for name in expected)
-    assert not np.array_equal(taken[island.fragments[1][0]], island.own(1)[island.fragments[1][0]])
+    payload = island.loop.take(1, 1)
+    assert payload is not None
+    content, start = wire_format.parse(payload), island.trainer.initial_parameters()
+    assert content.base == 0
+    assert all(np.array_equal(content.decoded(name), start[name] - expected[name]) for name in expected)
+    first = island.fragments[1][0]
+    assert not np.array_equal(content.decoded(first), start[first] - island.own(1)[first])
 
 
 def test_an_offer_stands_until_it_is_replaced_or_its_work_is_in_an_adopted_version(new_island):
@@ -204,8 +208,9 @@ def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_j
     while sum(versions) < 4 and monotonic() < give_up_at:
         for letter in outbox.take(5):
             letters.append(letter)
-            if isinstance(letter, Offer) and (arrays := loop.take(letter.fragment, letter.offer)) is not None:
+            if isinstance(letter, Offer) and loop.take(letter.fragment, letter.offer) is not None:
                 versions[letter.fragment] += 1
+                arrays = trainer.snapshot(fragments[letter.fragment]).arrays()
                 loop.deliver(letter.fragment, versions[letter.fragment], letter.step, arrays)
     state = loop.export_state(10)
     loop.flush()

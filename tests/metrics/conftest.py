@@ -46,7 +46,7 @@ def voyaging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voyaging]:
     try:
         address = installation.home.address()
         assert address is not None
-        knobs = {"fragments": 4, "interval_steps": 12, "quorum": 2, "wire": "bfloat16"}
+        knobs = {"fragments": 4, "interval_steps": 12, "quorum": 2, "wire": {"up": "bfloat16", "down": "float32"}}
         with installation.client() as client:
             job = client.submit(installation.spec(steps=10_000_000, synchroniser=knobs)).job
             client.kill(job, "asia")

@@ -23,9 +23,10 @@ from orchestrator.core import events as e
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId
 from orchestrator.errors import NotFound
-from orchestrator.parameters import wire_format
+from orchestrator.parameters import tensors
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
@@ -113,12 +114,13 @@ class Keeping:
 
     def __init__(self, folder: Path) -> None:
         self._journal = Journal(folder, merges_max=UNSYNCED_MAX)
-        self._payload = wire_format.encode({"w": np.zeros(FRAGMENT_PARAMETERS, np.float32)})
+        self._values = {"w": np.zeros(FRAGMENT_PARAMETERS, np.float32)}
+        self._digest = tensors.digest(self._values)
         self.seconds = Histogram(JOURNAL_BOUNDS_S)
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, e.MergeCompleted):
             began = time.perf_counter()
             facts = Facts(event.fragment, event.version, 0, 1, event.digest, "", (), event.merge_seconds)
-            self._journal.append(facts, self._payload, self._payload)
+            self._journal.append(facts, FragmentState(event.version, self._values, self._values, self._digest))
             self.seconds.observe(time.perf_counter() - began)

@@ -12,8 +12,8 @@ from orchestrator.parameters.outer_gradient import (
     SCRATCH_BYTES,
     Averaging,
     averaging_for,
+    blocks,
     coefficients,
-    displacements,
     gram,
 )
 from orchestrator.parameters.roles import role_by_name
@@ -128,13 +128,13 @@ def test_blocks_cover_the_tensor_once_and_give_the_same_gram_matrix(offset):
     anchor = generator.standard_normal(size, dtype=np.float32)
     replicas = [anchor - 0.01 * generator.standard_normal(size, dtype=np.float32) for _ in range(4)]
     seen = np.zeros(size, int)
-    for where, block in displacements(anchor, replicas):
+    for where, block in blocks([anchor - replica for replica in replicas]):
         seen[where] += 1
         np.testing.assert_array_equal(block, anchor[where] - np.stack([replica[where] for replica in replicas]))
         assert block.nbytes <= SCRATCH_BYTES
     assert (seen == 1).all()
     exact = np.float64(anchor) - np.array(replicas, np.float64)
-    found = gram((block for _, block in displacements(anchor, replicas)), 4)
+    found = gram((block for _, block in blocks([anchor - replica for replica in replicas])), 4)
     np.testing.assert_allclose(found, exact @ exact.T, rtol=1e-4, atol=1e-6 * size * 1e-4)
 
 

@@ -10,14 +10,18 @@ from whole_average import average
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InternalError
 from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters.codec.registry import CODEC_NAMES
+from orchestrator.parameters.displacement import displacement
 from orchestrator.parameters.outer_gradient import SCRATCH_BYTES, Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
-from orchestrator.parameters.outer_state import NotFinite, OuterState, outer_step
+from orchestrator.parameters.outer_state import NotFinite, OuterState, OuterStep, outer_step
 from orchestrator.parameters.pieces import joined, taken
 from orchestrator.parameters.roles import Role
+from orchestrator.parameters.wire_format import encoded
 from tests.bench.merge import cases
 
 NESTEROV = Nesterov(lr=0.7, decay=0.9)
+STEP = OuterStep(Averaging.RADIAL, NESTEROV)
 SHAPES = {"embed": (5, 4), "layer/kernel": (4, 6), "layer/scale": (), "norm": (3,)}
 FRAGMENTS = (("embed", "norm"), ("layer/kernel", "layer/scale"))
 
@@ -33,12 +37,24 @@ def contributions(seed, fragment, count=3):
 
 
 def state(averaging="radial", optimizer=NESTEROV):
-    return OuterState(random_tensors(0), FRAGMENTS, averaging, optimizer)
+    return OuterState(random_tensors(0), FRAGMENTS, OuterStep(Averaging(averaging), optimizer))
+
+
+def merge(outer, fragment, version, inputs):
+    """Merge what islands have, θ_m, as displacements from the fragment as it stands."""
+    anchor, base = outer.fragment(fragment), outer.version(fragment)
+    shapes = {name: array.shape for name, array in anchor.items()}
+    fits = [{name: array.shape for name, array in arrays.items()} == shapes for arrays, _ in inputs]
+    content = [
+        (displacement(anchor, arrays, base) if fit else encoded(arrays, "float32", base), weight)
+        for fit, (arrays, weight) in zip(fits, inputs, strict=True)
+    ]
+    return outer.merge(fragment, version, content)
 
 
 def merged_often(outer, fragments_in_order):
     for seed, fragment in enumerate(fragments_in_order):
-        outer.merge(FragmentId(fragment), Version(outer.version(fragment) + 1), contributions(seed, fragment))
+        merge(outer, FragmentId(fragment), Version(outer.version(fragment) + 1), contributions(seed, fragment))
     return outer
 
 
@@ -73,16 +89,19 @@ def test_a_tensor_of_many_blocks_takes_the_step_of_the_whole(averaging, offset):
     anchor, momentum = generator.standard_normal((2, size), dtype=np.float32)
     replicas = [anchor - 0.01 * generator.standard_normal(size, dtype=np.float32) for _ in range(3)]
     weights = [0.5, 0.3, 0.2]
-    found = outer_step(anchor, momentum, replicas, weights, averaging, NESTEROV)
-    gradient = average([anchor - replica for replica in replicas], weights, averaging)
-    for ours, whole in zip(found, NESTEROV.step(anchor, gradient, momentum), strict=True):
-        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
+    displacements = [anchor - replica for replica in replicas]
+    found = outer_step(anchor, momentum, None, displacements, weights, OuterStep(averaging, NESTEROV))
+    decrement, next_momentum = NESTEROV.step(average(displacements, weights, averaging), momentum)
+    np.testing.assert_allclose(found.parameters, anchor - decrement, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.momentum, next_momentum, rtol=1e-5, atol=1e-6)
+    assert found.residue is None
+    assert found.update is None
 
 
 def test_plain_mean_with_sgd_at_rate_one_is_the_islands_weighted_average():
     outer = state("mean", Sgd(lr=1.0))
     inputs = contributions(7, 1)
-    outer.merge(FragmentId(1), Version(1), inputs)
+    merge(outer, FragmentId(1), Version(1), inputs)
     for name, array in outer.fragment(FragmentId(1)).items():
         expected = sum(weight * arrays[name].astype(np.float64) for arrays, weight in inputs)
         np.testing.assert_allclose(array, expected, atol=1e-6)
@@ -90,9 +109,9 @@ def test_plain_mean_with_sgd_at_rate_one_is_the_islands_weighted_average():
 
 def test_asking_again_for_a_version_changes_nothing_and_gives_the_same_digest():
     outer = state()
-    first = outer.merge(FragmentId(0), Version(1), contributions(1, 0))
+    first = merge(outer, FragmentId(0), Version(1), contributions(1, 0))
     before = outer.state(FragmentId(0))
-    assert outer.merge(FragmentId(0), Version(1), contributions(2, 0)) == first
+    assert merge(outer, FragmentId(0), Version(1), contributions(2, 0)) == first
     assert outer.state(FragmentId(0)) is before
     assert first == tensors.digest(outer.fragment(FragmentId(0)))
 
@@ -101,7 +120,7 @@ def test_asking_again_for_a_version_changes_nothing_and_gives_the_same_digest():
 def test_a_version_that_is_not_the_next_is_our_bug(version):
     outer = merged_often(state(), [0, 0])
     with pytest.raises(InternalError, match=f"version 2, asked to go to {version}"):
-        outer.merge(FragmentId(0), Version(version), contributions(1, 0))
+        merge(outer, FragmentId(0), Version(version), contributions(1, 0))
 
 
 def test_the_same_merges_give_the_same_bits():
@@ -115,9 +134,9 @@ def test_momentum_and_version_belong_to_one_fragment_alone():
     """Merges of the other fragment in between change nothing: the fragment lands on the same bits."""
     alone, mixed = state(), state()
     for version in range(1, 5):
-        alone.merge(FragmentId(0), Version(version), contributions(version, 0))
-        mixed.merge(FragmentId(1), Version(version), contributions(100 + version, 1))
-        mixed.merge(FragmentId(0), Version(version), contributions(version, 0))
+        merge(alone, FragmentId(0), Version(version), contributions(version, 0))
+        merge(mixed, FragmentId(1), Version(version), contributions(100 + version, 1))
+        merge(mixed, FragmentId(0), Version(version), contributions(version, 0))
     assert mixed.state(FragmentId(0)).digest == alone.state(FragmentId(0)).digest
     assert alone.versions == (4, 0)
     assert alone.state(FragmentId(1)).digest == state().state(FragmentId(1)).digest
@@ -125,13 +144,13 @@ def test_momentum_and_version_belong_to_one_fragment_alone():
 
 def test_arrays_handed_out_or_taken_in_are_never_changed():
     given_parameters = random_tensors(0)
-    outer = OuterState(given_parameters, FRAGMENTS, "radial", NESTEROV)
+    outer = OuterState(given_parameters, FRAGMENTS, STEP)
     handed_out = [outer.parameters(), outer.fragment(FragmentId(0)), dict(outer.state(FragmentId(0)).momentum)]
     copies = [{name: array.copy() for name, array in arrays.items()} for arrays in handed_out]
     inputs = contributions(1, 0)
     inputs_before = [tensors.digest(arrays) for arrays, _ in inputs]
-    outer.merge(FragmentId(0), Version(1), inputs)
-    outer.merge(FragmentId(0), Version(2), contributions(2, 0))
+    merge(outer, FragmentId(0), Version(1), inputs)
+    merge(outer, FragmentId(0), Version(2), contributions(2, 0))
     assert [tensors.digest(arrays) for arrays, _ in inputs] == inputs_before
     for arrays, before in zip(handed_out, copies, strict=True):
         assert tensors.digest(arrays) == tensors.digest(before)
@@ -157,11 +176,15 @@ def test_nobody_can_write_to_what_was_handed_out():
                 array[...] = 0
 
 
-def test_decoded_payloads_can_be_merged_as_they_are():
+def test_payloads_that_travelled_can_be_merged_as_they_are():
     sent, direct = state(), state()
     inputs = contributions(1, 1)
-    travelled = [(wire_format.decode(wire_format.encode(arrays)), weight) for arrays, weight in inputs]
-    assert sent.merge(FragmentId(1), Version(1), travelled) == direct.merge(FragmentId(1), Version(1), inputs)
+    anchor = sent.fragment(FragmentId(1))
+    travelled = [
+        (wire_format.parse(wire_format.written(displacement(anchor, arrays, Version(0)))), weight)
+        for arrays, weight in inputs
+    ]
+    assert sent.merge(FragmentId(1), Version(1), travelled) == merge(direct, FragmentId(1), Version(1), inputs)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +203,7 @@ def test_decoded_payloads_can_be_merged_as_they_are():
 def test_a_merge_the_core_could_never_ask_for_fails_loudly_and_changes_nothing(inputs):
     outer = state()
     with pytest.raises(InternalError, match="fragment 0"):
-        outer.merge(FragmentId(0), Version(1), inputs)
+        merge(outer, FragmentId(0), Version(1), inputs)
     assert outer.versions == (0, 0)
     assert outer.state(FragmentId(0)).digest == state().state(FragmentId(0)).digest
 
@@ -188,18 +211,18 @@ def test_a_merge_the_core_could_never_ask_for_fails_loudly_and_changes_nothing(i
 @pytest.mark.parametrize("fragments", [FRAGMENTS[:1], (*FRAGMENTS, ("norm",)), (*FRAGMENTS, ("other",))])
 def test_a_map_that_does_not_cover_the_parameters_once_is_our_bug(fragments):
     with pytest.raises(InternalError, match="same tensors"):
-        OuterState(random_tensors(0), fragments, "radial", NESTEROV)
+        OuterState(random_tensors(0), fragments, STEP)
 
 
 def test_a_reader_sees_version_and_parameters_that_belong_together_while_fragments_merge_in_two_threads():
     outer = state()
     order = range(1, 200)
 
-    def merge(fragment):
-        return [outer.merge(fragment, Version(version), contributions(version, fragment)) for version in order]
+    def merges(fragment):
+        return [merge(outer, fragment, Version(version), contributions(version, fragment)) for version in order]
 
     with ThreadPoolExecutor(2) as threads:
-        pending = [threads.submit(merge, FragmentId(p)) for p in (0, 1)]
+        pending = [threads.submit(merges, FragmentId(p)) for p in (0, 1)]
         seen = []
         while not all(merge.done() for merge in pending):
             for fragment in (0, 1):
@@ -214,7 +237,7 @@ def test_a_reader_sees_version_and_parameters_that_belong_together_while_fragmen
 
 def test_the_benchmarks_cases_run_and_each_does_something():
     names = [case.name for case in cases(island_count=2, parameter_count=1000) if case.run() or case.name == "check"]
-    assert len(names) == 8
+    assert len(names) == 4 + 2 * len(CODEC_NAMES)
 
 
 def test_a_step_whose_result_is_not_finite_is_thrown_away_with_its_momentum():
@@ -223,10 +246,10 @@ def test_a_step_whose_result_is_not_finite_is_thrown_away_with_its_momentum():
     before = outer.state(FragmentId(0))
     said = "Version 1 of fragment 0 cannot be used: embed holds values from"
     with np.errstate(over="ignore"), pytest.raises(NotFinite, match=said):
-        outer.merge(FragmentId(0), Version(1), far)
+        merge(outer, FragmentId(0), Version(1), far)
     assert outer.state(FragmentId(0)) is before
     same = [(dict(before.parameters), 1.0)]
-    outer.merge(FragmentId(0), Version(1), same)  # the round is made again, of other contributions
+    merge(outer, FragmentId(0), Version(1), same)  # the round is made again, of other contributions
     assert outer.version(FragmentId(0)) == 1
 
 
@@ -235,7 +258,7 @@ def test_parameters_that_are_no_numbers_are_no_beginning(value):
     parameters = random_tensors(0)
     parameters["norm"][1] = value
     with pytest.raises(NotFinite, match="The initial parameters cannot be used: norm holds"):
-        OuterState(parameters, FRAGMENTS, "radial", NESTEROV)
+        OuterState(parameters, FRAGMENTS, STEP)
 
 
 STACKED = {"layers": Role(stacked_axes=1), "experts": Role(stacked_axes=2), "table": Role(embedding=True)}
@@ -251,15 +274,15 @@ def test_every_layer_and_expert_of_a_stacked_tensor_has_a_direction_of_its_own()
     """As if each were a tensor by itself; and a role that the model gives counts more than the name."""
     anchor, weights = stacked_tensors(0), (0.5, 0.3, 0.2)
     inputs = [(stacked_tensors(seed), weight) for seed, weight in zip((1, 2, 3), weights, strict=True)]
-    outer = OuterState(anchor, (tuple(anchor),), "radial", NESTEROV, STACKED)
-    outer.merge(FragmentId(0), Version(1), inputs)
+    outer = OuterState(anchor, (tuple(anchor),), STEP, STACKED)
+    merge(outer, FragmentId(0), Version(1), inputs)
     merged = outer.parameters()
 
     def alone(name, index, averaging=Averaging.RADIAL):
         matrix = np.ascontiguousarray(anchor[name][index])
-        replicas = [np.ascontiguousarray(arrays[name][index]) for arrays, _ in inputs]
+        displacements = [matrix - arrays[name][index] for arrays, _ in inputs]
         momentum = NESTEROV.initial_momentum(matrix.reshape(-1))
-        return outer_step(matrix, momentum, replicas, weights, averaging, NESTEROV)[0]
+        return outer_step(matrix, momentum, None, displacements, weights, OuterStep(averaging, NESTEROV)).parameters
 
     for layer in range(3):
         assert np.array_equal(merged["layers"][layer], alone("layers", layer))
@@ -271,12 +294,12 @@ def test_every_layer_and_expert_of_a_stacked_tensor_has_a_direction_of_its_own()
 
 def test_pieces_of_a_stacked_tensor_are_merged_like_the_whole():
     anchor, weights = stacked_tensors(0), (0.5, 0.5)
-    whole = OuterState(anchor, (tuple(anchor),), "radial", NESTEROV, STACKED)
+    whole = OuterState(anchor, (tuple(anchor),), STEP, STACKED)
     names = ("experts", "layers[0:1]", "layers[1:3]", "table[:,0:1]", "table[:,1:4]")
-    parts = OuterState(taken(anchor, names), (names,), "radial", NESTEROV, STACKED)
+    parts = OuterState(taken(anchor, names), (names,), STEP, STACKED)
     inputs = [(stacked_tensors(seed), weight) for seed, weight in zip((1, 2), weights, strict=True)]
-    whole.merge(FragmentId(0), Version(1), inputs)
-    parts.merge(FragmentId(0), Version(1), [(taken(arrays, names), weight) for arrays, weight in inputs])
+    merge(whole, FragmentId(0), Version(1), inputs)
+    merge(parts, FragmentId(0), Version(1), [(taken(arrays, names), weight) for arrays, weight in inputs])
     together = joined(parts.parameters())
     for name, array in whole.parameters().items():
         assert np.array_equal(together[name], array)
@@ -284,6 +307,6 @@ def test_pieces_of_a_stacked_tensor_are_merged_like_the_whole():
 
 def test_roles_stay_with_the_fragments_of_their_tensors():
     anchor = stacked_tensors(0)
-    outer = OuterState(anchor, (("layers", "table"), ("experts",)), "radial", NESTEROV, STACKED)
-    outer.merge(FragmentId(0), Version(1), [(taken(stacked_tensors(1), ("layers", "table")), 1.0)])
+    outer = OuterState(anchor, (("layers", "table"), ("experts",)), STEP, STACKED)
+    merge(outer, FragmentId(0), Version(1), [(taken(stacked_tensors(1), ("layers", "table")), 1.0)])
     assert [set(outer.state(FragmentId(p)).roles) for p in (0, 1)] == [{"layers", "table"}, {"experts"}]

@@ -3,17 +3,19 @@
 import numpy as np
 import pytest
 
-from orchestrator.core.vocabulary import RefusalReason
+from orchestrator.core.vocabulary import RefusalReason, Version
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES
+from orchestrator.parameters.displacement import displacement
 from orchestrator.parameters.outer_gradient import SCRATCH_BYTES
-from orchestrator.parameters.validation import HEADER_BYTES_MAX, update_norm, validated
+from orchestrator.parameters.validation import HEADER_BYTES_MAX, squared_norm, validated
 from orchestrator.parameters.wire_format import InvalidPayload
 
 ANCHOR = {
     "kernel": np.random.default_rng(0).standard_normal((40, 7), dtype=np.float32),
     "scale": np.ones(3, np.float32),
 }
+VERSION = Version(3)
 
 
 def moved(by: float = 0.5) -> dict[str, np.ndarray]:
@@ -26,15 +28,16 @@ def spoilt(value: float) -> dict[str, np.ndarray]:
     return arrays
 
 
-def flipped(payload: bytes) -> bytes:
+def flipped(payload: memoryview) -> bytes:
     half = len(payload) // 2
-    return payload[:half] + bytes([payload[half] ^ 1]) + payload[half + 1 :]
+    return bytes([*payload[:half], payload[half] ^ 1, *payload[half + 1 :]])
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 def test_a_good_payload_is_measured(codec):
-    arrays, far = validated(wire_format.encode(moved(), codec), ANCHOR)
-    assert list(arrays) == ["kernel", "scale"]
+    content, far = validated(wire_format.written(displacement(ANCHOR, moved(), VERSION, codec)), ANCHOR, VERSION)
+    assert list(content.tensors) == ["kernel", "scale"]
+    assert (content.codec, content.base) == (codec, VERSION)
     assert far == pytest.approx(0.5 * np.sqrt(283), rel=0.25 if codec in ("int4", "e3m0") else 1e-2)
 
 
@@ -42,8 +45,12 @@ def test_the_displacement_of_many_blocks_is_that_of_the_whole():
     generator = np.random.default_rng(3)
     anchor, other = generator.standard_normal((2, SCRATCH_BYTES // 4 + 11), dtype=np.float32)
     whole = np.linalg.norm((anchor - other).astype(np.float64))
-    assert update_norm({"a": anchor}, {"a": other}) == pytest.approx(whole, rel=1e-5)
-    assert update_norm({"a": anchor}, {"a": anchor}) == 0.0
+    values = wire_format.encode({"a": other})
+    content, far = validated(values, {"a": anchor}, VERSION)
+    assert far == pytest.approx(whole, rel=1e-5)
+    assert content.base == VERSION
+    np.testing.assert_array_equal(content.decoded("a"), anchor - other)
+    assert squared_norm(np.zeros(5, np.float32)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -53,8 +60,8 @@ def test_the_displacement_of_many_blocks_is_that_of_the_whole():
         (wire_format.encode(moved())[:-1], RefusalReason.CORRUPT),
         (wire_format.encode(moved())[:30], RefusalReason.CORRUPT),
         (b"", RefusalReason.CORRUPT),
-        (wire_format.encode(moved()) + b"tail", RefusalReason.CORRUPT),
-        (wire_format.encode(moved()) + bytes(2 * HEADER_BYTES_MAX), RefusalReason.CORRUPT),
+        (bytes(wire_format.encode(moved())) + b"tail", RefusalReason.CORRUPT),
+        (bytes(wire_format.encode(moved())) + bytes(2 * HEADER_BYTES_MAX), RefusalReason.CORRUPT),
         (wire_format.encode({**moved(), "more": np.zeros(9, np.float32)}), RefusalReason.WRONG_SHAPE),
         (wire_format.encode({"kernel": moved()["kernel"]}), RefusalReason.WRONG_SHAPE),
         (wire_format.encode({**moved(), "scale": np.ones(4, np.float32)}), RefusalReason.WRONG_SHAPE),
@@ -66,10 +73,10 @@ def test_the_displacement_of_many_blocks_is_that_of_the_whole():
 )
 def test_anything_else_is_refused_with_its_reason(payload, reason):
     with pytest.raises(InvalidPayload) as refused:
-        validated(payload, ANCHOR)
+        validated(payload, ANCHOR, VERSION)
     assert refused.value.reason is reason
 
 
 def test_what_is_far_too_long_is_not_even_read():
     with pytest.raises(InvalidPayload, match="came for a fragment of 1132"):
-        validated(bytes(2 * HEADER_BYTES_MAX), ANCHOR)
+        validated(bytes(2 * HEADER_BYTES_MAX), ANCHOR, VERSION)

@@ -32,9 +32,18 @@ def rounded_to_bfloat16(array):
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
+@pytest.mark.parametrize("base", [None, 0, 7])
+def test_what_a_payload_is_the_difference_from_arrives_with_it(base):
+    assert wire_format.parse(wire_format.encode(SMALL, "int4", base)).base == base
+
+
 def sealed(header: object, data: bytes) -> bytes:
     """A payload whose checksum holds, whatever its header says."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text = (
+        header
+        if isinstance(header, bytes)
+        else json.dumps({"base": None, **header} if isinstance(header, dict) else header).encode()
+    )
     body = struct.pack("<8sIQ", b"atollw1\n", len(text), len(data)) + text + data
     return body + struct.pack("<I", zlib.crc32(body))
 
@@ -55,7 +64,7 @@ def test_float32_arrives_bit_for_bit_in_the_order_sent(arrays):
         assert received[name].dtype == np.float32
         assert received[name].shape == array.shape
         assert received[name].tobytes() == array.tobytes()
-    assert validation.check(received, {name: array.shape for name, array in arrays.items()}) is None
+    assert validation.check_numbers(received) is None
     assert tensors.digest(received) == tensors.digest(arrays)
 
 
@@ -113,7 +122,7 @@ def test_every_change_of_any_single_byte_is_refused(codec):
 
 def test_every_cut_and_every_tail_is_refused():
     payload = wire_format.encode(SMALL)
-    for damaged in [*(payload[:length] for length in range(len(payload))), payload + b"\0", payload + payload]:
+    for damaged in [*(payload[:length] for length in range(len(payload))), bytes(payload) + b"\0", bytes(payload) * 2]:
         with pytest.raises(InvalidPayload):
             wire_format.decode(damaged)
 
@@ -168,27 +177,24 @@ def test_the_same_header_told_truly_is_accepted():
 def test_values_that_are_not_finite_or_have_diverged_arrive_but_are_refused(value, codec):
     arrays = {"kernel": np.ones((3, 4), np.float32), "scale": np.ones(2, np.float32)}
     arrays["kernel"][1, 2] = value
-    refusal = validation.check(wire_format.decode(wire_format.encode(arrays, codec)), {"kernel": (3, 4), "scale": (2,)})
+    refusal = validation.check_numbers(wire_format.decode(wire_format.encode(arrays, codec)))
     assert refusal is not None
-    assert refusal[0] is RefusalReason.NON_FINITE
-    assert "kernel" in refusal[1]
+    assert "kernel" in refusal
 
 
 @pytest.mark.parametrize(
-    ("arrays", "named"),
+    ("shapes", "named"),
     [
-        ({"kernel": np.ones((3, 2), np.float32)}, "kernel is float32[3, 2]"),
-        ({"kernel": np.ones(6, np.float32)}, "kernel is float32[6]"),
-        ({"kernel": np.ones((2, 3), np.float64)}, "kernel is float64[2, 3]"),
+        ({"kernel": (3, 2)}, "kernel has the shape [3, 2]"),
+        ({"kernel": (6,)}, "kernel has the shape [6]"),
         ({}, "kernel are missing"),
-        ({"kernel": np.ones((2, 3), np.float32), "bias": np.ones(1, np.float32)}, "bias are not of this fragment"),
+        ({"kernel": (2, 3), "bias": (1,)}, "bias are not of this fragment"),
     ],
 )
-def test_other_tensors_than_the_fragments_are_refused_by_name(arrays, named):
-    refusal = validation.check(arrays, {"kernel": (2, 3)})
+def test_other_tensors_than_the_fragments_are_refused_by_name(shapes, named):
+    refusal = validation.check_shapes(shapes, {"kernel": (2, 3)})
     assert refusal is not None
-    assert refusal[0] is RefusalReason.WRONG_SHAPE
-    assert named in refusal[1]
+    assert named in refusal
 
 
 def test_a_digest_names_every_bit_name_and_shape_but_not_the_order():

@@ -26,7 +26,8 @@ from orchestrator.host.job_context import JobContext
 from orchestrator.host.timers import Timers
 from orchestrator.parameters import outer_optimizer, wire_format
 from orchestrator.parameters.journal.storage import Journal
-from orchestrator.parameters.outer_state import OuterState
+from orchestrator.parameters.outer_gradient import Averaging
+from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
 from orchestrator.roots import AllowedRoots
 
@@ -51,7 +52,7 @@ def shard(tmp_path: Path) -> ParameterShard:
     """A link heard the island's standing offer before the pump came to the restart, and the shard holds its bytes."""
     optimizer = outer_optimizer.create("sgd", 1.0, 0.0)
     made = ParameterShard(Journal(tmp_path), Epoch(2), lambda _, work: work())
-    made.seed(OuterState({"w": np.zeros(3, np.float32)}, (("w",),), "mean", optimizer), {})
+    made.seed(OuterState({"w": np.zeros(3, np.float32)}, (("w",),), OuterStep(Averaging.MEAN, optimizer)), {})
     assert isinstance(made.receive(PAYLOAD, FragmentId(0), wire_format.encode({"w": np.ones(3, np.float32)})), Held)
     return made
 

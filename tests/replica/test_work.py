@@ -63,7 +63,7 @@ def test_of_what_is_rolled_back_nothing_is_kept(rule: AdoptionRule) -> None:
 
 def test_mixing_keeps_what_follows_the_latest_offer_whether_it_was_merged_or_not() -> None:
     ours, now = work(3, "mix"), tokens(ADOPTED_AT + 35)
-    assert ours.load_mode(0, "mix") == ours.load_mode(13, "mix") == Mix()
+    assert (ours.load_mode(0, "mix"), ours.load_mode(13, "mix")) == (Mix(0), Mix(13))
     assert ours.remaining(Mix(), now).tokens == 5
     assert work(0, "mix").load_mode(0, "mix") == Replace()
 

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 CodecName = Literal["float32", "bfloat16", "int8", "int4", "e3m0"]
 """What a specification's ``synchroniser.wire`` may be. Each is the name of a module beside this one."""
 CODEC_NAMES: tuple[CodecName, ...] = get_args(CodecName)
-PUBLICATION_CODEC: CodecName = "float32"
-"""Whatever the uplink: islands must stand on Θ itself, or its rounding would come back as their work."""
-JOURNAL_CODEC: CodecName = "float32"
-"""Of journal and checkpoints, which hold what a merge made bit for bit."""
+EXACT: CodecName = "float32"
+"""Of journal, checkpoints and whole values, which are bit for bit what a merge made. Only this codec loses nothing."""
 
 
 @cache

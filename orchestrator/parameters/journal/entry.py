@@ -1,14 +1,18 @@
 """One merge as bytes: an entry of the journal, whole or recognisably not.
 
-    prefix      magic "atollj1\\n", sizes of header (u32), parameters (u64) and momentum (u64), CRC-32 of prefix and header
-    header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds, roles
-    parameters  Θ of the fragment as a payload of ``wire_format``, with a checksum of its own
-    momentum    μ of the fragment, likewise
+    prefix      magic "atollj2\\n", sizes of header (u32) and body (u64), CRC-32 of prefix and header
+    header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds, roles; what the
+                body is, and the sizes of its payloads
+    body        payloads of ``wire_format``, each with a checksum of its own: Θ, μ and the residue of the fragment
+                (``state``), or what each contributor gave (``inputs``)
 
-Everything is float32, bit for bit. The sizes are believed only once the checksum over them holds, so a torn entry is known
-as torn and an entry behind a damaged one can still be found. ``base_digest`` chains an entry to the one before it.
+A state is float32, bit for bit. Inputs are what the merge read, in the codec in which they travelled: taken again from the
+version before, with the contributors' weights, the same merge gives the same bits, and so the same digest.
 
-Refuses to know: files (``storage``), and what merges are for.
+The sizes are believed only once the checksum over them holds, so a torn entry is known as torn and an entry behind a
+damaged one can still be found. ``base_digest`` chains an entry to the one before it.
+
+Refuses to know: files (``storage``), what merges are for, and how one is taken.
 """
 
 from __future__ import annotations
@@ -16,22 +20,25 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import DataError
 from orchestrator.parameters import tensors, wire_format
-from orchestrator.parameters.codec.registry import JOURNAL_CODEC
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.parameters.roles import RoleRow, from_rows
+from orchestrator.parameters.wire_format import EncodedTensors
 
-_MAGIC = b"atollj1\n"
-_PREFIX = struct.Struct("<8sIQQ")
+_MAGIC = b"atollj2\n"
+_PREFIX = struct.Struct("<8sIQ")
 _CHECKSUM = struct.Struct("<I")
 PREFIX_BYTES = _PREFIX.size + _CHECKSUM.size
 HEADER_BYTES_MAX = 1 << 24
 """A header names contributors; sixteen megabytes of them are no header."""
+_STATE: Literal["state"] = "state"
+_INPUTS: Literal["inputs"] = "inputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +62,26 @@ class Facts:
 @dataclass(frozen=True, slots=True)
 class Sizes:
     header: int
-    parameters: int
-    momentum: int
+    body: int
 
     @property
     def total(self) -> int:
-        return PREFIX_BYTES + self.header + self.parameters + self.momentum
+        return PREFIX_BYTES + self.header + self.body
 
 
-def payloads_of(state: FragmentState) -> tuple[bytes, bytes]:
-    """Θ and μ of the fragment as an entry holds them."""
-    return wire_format.encode(state.parameters, JOURNAL_CODEC), wire_format.encode(state.momentum, JOURNAL_CODEC)
+Content = FragmentState | tuple[EncodedTensors, ...]
+"""The fragment as it stands after the merge, or the merge's inputs in the order of the contributors."""
 
 
-def encode(facts: Facts, parameters: bytes, momentum: bytes) -> list[bytes]:
-    """The entry in parts, to be written one after another. Both payloads are those of ``payloads_of``."""
-    header = json.dumps({name: getattr(facts, name) for name in facts.__slots__}, separators=(",", ":")).encode()
-    prefix = _PREFIX.pack(_MAGIC, len(header), len(parameters), len(momentum))
-    return [prefix, _CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix))), header, parameters, momentum]
+def encode(facts: Facts, content: Content) -> list[bytes | memoryview]:
+    """The entry in parts, to be written one after another."""
+    payloads = _payloads(content)
+    kind = _STATE if isinstance(content, FragmentState) else _INPUTS
+    document = {name: getattr(facts, name) for name in facts.__slots__}
+    document |= {"body": kind, "payloads": [len(payload) for payload in payloads]}
+    header = json.dumps(document, separators=(",", ":")).encode()
+    prefix = _PREFIX.pack(_MAGIC, len(header), sum(map(len, payloads)))
+    return [prefix, _CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix))), header, *payloads]
 
 
 def sizes_of(beginning: bytes) -> Sizes:
@@ -89,30 +98,53 @@ def sizes_of(beginning: bytes) -> Sizes:
 
 def facts_of(beginning: bytes) -> Facts:
     """The facts of the entry, from its prefix and header. Raises DataError unless their checksum holds."""
+    return _facts(_header(beginning))
+
+
+def decode(entry: bytes) -> tuple[Facts, Content]:
+    """The merge that the bytes hold. Raises DataError for anything that is not a whole entry, unchanged."""
+    document, sizes = _header(entry), sizes_of(entry)
+    facts = _facts(document)
+    if len(entry) != sizes.total:
+        raise DataError(detail=f"An entry of the journal announces {sizes.total} bytes and has {len(entry)}.")
+    payloads = _cut(memoryview(entry)[PREFIX_BYTES + sizes.header :], document["payloads"])
+    if document["body"] == _INPUTS:
+        if len(payloads) != len(facts.contributors):
+            raise DataError(detail=f"{len(payloads)} inputs came for {len(facts.contributors)} contributors.")
+        return facts, tuple(map(wire_format.parse, payloads))
+    parameters, momentum, residue = map(wire_format.decode, payloads)
+    if (computed := tensors.digest(parameters)) != facts.digest:
+        raise DataError(detail=f"The journal's entry should hold {facts.digest} and holds {computed}.")
+    roles = from_rows(facts.roles)
+    return facts, FragmentState(facts.version, parameters, momentum, facts.digest, roles, residue)
+
+
+def _payloads(content: Content) -> list[memoryview]:
+    if isinstance(content, FragmentState):
+        return [wire_format.encode(arrays) for arrays in content.arrays()]
+    return [wire_format.written(displacement) for displacement in content]
+
+
+def _header(beginning: bytes) -> dict[str, Any]:
     sizes = sizes_of(beginning)
     header = beginning[PREFIX_BYTES:][: sizes.header]
     (stated,) = _CHECKSUM.unpack_from(beginning, _PREFIX.size)
     computed = zlib.crc32(header, zlib.crc32(beginning[: _PREFIX.size]))
     if len(header) != sizes.header or computed != stated:
         raise DataError(detail=f"The head of a journal's entry is damaged: checksum {computed:08x}, not {stated:08x}.")
-    return _facts(json.loads(header))
+    document: dict[str, Any] = json.loads(header)
+    return document
 
 
-def decode(entry: bytes) -> tuple[Facts, FragmentState]:
-    """The merge that the bytes hold. Raises DataError for anything that is not a whole entry, unchanged."""
-    facts, sizes = facts_of(entry), sizes_of(entry)
-    if len(entry) != sizes.total:
-        raise DataError(detail=f"An entry of the journal announces {sizes.total} bytes and has {len(entry)}.")
-    body = memoryview(entry)[PREFIX_BYTES + sizes.header :]
-    parameters = wire_format.decode(body[: sizes.parameters])
-    momentum = wire_format.decode(body[sizes.parameters :])
-    if (computed := tensors.digest(parameters)) != facts.digest:
-        raise DataError(detail=f"The journal's entry should hold {facts.digest} and holds {computed}.")
-    return facts, FragmentState(facts.version, parameters, momentum, facts.digest, from_rows(facts.roles))
+def _cut(body: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    payloads, start = [], 0
+    for size in sizes:
+        payloads.append(body[start : start + size])
+        start += size
+    return payloads
 
 
 def _facts(document: dict[str, Any]) -> Facts:
-    document = {"roles": [], **document}  # entries of older builds have none
     try:
         values = {field.name: document[field.name] for field in fields(Facts)}
     except KeyError as error:

@@ -1,9 +1,10 @@
 """The journal on disk: append-only segments per fragment, ``fragment-PPPP-SSSSSS.journal``, a few entries in each.
 
 Responsible for: an entry being durable, as the policy has it, when ``append`` returns; a torn end being cut when the
-journal is opened; older segments going once every entry in them is superseded by ``versions_kept`` durable ones. A
-failed append leaves nothing that counts: its rest is cut off, and the next attempt begins a new segment, for what the
-system says of pages after a failed fsync cannot be trusted.
+journal is opened; older segments going once ``versions_kept`` durable versions need nothing in them. An entry of inputs
+needs those before it, back to a state: a version counts only while all of them are here. A failed append leaves nothing
+that counts: its rest is cut off, and the next attempt begins a new segment, for what the system says of pages after a
+failed fsync cannot be trusted.
 
     sync                      every merge is on the disk before it is announced
     async (merges_max)        at most so many merges are only with the operating system: they survive the process, and a
@@ -18,13 +19,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.disk import Disk, LocalDisk
 from orchestrator.errors import DataError
-from orchestrator.parameters.journal.entry import PREFIX_BYTES, Facts, decode, encode, facts_of, sizes_of
+from orchestrator.parameters.journal.entry import PREFIX_BYTES, Content, Facts, decode, encode, facts_of, sizes_of
 from orchestrator.parameters.outer_state import FragmentState
 
 ENTRIES_PER_SEGMENT = 4
@@ -36,11 +37,12 @@ SUFFIX = ".journal"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of an entry."""
+    """The place of an entry, and whether it is a state."""
 
     path: Path
     start: int
     count: int
+    is_state: bool
 
 
 @dataclass(slots=True)
@@ -80,11 +82,15 @@ class Journal:
         for name, size in sorted(self._disk.files(folder).items()):
             if name.endswith(SUFFIX):
                 self._open(name, size)
+        for fragment, segments in self._segments.items():
+            newest = max(self.versions(fragment), default=Version(-1))
+            for segment in segments:
+                self._cut_off_unusable(segment, newest)
 
-    def append(self, facts: Facts, parameters: bytes, momentum: bytes) -> None:
+    def append(self, facts: Facts, content: Content) -> None:
         """Keep a merge. Raises OSError when it could not be kept; nothing of it counts then, and it may be asked again."""
         with self._writing:
-            self._append(facts, encode(facts, parameters, momentum))
+            self._append(facts, encode(facts, content), isinstance(content, FragmentState))
 
     def settle(self) -> None:
         """Make durable what was there when it was opened, so that it may be announced. Raises OSError; may be retried."""
@@ -113,25 +119,49 @@ class Journal:
         return tuple(sorted(self._segments))
 
     def versions(self, fragment: FragmentId) -> tuple[Version, ...]:
-        """The versions of the fragment that it holds, in order."""
-        return tuple(sorted({version for s in self._segments.get(fragment, []) for version in s.entries}))
+        """The versions of the fragment that can be made from what it holds, in order."""
+        places = self._places(fragment)
+        whole: list[Version] = []
+        for version in sorted(places):
+            if places[version].is_state or (whole and whole[-1] == version - 1):
+                whole.append(version)
+        return tuple(whole)
 
     def newest(self, fragment: FragmentId) -> Version | None:
         return max(self.versions(fragment), default=None)
 
-    def read(self, fragment: FragmentId, version: Version) -> tuple[Facts, FragmentState]:
-        """The fragment at that version. Raises DataError when it is not here, or damaged."""
-        for segment in reversed(self._segments.get(fragment, [])):
-            if (place := segment.entries.get(version)) is not None:
-                return decode(self._disk.read(place.path, place.start, place.count))
-        versions = ", ".join(map(str, self.versions(fragment))) or "none"
-        raise DataError(
-            detail=f"The journal {self._folder} lacks version {version} of fragment {fragment}; it has {versions}."
-        )
+    def facts(self, fragment: FragmentId, version: Version) -> Facts:
+        """The facts of that merge. Raises DataError when it is not here, or damaged."""
+        place = self._place(fragment, version)
+        sizes = sizes_of(self._disk.read(place.path, place.start, PREFIX_BYTES))
+        return facts_of(self._disk.read(place.path, place.start, PREFIX_BYTES + sizes.header))
+
+    def entries(self, fragment: FragmentId, version: Version) -> list[tuple[Facts, Content]]:
+        """What gives the fragment at that version: a state, then the inputs of the merges since, up to the version's own.
+
+        Raises DataError when that is not here, or damaged.
+        """
+        self._place(fragment, version)
+        places = self._places(fragment)
+        first = max(v for v in places if v <= version and places[v].is_state)
+        read = (places[Version(v)] for v in range(first, version + 1))
+        return [decode(self._disk.read(place.path, place.start, place.count)) for place in read]
+
+    def _place(self, fragment: FragmentId, version: Version) -> Place:
+        if version not in (whole := self.versions(fragment)):
+            raise DataError(
+                detail=f"The journal {self._folder} lacks version {version} of fragment {fragment}; it has "
+                f"{', '.join(map(str, whole)) or 'none'}."
+            )
+        return self._places(fragment)[version]
+
+    def _places(self, fragment: FragmentId) -> dict[Version, Place]:
+        """Of a version that is here twice, the later one counts."""
+        return {v: place for segment in self._segments.get(fragment, []) for v, place in segment.entries.items()}
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _append(self, facts: Facts, parts: Sequence[bytes]) -> None:
+    def _append(self, facts: Facts, parts: Sequence[bytes | memoryview], is_state: bool) -> None:
         segments = self._segments.setdefault(facts.fragment, [])
         if not segments or segments[-1].full:
             segments.append(self._begun(facts.fragment))
@@ -149,7 +179,7 @@ class Journal:
             with suppress(OSError):
                 self._disk.truncate(segment.path, segment.size)
             raise
-        segment.entries[facts.version] = Place(segment.path, segment.size, count)
+        segment.entries[facts.version] = Place(segment.path, segment.size, count, is_state)
         segment.size += count
         segment.full = len(segment.entries) >= ENTRIES_PER_SEGMENT or segment.size >= SEGMENT_BYTES_FULL
         if self._unsynced == 0:
@@ -184,18 +214,19 @@ class Journal:
             entry = self._disk.read(place.path, place.start, place.count)
             decode(entry)
             self._disk.append(new.path, [entry])
-            new.entries[version] = Place(new.path, new.size, place.count)
+            new.entries[version] = replace(place, path=new.path, start=new.size)
             new.size += place.count
         new.full, new.synced = True, False
         self._disk.remove(old.path)
         return new
 
     def _drop_old(self) -> None:
-        for segments in self._segments.values():
-            newest = max((version for s in segments for version in s.entries), default=Version(0))
-            oldest_kept = newest - self._versions_kept + 1
+        for fragment, segments in self._segments.items():
+            places = self._places(fragment)
+            oldest_kept = max(places, default=Version(0)) - self._versions_kept + 1
+            oldest_needed = max((v for v, place in places.items() if place.is_state and v <= oldest_kept), default=0)
             for segment in segments[:-1]:
-                if max(segment.entries, default=-1) < oldest_kept:
+                if max(segment.entries, default=-1) < oldest_needed:
                     with suppress(OSError):  # it is tried again with the next merge
                         self._disk.remove(segment.path)
                         segments.remove(segment)
@@ -217,9 +248,22 @@ class Journal:
         segment.synced = False  # whoever wrote it may have died before
         self._segments.setdefault(FragmentId(int(fragment)), []).append(segment)
 
+    def _cut_off_unusable(self, segment: _Segment, newest: Version) -> None:
+        """Entries of inputs behind the newest version that can be made say nothing: an earlier one is gone."""
+        unusable = [version for version in segment.entries if version > newest]
+        if not unusable:
+            return
+        start = min(segment.entries[version].start for version in unusable)
+        segment.entries = {version: place for version, place in segment.entries.items() if place.start < start}
+        self.damage.append(
+            f"{segment.path.name}: {segment.size - start} bytes from {start} on were cut off: an entry before them is gone"
+        )
+        self._disk.truncate(segment.path, start)
+        segment.size = start
+
     def _entry_at(self, path: Path, start: int) -> tuple[Facts, Place]:
         """The whole entry that begins here. Its tensors are verified too: a torn write may have the right length."""
         sizes = sizes_of(self._disk.read(path, start, PREFIX_BYTES))
         facts_of(self._disk.read(path, start, PREFIX_BYTES + sizes.header))
-        facts, _ = decode(self._disk.read(path, start, sizes.total))
-        return facts, Place(path, start, sizes.total)
+        facts, content = decode(self._disk.read(path, start, sizes.total))
+        return facts, Place(path, start, sizes.total, isinstance(content, FragmentState))

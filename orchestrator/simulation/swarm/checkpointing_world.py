@@ -68,7 +68,8 @@ class CheckpointingWorld(MortalWorld):
         super().__init__(policy, plan, seed, event_faults, mortality, checkers)
         self._roots = AllowedRoots.only(f"memory://atoll-swarm-{seed}")
         self._memory = Folder.within(self._roots, f"memory://atoll-swarm-{seed}")
-        self._spec = job_spec(mortality.merges_max, [plan.island for plan in policy.islands], self._memory.url)
+        names = [plan.island for plan in policy.islands]
+        self._spec = job_spec(mortality.merges_max, policy.staleness_max, seed, names, self._memory.url)
         self._saver: tuple[int, CheckpointWriter] | None = None
         self._marked: set[tuple[int, int]] = set()
         for at, command in requests.commands() if requests is not None else ():

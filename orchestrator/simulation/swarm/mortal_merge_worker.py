@@ -5,7 +5,7 @@ As ``runtime.shard_worker`` does live, but that merges take virtual time, and di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -19,12 +19,13 @@ from orchestrator.core.saving import FragmentRestored, RestoreFragments
 from orchestrator.core.vocabulary import Contribution, Epoch, FragmentId, IslandId, PayloadId, Version
 from orchestrator.errors import InternalError
 from orchestrator.host.retry import Retrier
-from orchestrator.parameters import outer_optimizer, wire_format
+from orchestrator.parameters import wire_format
+from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.storage import Journal
-from orchestrator.parameters.outer_optimizer import OuterOptimizer
-from orchestrator.parameters.outer_state import FragmentState, OuterState
+from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
+from orchestrator.parameters.wire_format import EncodedTensors, encoded
 from orchestrator.simulation.merge_worker import MergeWorker, MergeWorld
 
 SIZE = 3
@@ -36,6 +37,7 @@ class MortalMergeWorld(MergeWorld, Protocol):
 
     epoch: Epoch
     finished: f.FinishJob | None
+    up_codec: CodecName
 
 
 class MortalMergeWorker(MergeWorker):
@@ -71,7 +73,7 @@ class MortalMergeWorker(MergeWorker):
     def receive(self, contribution: Contribution) -> None:
         """What the island sent arrives, and is held by the shard."""
         fragment, payload = contribution.fragment, contribution.payload
-        content = wire_format.encode(bytes_of(fragment, payload))
+        content = wire_format.written(displacement_of(contribution, self._mortal.up_codec))
         if self.shard is None or not isinstance(self.shard.receive(payload, fragment, content), Held):
             raise InternalError(detail=f"The payload {payload} cannot be held.")
 
@@ -127,17 +129,17 @@ def retry_until_written(what: str, work: Callable[[], None]) -> None:
     Retrier(retry_s=0.0).until_done(what, work)
 
 
-def first_outer_state(fragment_count: int) -> OuterState:
+def first_outer_state(fragment_count: int, outer_step: OuterStep) -> OuterState:
     """Θ at version 0, the same whenever it is made."""
     names = [f"fragment-{p}" for p in range(fragment_count)]
     parameters = {name: _numbers(name) for name in names}
-    knobs = job_spec(0).synchroniser
-    return OuterState(parameters, tuple((name,) for name in names), knobs.averaging, optimizer())
+    return OuterState(parameters, tuple((name,) for name in names), outer_step)
 
 
-def bytes_of(fragment: FragmentId, payload: PayloadId) -> Mapping[str, NDArray[np.float32]]:
-    """What an island trained, as good as any."""
-    return {f"fragment-{fragment}": _numbers(str(payload))}
+def displacement_of(contribution: Contribution, codec_name: CodecName) -> EncodedTensors:
+    """What an island learned, as good as any."""
+    numbers = {f"fragment-{contribution.fragment}": _numbers(str(contribution.payload))}
+    return encoded(numbers, codec_name, contribution.base_version)
 
 
 def _numbers(name: str) -> NDArray[np.float32]:
@@ -146,20 +148,27 @@ def _numbers(name: str) -> NDArray[np.float32]:
 
 
 def job_spec(
-    merges_max: int, islands: Sequence[IslandId] = (IslandId("anywhere"),), folder: str = "/checkpoints"
+    merges_max: int,
+    staleness_max: int,
+    seed: int,
+    islands: Sequence[IslandId] = (IslandId("anywhere"),),
+    folder: str = "/checkpoints",
 ) -> JobSpec:
-    """What the job's files ask of a specification: durability, averaging, the outer optimizer; islands, and where its
+    """What the job's files ask of a specification: durability, the outer step, codecs by the seed; islands, and where its
     checkpoints are."""
     durability = {"kind": "async", "merges_max": merges_max} if merges_max else {"kind": "sync"}
+    count = len(CODEC_NAMES)
+    wire = {"up": CODEC_NAMES[seed % count], "down": CODEC_NAMES[seed // count % count]}
     return parse_job(
         {
             "islands": [{"node_group": "anywhere", "name": name} for name in islands],
             "budget": {"steps": 1},
-            "synchroniser": {"durability": durability},
+            "synchroniser": {
+                "durability": durability,
+                "staleness_max": staleness_max,
+                "adoption": "replace" if staleness_max else "rebase",
+                "wire": wire,
+            },
             "checkpoints": {"folder": folder},
         }
     )
-
-
-def optimizer() -> OuterOptimizer:
-    return outer_optimizer.of(job_spec(0).synchroniser.outer_optimizer)

@@ -24,6 +24,7 @@ from orchestrator.errors import DataError, Fenced
 from orchestrator.host.job_files import JobFiles, open_files
 from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.outer_state import OuterStep
 from orchestrator.simulation.disk import Died, SimulatedDisk
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
@@ -34,10 +35,9 @@ from orchestrator.simulation.swarm.checkers.violation import require
 from orchestrator.simulation.swarm.mortal_links import MortalLinks, UnreadReports, unread_reports_of
 from orchestrator.simulation.swarm.mortal_merge_worker import (
     MortalMergeWorker,
-    bytes_of,
+    displacement_of,
     first_outer_state,
     job_spec,
-    optimizer,
     retry_until_written,
 )
 from orchestrator.simulation.swarm.mortality import Death, DiskFaults, Mortality
@@ -76,15 +76,17 @@ class MortalWorld(RoughWorld):
         self.alive, self.generation, self.ended = False, 0, ""
         self._disk_faults = DiskFaults()
         self.disk = SimulatedDisk(self._disk_faults)
-        self._spec, self._checkers_of = job_spec(mortality.merges_max), checkers
+        self._spec, self._checkers_of = job_spec(mortality.merges_max, policy.staleness_max, seed), checkers
+        self.up_codec = self._spec.synchroniser.wire.up
         self._merges_max, self._power_was_lost = mortality.merges_max, False
         self._power = Random(f"atoll swarm {seed} power")
         self._unheard: list[e.CommandRequested] = []
         self._placing_generations: dict[int, int] = {}
         self.links, self.merge_worker = MortalLinks(self), MortalMergeWorker(self)
-        first = first_outer_state(policy.fragment_count)
+        outer_step = OuterStep.of(self._spec.synchroniser)
+        first = first_outer_state(policy.fragment_count, outer_step)
         fragments = [first.state(FragmentId(p)) for p in range(policy.fragment_count)]
-        self.durability = DurabilityChecker(fragments, self._spec.synchroniser.averaging, optimizer(), bytes_of)
+        self.durability = DurabilityChecker(fragments, outer_step, partial(displacement_of, codec_name=self.up_codec))
         for death in mortality.deaths:
             self.later(death.at, partial(self._strike, death))
         for refusal in mortality.refusals:
@@ -144,7 +146,7 @@ class MortalWorld(RoughWorld):
         return deliver
 
     def host_of(self, process: SimulatedIsland) -> Host:
-        host = Host(process)
+        host = super().host_of(process)
         host.outbox = UnreadReports()  # type: ignore[assignment]
         self._placing_generations[id(host)] = self.generation
         return host
@@ -259,7 +261,7 @@ class MortalWorld(RoughWorld):
         if files.outer is not None:
             theta.compare(files.outer)
         else:
-            outer = first_outer_state(self.policy.fragment_count)
+            outer = first_outer_state(self.policy.fragment_count, OuterStep.of(self._spec.synchroniser))
             self.while_alive(self.plan.seed_s, lambda: self.merge_worker.seed(outer, files.journal))
         if not files.started:
             self.tell(e.JobStarted(self.now))

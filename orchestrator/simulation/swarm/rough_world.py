@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import JobPolicy, RefusalReason
 from orchestrator.simulation.host import Host
+from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.links import OVERTAKEN_S
 from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.swarm.residue_ledger import ResidueLedger
 from orchestrator.simulation.world import World
 from orchestrator.tape.driver import Fold
 
@@ -43,6 +45,10 @@ class RoughWorld(World):
     ) -> None:
         super().__init__(policy, plan, seed, folds=folds)
         self._event_faults = event_faults
+
+    def host_of(self, process: SimulatedIsland) -> Host:
+        process.observer = ResidueLedger()
+        return super().host_of(process)
 
     def tell(self, event: e.Event) -> None:
         if isinstance(event, e.TimerFired) and self.chance(self._event_faults.late_timer):

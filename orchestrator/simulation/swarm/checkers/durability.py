@@ -5,7 +5,8 @@
     power is lost, async      at most ``merges_max`` merges that were told are lost, and then the job ends and says so
     a disk that refuses       costs nothing
 
-Θ and μ are worked out anew, from the contributions named on the tape, by a state that never dies: they are the same bits.
+Θ, μ and residues are worked out anew, from the contributions named on the tape, by a state that never dies: they are the
+same bits.
 Refuses to know: files.
 """
 
@@ -20,22 +21,22 @@ from numpy.typing import NDArray
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.saving import FROM_JOURNAL, BeginCheckpoint, FragmentRestored
-from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
-from orchestrator.parameters.outer_optimizer import OuterOptimizer
-from orchestrator.parameters.outer_state import FragmentState, OuterState
+from orchestrator.core.vocabulary import Contribution, FragmentId, PayloadId, Version
+from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
+from orchestrator.parameters.wire_format import EncodedTensors
 from orchestrator.simulation.swarm.checkers.violation import require
 
 Arrays = Mapping[str, NDArray[np.float32]]
-Bytes = Callable[[FragmentId, PayloadId], Arrays]
-Merged = tuple[FragmentId, str, tuple[tuple[PayloadId, float], ...]]
+DisplacementOf = Callable[[Contribution], EncodedTensors]
+Merged = tuple[FragmentId, tuple[str, ...], tuple[tuple[PayloadId, float], ...]]
 
 
 class DurabilityChecker:
-    """Outlives the synchroniser. ``bytes_of`` says what a payload holds."""
+    """Outlives the synchroniser. ``displacement_of`` says what a contribution holds."""
 
-    def __init__(self, first: Sequence[FragmentState], averaging: str, optimizer: OuterOptimizer, bytes_of: Bytes):
+    def __init__(self, first: Sequence[FragmentState], outer_step: OuterStep, displacement_of: DisplacementOf):
         self.first = tuple(first)
-        self._averaging, self._optimizer, self._bytes_of = averaging, optimizer, bytes_of
+        self.outer_step, self._displacement_of = outer_step, displacement_of
         self._published: dict[tuple[FragmentId, Version], str] = {}
         self._merged_states: dict[Merged, FragmentState] = {}
 
@@ -65,14 +66,23 @@ class DurabilityChecker:
         ]
         require(sum(gone) <= merges_max, "a loss of power takes no more merges than async allows", (gone, merges_max))
 
-    def after(self, before: FragmentState, order: f.MergeFragment) -> FragmentState:
-        """What an undisturbed merge of these contributions gives."""
-        merged = (order.fragment, before.digest, tuple((item.payload, item.weight) for item in order.inputs))
+    def after(
+        self,
+        before: FragmentState,
+        older: tuple[FragmentState, ...],
+        order: f.MergeFragment,
+        contributions: Mapping[PayloadId, Contribution],
+    ) -> FragmentState:
+        """What an undisturbed merge of these contributions gives. ``older`` are the states that some may count from."""
+        digests = tuple(state.digest for state in (*older, before))
+        merged = (order.fragment, digests, tuple((item.payload, item.weight) for item in order.inputs))
         if merged not in self._merged_states:
-            alone = OuterState.restored({FragmentId(0): before}, self._averaging, self._optimizer)
-            inputs = [(self._bytes_of(order.fragment, item.payload), item.weight) for item in order.inputs]
-            alone.merge(FragmentId(0), order.version, inputs)
-            self._merged_states[merged] = alone.state(FragmentId(0))
+            p = order.fragment
+            alone = OuterState.restored({p: before}, self.outer_step, {p: older})
+            held = ((self._displacement_of(contributions[item.payload]), item.weight) for item in order.inputs)
+            inputs = [(alone.from_current(p, displacement), weight) for displacement, weight in held]
+            alone.merge(p, order.version, inputs)
+            self._merged_states[merged] = alone.state(p)
         return self._merged_states[merged]
 
 
@@ -84,16 +94,23 @@ class Theta:
         self._states = list(durability.first)
         self._orders: dict[FragmentId, f.MergeFragment] = {}
         self._history = [[state] for state in self._states]
+        self._older: list[tuple[FragmentState, ...]] = [() for _ in self._states]
+        self._contributions: dict[PayloadId, Contribution] = {}
         self._cuts: dict[int, tuple[Version, ...]] = {}
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
-        if isinstance(event, e.MergeCompleted) and effects:
+        if isinstance(event, e.ContributionArrived):
+            self._contributions[event.contribution.payload] = event.contribution
+        elif isinstance(event, e.MergeCompleted) and effects:
             before, order = self._states[event.fragment], self._orders[event.fragment]
             require(event.base_digest == before.digest, "digests chain", (event, before.digest))
-            after = self._states[event.fragment] = self._durability.after(before, order)
+            older = self._older[event.fragment]
+            after = self._states[event.fragment] = self._durability.after(before, older, order, self._contributions)
             same = (event.version, event.digest) == (after.version, after.digest)
             require(same, "Θ is that of an uninterrupted run fed the same contributions", (event, after.digest))
             self._history[event.fragment].append(after)
+            staleness_max = self._durability.outer_step.staleness_max
+            self._older[event.fragment] = (*older, before)[-staleness_max:] if staleness_max else ()
         elif isinstance(event, FragmentRestored) and effects:
             self._restored(event)
         for effect in effects:
@@ -113,14 +130,15 @@ class Theta:
         after = replace(then, version=event.version)
         self._states[event.fragment] = after
         self._history[event.fragment].append(after)
+        self._older[event.fragment] = ()
 
     def compare(self, outer: OuterState) -> None:
-        """Θ and μ as the synchroniser has them."""
+        """Θ, μ and what updates lost, as the synchroniser has them."""
         for p, expected in enumerate(self._states):
             here = outer.state(FragmentId(p))
-            pairs = [(here.parameters, expected.parameters), (here.momentum, expected.momentum)]
+            pairs = zip(here.arrays(), expected.arrays(), strict=True)
             same = here.version == expected.version and all(_same(mine, its) for mine, its in pairs)
-            require(same, "Θ and μ are those of an uninterrupted run, bit for bit", (p, here, expected))
+            require(same, "Θ, μ and residues are those of an uninterrupted run, bit for bit", (p, here, expected))
 
 
 def _same(these: Arrays, those: Arrays) -> bool:

@@ -1,0 +1,83 @@
+"""Θ as it was published, fragment by fragment: the newest version that has come, whether it is adopted yet or not.
+
+What comes is values, or updates that lead from a version that is here to a newer one. An update is added to what is here,
+in float32, as the synchroniser did; the digest shows that the same bits came of it. What does not fit is not taken, and
+whoever sends hears which version is here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from learners.contract import Arrays
+from learners.offered import PublishedVersion
+from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.parameters import wire_format
+from orchestrator.parameters.tensors import digest
+
+log = logging.getLogger(__name__)
+
+
+class PublishedFragments:
+    """Thread-safe; different fragments are taken at once."""
+
+    def __init__(self, fragment_count: int) -> None:
+        self._locks = [threading.Lock() for _ in range(fragment_count)]
+        self._newest: dict[FragmentId, PublishedVersion] = {}
+
+    def hold(self, fragment: FragmentId, version: Version, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep what came in another way, unless something newer is here."""
+        with self._locks[fragment]:
+            if self.version(fragment) < version:
+                self._newest[fragment] = PublishedVersion(version, arrays)
+
+    def version(self, fragment: FragmentId) -> int:
+        """The version that is here; −1 if there is none."""
+        newest = self._newest.get(fragment)
+        return -1 if newest is None else newest.version
+
+    def at(self, fragment: FragmentId, version: Version) -> PublishedVersion | None:
+        """The fragment at this version, if that is the one that is here."""
+        newest = self._newest.get(fragment)
+        return newest if newest is not None and newest.version == version else None
+
+    def take(
+        self,
+        fragment: FragmentId,
+        version: Version,
+        since: Version | None,
+        checked_digest: str,
+        payloads: Sequence[bytes | memoryview],
+    ) -> Arrays | None:
+        """The fragment at ``version``, from updates since the version ``since``, oldest first, or from its values.
+
+        None where something as new is here, or the updates do not lead on from what is here. Raises InvalidPayload for
+        damaged bytes.
+        """
+        with self._locks[fragment]:
+            if self.version(fragment) >= version:
+                return None
+            if since is None:
+                arrays = wire_format.decode(payloads[0])
+            else:
+                newest = self.at(fragment, since)
+                if newest is None:
+                    return None
+                arrays = dict(newest.arrays)
+                for payload in payloads:
+                    update = wire_format.parse(payload)
+                    arrays = {name: array + update.decoded(name) for name, array in arrays.items()}
+                if digest(arrays) != checked_digest:
+                    log.error(
+                        "updates of fragment %d to version %d gave something else; it is asked for whole",
+                        fragment,
+                        version,
+                    )
+                    del self._newest[fragment]
+                    return None
+            self._newest[fragment] = PublishedVersion(version, arrays)
+            return arrays

@@ -1,0 +1,69 @@
+"""The ledger of residues: what coding lost of an island's offers is in its parameters once, until a later offer has it.
+
+An offer n is Δ, with everything in θ that no version holds; what is sent of it is less, and the rest is the residue r_n. So
+there are three places for a residue: in θ, in an offer that is under way (and in θ, from which nothing was taken yet), and
+in a version, by way of the offer that had it.
+
+    adopted by                  then in θ
+    rebase, since offer n       r_n, and what had come to θ after n was made
+    rebase, since the adoption  what was there
+    replace, of offer n         r_n
+    replace, 0                  what was there
+    replace, none               nothing: a rollback overwrites all work
+
+Refuses to know: arrays, and how residues are coded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.core.messages import ALL_OFFERS
+from orchestrator.core.vocabulary import FragmentId
+from orchestrator.replica.replica import Action, AdoptVersion, OfferFragment, Publication
+from orchestrator.replica.work import Mix, Rebase, Replace
+from orchestrator.simulation.swarm.checkers.violation import require
+
+APPLIED_ONCE = "no residue is applied twice, and what a version holds is taken out of θ"
+NONE_LOST = "no residue is lost while its island's work is kept"
+
+
+class ResidueLedger:
+    """Of one incarnation. A residue has the number of its offer."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[FragmentId, Publication] = {}
+        self._carried: dict[FragmentId, frozenset[int]] = {}
+        self._offers: dict[FragmentId, dict[int, frozenset[int]]] = {}
+        """By offer: the residues that are in it."""
+
+    def arrived(self, publication: Publication) -> None:
+        self._arrived[publication.fragment] = publication
+
+    def carried_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case OfferFragment():
+                    fragment = action.report.fragment
+                    carried = self._carried.get(fragment, frozenset())
+                    self._offers.setdefault(fragment, {})[action.report.offer] = carried
+                case AdoptVersion():
+                    self._adopt(action)
+
+    def _adopt(self, action: AdoptVersion) -> None:
+        fragment = action.report.fragment
+        merged = self._arrived[fragment].merged_offer
+        offers, carried = self._offers.pop(fragment, {}), self._carried.get(fragment, frozenset())
+        held = merged if merged in offers else None
+        match action.mode:
+            case Rebase(since):
+                require(since == held, APPLIED_ONCE, (action, merged))
+                after = carried if since is None else (carried - offers[since]) | {since}
+                require(since not in carried, APPLIED_ONCE, (action, carried))
+            case Replace(residue) | Mix(residue) if residue is not None:
+                require((residue or None) == held, NONE_LOST, (action, merged))
+                after = frozenset({residue}) if residue else carried
+            case _:
+                require(merged == ALL_OFFERS or not (carried or held), NONE_LOST, (action, merged, carried))
+                after = frozenset()
+        self._carried[fragment] = after
