@@ -1,0 +1,422 @@
+/* Threads, chunks and the order of sums; the loops themselves are in loops.h, once for each instruction set.
+ *
+ * A piece is worked on in chunks of CHUNK_VALUES, which threads take one after another. What a chunk yields depends on its
+ * place alone, and partial sums are added in the order of their places, so the number of threads never shows.
+ */
+
+#include "kernels.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LANES = 16, ROW_VALUES = 512, THREADS_MAX = 64 };
+
+static inline int64_t block_count(int64_t n) { return (n + BLOCK_VALUES - 1) / BLOCK_VALUES; }
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* A bfloat16 as a float32. */
+static inline float widened(const uint8_t *half)
+{
+    uint32_t bits = (uint32_t)half[0] << 16 | (uint32_t)half[1] << 24;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* Write the scale of a block and return its reciprocal, 0 where all codes of the block are 0. */
+static float scale_of(int codec, uint32_t largest_bits, uint8_t *stored)
+{
+    uint16_t half = 0x7FC0; /* not a number */
+    float inverse = 0;
+    if (largest_bits < 0x7F800000) {
+        float largest;
+        uint32_t bits;
+        memcpy(&largest, &largest_bits, 4);
+        largest /= codec == INT8 ? 127.0f : codec == INT4 ? 7.0f : 1.0f;
+        memcpy(&bits, &largest, 4);
+        half = (uint16_t)((bits + 0xFFFF) >> 16);
+        uint8_t bytes[2] = {(uint8_t)half, (uint8_t)(half >> 8)};
+        float scale = widened(bytes);
+        if (scale < 0x1p-100f)
+            half = 0;
+        else if (half < 0x7F80)
+            inverse = 1.0f / scale;
+    }
+    stored[0] = (uint8_t)half;
+    stored[1] = (uint8_t)(half >> 8);
+    return inverse;
+}
+
+struct loops {
+    void (*decode_row)(int codec, const uint8_t *data, int64_t n, int64_t start, int count, float *values);
+    void (*encode_row)(int codec, const float *values, uint8_t *data, int64_t n, int64_t start, int count, float *decoded);
+    void (*add_products)(const float *const *rows, int row_count, int count, float *sums);
+    uint32_t (*largest_bits)(const float *values, int count);
+    void (*weighted_sum)(const float *const *rows, int row_count, const float *mixing, int from, int to, float *sum);
+    void (*update)(float *gradient, const float *momentum, float *next_momentum, float lr, float decay, int count);
+    void (*subtract)(const float *a, const float *b, int count, float *result);
+    void (*add)(const float *a, const float *b, int count, float *result);
+};
+
+#define VARIANT(name) name##_baseline
+#define WIDTH 4
+#include "loops.h"
+#undef VARIANT
+#undef WIDTH
+
+#if defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2")
+#define VARIANT(name) name##_avx2
+#define WIDTH 8
+#include "loops.h"
+#undef VARIANT
+#undef WIDTH
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#define VARIANT(name) name##_avx512
+#define WIDTH 16
+#include "loops.h"
+#undef VARIANT
+#undef WIDTH
+#pragma GCC pop_options
+#endif
+
+static const struct loops *loops = &loops_baseline;
+static const char *instructions = "baseline";
+
+__attribute__((constructor)) static void choose_loops(void)
+{
+#if defined(__x86_64__)
+    const char *wanted = getenv("ATOLL_KERNELS"); /* a test of one instruction set */
+    if (wanted != NULL && strcmp(wanted, "baseline") == 0)
+        return;
+    __builtin_cpu_init();
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (avx512 && (wanted == NULL || strcmp(wanted, "avx2") != 0)) {
+        loops = &loops_avx512;
+        instructions = "avx512";
+    } else if (__builtin_cpu_supports("avx2")) {
+        loops = &loops_avx2;
+        instructions = "avx2";
+    }
+#endif
+}
+
+const char *kernels_instructions(void) { return instructions; }
+
+/* ── chunks among threads ──────────────────────────────────────────────────────────────────────────────────────── */
+
+enum { CHUNKS_AT_A_TIME = 16 };
+
+struct work {
+    void (*chunk)(void *context, int64_t start, int count);
+    void *context;
+    int64_t n;
+    atomic_llong next;
+};
+
+static void *worker(void *shared)
+{
+    struct work *work = shared;
+    int64_t span = (int64_t)CHUNK_VALUES * CHUNKS_AT_A_TIME;
+    for (;;) {
+        int64_t from = atomic_fetch_add(&work->next, span);
+        if (from >= work->n)
+            return NULL;
+        for (int64_t start = from; start < smaller(from + span, work->n); start += CHUNK_VALUES)
+            work->chunk(work->context, start, (int)smaller(CHUNK_VALUES, work->n - start));
+    }
+}
+
+/* Call chunk for every chunk of n values, in this thread and threads - 1 others; where those cannot be had, in fewer. */
+static void in_threads(void (*chunk)(void *, int64_t, int), void *context, int64_t n, int threads)
+{
+    struct work work = {chunk, context, n, 0};
+    pthread_t others[THREADS_MAX];
+    int started = 0;
+    int64_t useful = smaller(threads, (n - 1) / ((int64_t)CHUNK_VALUES * CHUNKS_AT_A_TIME) + 1);
+    while (started + 1 < smaller(useful, THREADS_MAX) && pthread_create(&others[started], NULL, worker, &work) == 0)
+        started++;
+    worker(&work);
+    while (started > 0)
+        pthread_join(others[--started], NULL);
+}
+
+/* ── encode and decode ─────────────────────────────────────────────────────────────────────────────────────────── */
+
+struct coding {
+    int codec;
+    int64_t n;
+    const float *base, *source;
+    const uint8_t *encoded;
+    uint8_t *data;
+    float *values;
+};
+
+static void encode_chunk(void *context, int64_t start, int count)
+{
+    const struct coding *coding = context;
+    float difference[ROW_VALUES];
+    for (int done = 0; done < count; done += ROW_VALUES) {
+        int size = (int)smaller(ROW_VALUES, count - done);
+        const float *values = coding->source + start + done;
+        if (coding->base != NULL) {
+            loops->subtract(coding->base + start + done, values, size, difference);
+            values = difference;
+        }
+        loops->encode_row(coding->codec, values, coding->data, coding->n, start + done, size, NULL);
+    }
+}
+
+void kernels_encode(int codec, const float *base, const float *values, int64_t n, uint8_t *data, int threads)
+{
+    struct coding coding = {.codec = codec, .n = n, .base = base, .source = values, .data = data};
+    in_threads(encode_chunk, &coding, n, threads);
+}
+
+static void decode_chunk(void *context, int64_t start, int count)
+{
+    const struct coding *coding = context;
+    float row[ROW_VALUES];
+    for (int done = 0; done < count; done += ROW_VALUES) {
+        int size = (int)smaller(ROW_VALUES, count - done);
+        float *values = coding->values + start + done;
+        loops->decode_row(coding->codec, coding->encoded, coding->n, start + done, size, coding->base ? row : values);
+        if (coding->base != NULL)
+            loops->add(coding->base + start + done, row, size, values);
+    }
+}
+
+void kernels_decode(int codec, const uint8_t *data, int64_t n, const float *add_to, float *values, int threads)
+{
+    struct coding coding = {.codec = codec, .n = n, .base = add_to, .encoded = data, .values = values};
+    in_threads(decode_chunk, &coding, n, threads);
+}
+
+/* ── products ──────────────────────────────────────────────────────────────────────────────────────────────────── */
+
+/* A matrix has a partial sum for each chunk that it has values in: those of one chunk lie behind each other, and the partial
+ * of a chunk's first matrix has the number of that matrix plus that of the chunk. */
+struct gram {
+    const struct input *inputs;
+    int input_count, pair_count;
+    int64_t n, length;
+    double *partials;
+    atomic_int failed;
+    atomic_uint largest;
+};
+
+/* The rows of the values start to start + count: those in float32 where they lie, others decoded into scratch. */
+static void rows_of(
+    const struct input *inputs, int input_count, int64_t n, int64_t start, int count, float *scratch, const float **rows)
+{
+    for (int m = 0; m < input_count; m++) {
+        if (inputs[m].codec == FLOAT32) {
+            rows[m] = (const float *)(const void *)(inputs[m].data + 4 * start);
+            continue;
+        }
+        float *row = scratch + (size_t)m * ROW_VALUES;
+        loops->decode_row(inputs[m].codec, inputs[m].data, n, start, count, row);
+        rows[m] = row;
+    }
+}
+
+/* Add the products of the values from to to of a row that begins a group of lanes; parts of groups are filled with zeros. */
+static void add_span(const float *const *rows, int row_count, int from, int to, float *sums, float *padded)
+{
+    const float *moved[INPUTS_MAX];
+    while (from < to) {
+        int whole = from % LANES == 0 ? (to - from) / LANES * LANES : 0;
+        if (whole > 0) {
+            for (int m = 0; m < row_count; m++)
+                moved[m] = rows[m] + from;
+            loops->add_products(moved, row_count, whole, sums);
+            from += whole;
+            continue;
+        }
+        int group = from / LANES * LANES, end = (int)smaller(group + LANES, to);
+        memset(padded, 0, 4 * LANES * (size_t)row_count);
+        for (int m = 0; m < row_count; m++) {
+            memcpy(padded + m * LANES + (from - group), rows[m] + from, 4 * (size_t)(end - from));
+            moved[m] = padded + m * LANES;
+        }
+        loops->add_products(moved, row_count, LANES, sums);
+        from = end;
+    }
+}
+
+static void gram_chunk(void *context, int64_t start, int count)
+{
+    struct gram *gram = context;
+    const float *rows[INPUTS_MAX];
+    int inputs = gram->input_count, pairs = gram->pair_count;
+    float *scratch = malloc(4 * ((size_t)inputs * (ROW_VALUES + LANES) + (size_t)pairs * LANES));
+    if (scratch == NULL) {
+        atomic_store(&gram->failed, 1);
+        return;
+    }
+    float *padded = scratch + (size_t)inputs * ROW_VALUES, *sums = padded + (size_t)inputs * LANES;
+    int64_t matrix = start / gram->length;
+    double *partial = gram->partials + (matrix + start / CHUNK_VALUES) * pairs;
+    memset(sums, 0, 4 * LANES * (size_t)pairs);
+    for (int done = 0; done < count; done += ROW_VALUES) {
+        int size = (int)smaller(ROW_VALUES, count - done);
+        rows_of(gram->inputs, inputs, gram->n, start + done, size, scratch, rows);
+        for (int from = 0; from < size;) {
+            int64_t matrix_end = (matrix + 1) * gram->length - start - done;
+            int to = (int)smaller(size, matrix_end);
+            add_span(rows, inputs, from, to, sums, padded);
+            if (to == matrix_end || done + to == count) {
+                for (int pair = 0; pair < pairs; pair++, partial++) {
+                    *partial = 0;
+                    for (int lane = 0; lane < LANES; lane++)
+                        *partial += sums[pair * LANES + lane];
+                }
+                memset(sums, 0, 4 * LANES * (size_t)pairs);
+                matrix++;
+            }
+            from = to;
+        }
+    }
+    free(scratch);
+}
+
+int kernels_gram(const struct input *inputs, int input_count, int64_t n, int64_t matrix_count, double *products, int threads)
+{
+    int pairs = input_count * (input_count + 1) / 2;
+    memset(products, 0, sizeof(double) * (size_t)(matrix_count * input_count * input_count));
+    if (n == 0)
+        return 0;
+    int64_t length = n / matrix_count;
+    size_t partial_count = (size_t)(matrix_count + (n - 1) / CHUNK_VALUES + 1);
+    double *partials = malloc(sizeof(double) * partial_count * (size_t)pairs);
+    if (partials == NULL)
+        return -1;
+    struct gram gram = {inputs, input_count, pairs, n, length, partials, 0, 0};
+    in_threads(gram_chunk, &gram, n, threads);
+    for (int64_t matrix = 0; matrix < matrix_count && !gram.failed; matrix++) {
+        double *own = products + matrix * input_count * input_count;
+        int64_t first = matrix * length / CHUNK_VALUES, last = ((matrix + 1) * length - 1) / CHUNK_VALUES;
+        for (int64_t chunk = first; chunk <= last; chunk++) {
+            const double *partial = partials + (matrix + chunk) * pairs;
+            for (int i = 0; i < input_count; i++)
+                for (int j = i; j < input_count; j++)
+                    own[i * input_count + j] += *partial++;
+        }
+        for (int i = 0; i < input_count; i++)
+            for (int j = 0; j < i; j++)
+                own[i * input_count + j] = own[j * input_count + i];
+    }
+    free(partials);
+    return gram.failed ? -1 : 0;
+}
+
+/* ── examination ───────────────────────────────────────────────────────────────────────────────────────────────── */
+
+static void raise_to(atomic_uint *largest, uint32_t bits)
+{
+    unsigned before = atomic_load(largest);
+    while (bits > before && !atomic_compare_exchange_weak(largest, &before, bits)) {
+    }
+}
+
+static void examine_chunk(void *context, int64_t start, int count)
+{
+    struct gram *gram = context;
+    float scratch[ROW_VALUES], padded[LANES], sums[LANES] = {0};
+    uint32_t largest = 0;
+    for (int done = 0; done < count; done += ROW_VALUES) {
+        int size = (int)smaller(ROW_VALUES, count - done);
+        const float *row;
+        rows_of(gram->inputs, 1, gram->n, start + done, size, scratch, &row);
+        uint32_t bits = loops->largest_bits(row, size);
+        largest = bits > largest ? bits : largest;
+        add_span(&row, 1, 0, size, sums, padded);
+    }
+    double *partial = gram->partials + start / CHUNK_VALUES;
+    *partial = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        *partial += sums[lane];
+    raise_to(&gram->largest, largest);
+}
+
+int kernels_examine(struct input input, int64_t n, float *largest, double *square_norm, int threads)
+{
+    int64_t chunks = (n + CHUNK_VALUES - 1) / CHUNK_VALUES;
+    double *partials = malloc(sizeof(double) * (size_t)(chunks + 1));
+    if (partials == NULL)
+        return -1;
+    struct gram gram = {&input, 1, 1, n, n, partials, 0, 0};
+    in_threads(examine_chunk, &gram, n, threads);
+    *square_norm = 0;
+    for (int64_t chunk = 0; chunk < chunks; chunk++)
+        *square_norm += partials[chunk];
+    uint32_t bits = gram.largest;
+    memcpy(largest, &bits, 4);
+    free(partials);
+    return 0;
+}
+
+/* ── the outer step ────────────────────────────────────────────────────────────────────────────────────────────── */
+
+struct stepping {
+    const struct step *step;
+    float *scratch;
+    atomic_uint largest;
+};
+
+static void step_chunk(void *context, int64_t start, int count)
+{
+    struct stepping *stepping = context;
+    const struct step *step = stepping->step;
+    const float *rows[INPUTS_MAX];
+    float scratch[INPUTS_MAX > 16 ? 16 * ROW_VALUES : INPUTS_MAX * ROW_VALUES], update[ROW_VALUES], decoded[ROW_VALUES];
+    float *decoding = step->input_count <= 16 ? scratch : malloc(4 * (size_t)step->input_count * ROW_VALUES);
+    uint32_t largest = decoding == NULL ? 0x7FC00000 : 0;
+    int64_t length = step->n / step->matrix_count;
+    for (int done = 0; done < count && decoding != NULL; done += ROW_VALUES) {
+        int size = (int)smaller(ROW_VALUES, count - done);
+        int64_t at = start + done;
+        rows_of(step->inputs, step->input_count, step->n, at, size, decoding, rows);
+        for (int from = 0; from < size;) {
+            int64_t matrix = (at + from) / length;
+            int to = (int)smaller(size, (matrix + 1) * length - at);
+            loops->weighted_sum(rows, step->input_count, step->mixing + matrix * step->input_count, from, to, update);
+            from = to;
+        }
+        loops->update(
+            update, step->momentum ? step->momentum + at : NULL, step->momentum ? step->next_momentum + at : NULL,
+            step->lr, step->decay, size);
+        if (step->encoded == NULL) {
+            loops->subtract(step->anchor + at, update, size, step->next + at);
+        } else {
+            loops->subtract(step->residue + at, update, size, update);
+            loops->encode_row(step->down_codec, update, step->encoded, step->n, at, size, decoded);
+            loops->add(step->anchor + at, decoded, size, step->next + at);
+            loops->subtract(update, decoded, size, step->next_residue + at);
+        }
+        uint32_t bits = loops->largest_bits(step->next + at, size);
+        largest = bits > largest ? bits : largest;
+    }
+    if (decoding != scratch)
+        free(decoding);
+    raise_to(&stepping->largest, largest);
+}
+
+float kernels_step(const struct step *step, int threads)
+{
+    struct stepping stepping = {step, NULL, 0};
+    in_threads(step_chunk, &stepping, step->n, threads);
+    uint32_t bits = stepping.largest;
+    float largest;
+    memcpy(&largest, &bits, 4);
+    return largest;
+}
