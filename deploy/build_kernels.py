@@ -12,7 +12,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 KERNELS = Path("orchestrator", "parameters", "kernels")
-COMPILER_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-pthread", "-Wall", "-Wno-psabi"]
+COMPILER_FLAGS = ["-std=c11", "-O3", "-g0", "-ffp-contract=off", "-pthread", "-Wall", "-Wno-psabi"]
 """Without contraction to fused multiply-adds, which would give other bits where a processor has them."""
 
 

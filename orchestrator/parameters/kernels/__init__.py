@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.errors import InternalError
-from orchestrator.parameters.codec.registry import CodecName, codec
+from orchestrator.parameters.codec.registry import EXACT, CodecName, codec
 from orchestrator.parameters.kernels import twin
 from orchestrator.parameters.tensors import Array
 
@@ -121,21 +121,21 @@ def step(
     mixing: Array,
     lr: float,
     decay: float | None,
-    down_codec: CodecName = "float32",
+    down_codec: CodecName = EXACT,
     threads: int | None = None,
 ) -> Step:
     """Take an outer step on a piece.
 
     anchor      (n,) Θ;  momentum (n,) μ, or empty
-    residue     (n,) what earlier updates lost, to be made up for; None where the downlink is float32
+    residue     (n,) what earlier updates lost, to be made up for; None for nothing
     inputs      M times Δ_m
     mixing      (matrix_count, M) the a_m of each matrix
     decay       of the momentum; None is plain gradient descent
     """
     data, value_count = _inputs(inputs)
     _require_divisible(value_count, len(mixing))
-    lossy = down_codec != "float32"
-    if anchor.size != value_count or lossy != (residue is not None) or mixing.shape[1] != len(inputs):
+    lossy = down_codec != EXACT
+    if anchor.size != value_count or mixing.shape[1] != len(inputs):
         raise InternalError(detail=f"{len(inputs)} inputs of {value_count} values do not fit the piece they are for.")
     flat = _flat(anchor)
     before = None if decay is None else _like(momentum, flat)

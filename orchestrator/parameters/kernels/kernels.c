@@ -369,16 +369,17 @@ int kernels_examine(struct input input, int64_t n, float *largest, double *squar
 
 struct stepping {
     const struct step *step;
-    float *scratch;
     atomic_uint largest;
 };
+
+static const float zeros[ROW_VALUES];
 
 static void step_chunk(void *context, int64_t start, int count)
 {
     struct stepping *stepping = context;
     const struct step *step = stepping->step;
     const float *rows[INPUTS_MAX];
-    float scratch[INPUTS_MAX > 16 ? 16 * ROW_VALUES : INPUTS_MAX * ROW_VALUES], update[ROW_VALUES], decoded[ROW_VALUES];
+    float scratch[16 * ROW_VALUES], update[ROW_VALUES], decoded[ROW_VALUES]; /* more than 16 inputs are rare */
     float *decoding = step->input_count <= 16 ? scratch : malloc(4 * (size_t)step->input_count * ROW_VALUES);
     uint32_t largest = decoding == NULL ? 0x7FC00000 : 0;
     int64_t length = step->n / step->matrix_count;
@@ -395,10 +396,13 @@ static void step_chunk(void *context, int64_t start, int count)
         loops->update(
             update, step->momentum ? step->momentum + at : NULL, step->momentum ? step->next_momentum + at : NULL,
             step->lr, step->decay, size);
+        const float *residue = step->residue == NULL ? NULL : step->residue + at;
         if (step->encoded == NULL) {
             loops->subtract(step->anchor + at, update, size, step->next + at);
+            if (residue != NULL)
+                loops->add(step->next + at, residue, size, step->next + at);
         } else {
-            loops->subtract(step->residue + at, update, size, update);
+            loops->subtract(residue == NULL ? zeros : residue, update, size, update);
             loops->encode_row(step->down_codec, update, step->encoded, step->n, at, size, decoded);
             loops->add(step->anchor + at, decoded, size, step->next + at);
             loops->subtract(update, decoded, size, step->next_residue + at);
@@ -413,7 +417,7 @@ static void step_chunk(void *context, int64_t start, int count)
 
 float kernels_step(const struct step *step, int threads)
 {
-    struct stepping stepping = {step, NULL, 0};
+    struct stepping stepping = {step, 0};
     in_threads(step_chunk, &stepping, step->n, threads);
     uint32_t bits = stepping.largest;
     float largest;

@@ -16,7 +16,7 @@ struct input {
 };
 
 /* An outer step. Arrays of n values, but mixing: (matrix_count, input_count), row by row. momentum and next_momentum are NULL
- * for plain gradient descent; residue, next_residue and encoded are NULL where the downlink is float32. */
+ * for plain gradient descent, next_residue and encoded where the downlink is float32; residue may be NULL for zeros. */
 struct step {
     int64_t n, matrix_count;
     int input_count, down_codec;

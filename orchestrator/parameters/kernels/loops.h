@@ -271,13 +271,13 @@ static void VARIANT(update)(
     }
 }
 
-static void VARIANT(subtract)(const float *restrict a, const float *restrict b, int count, float *restrict result)
+static void VARIANT(subtract)(const float *a, const float *b, int count, float *result)
 {
     for (int i = 0; i < count; i++)
         result[i] = a[i] - b[i];
 }
 
-static void VARIANT(add)(const float *restrict a, const float *restrict b, int count, float *restrict result)
+static void VARIANT(add)(const float *a, const float *b, int count, float *result)
 {
     for (int i = 0; i < count; i++)
         result[i] = a[i] + b[i];

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from orchestrator.parameters.codec.blocks import BLOCK_VALUES
 from orchestrator.parameters.codec.registry import CodecName, codec
+from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
 from orchestrator.parameters.tensors import Array
 
 CHUNK_VALUES = 4096
@@ -104,15 +105,17 @@ def step(
                 own[where] = mixing[matrix, 0] * rows[0][where]
                 for weight, row in zip(mixing[matrix, 1:], rows[1:], strict=True):
                     own[where] += weight * row[where]
-            if momentum is not None and next_momentum is not None:
-                next_own = momentum[part] * np.float32(decay) + own
-                next_momentum[part] = next_own
-                own = next_own * np.float32(decay) + own
-            own *= np.float32(lr)
-            if residue is None or next_residue is None or update is None:
-                next_parameters[part] = anchor[part] - own
+            if momentum is None or next_momentum is None:
+                own, _ = Sgd(lr).step(own, own[:0])
             else:
-                own = residue[part] - own
+                own, next_momentum[part] = Nesterov(lr, decay).step(own, momentum[part])
+            lost = np.zeros_like(own) if residue is None else residue[part]
+            if next_residue is None or update is None:
+                next_parameters[part] = anchor[part] - own
+                if residue is not None:
+                    next_parameters[part] += lost
+            else:
+                own = lost - own
                 _write(down_codec, update, anchor.size, part, own)
                 decoded = _read((down_codec, update), anchor.size, part)
                 next_parameters[part] = anchor[part] + decoded
