@@ -1,10 +1,14 @@
 /* Threads, chunks and the order of sums; the loops themselves are in loops.h, once for each instruction set.
  *
- * A piece is worked on in chunks of CHUNK_VALUES, which threads take one after another. What a chunk yields depends on its
- * place alone, and partial sums are added in the order of their places, so the number of threads never shows.
+ * Work is cut into chunks of CHUNK_VALUES, which threads take as they come. What a chunk yields depends on its place alone,
+ * and partial sums are added in the order of their places, so the number of threads never shows.
  */
 
 #include "kernels.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "codes and scales are little-endian"
+#endif
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -117,38 +121,39 @@ const char *kernels_instructions(void) { return instructions; }
 enum { CHUNKS_AT_A_TIME = 16 };
 
 struct work {
-    void (*chunk)(void *context, int64_t start, int count);
+    void (*chunk)(void *context, int64_t number);
     void *context;
-    int64_t n;
+    int64_t chunk_count;
     atomic_llong next;
 };
 
 static void *worker(void *shared)
 {
     struct work *work = shared;
-    int64_t span = (int64_t)CHUNK_VALUES * CHUNKS_AT_A_TIME;
     for (;;) {
-        int64_t from = atomic_fetch_add(&work->next, span);
-        if (from >= work->n)
+        int64_t first = atomic_fetch_add(&work->next, CHUNKS_AT_A_TIME);
+        if (first >= work->chunk_count)
             return NULL;
-        for (int64_t start = from; start < smaller(from + span, work->n); start += CHUNK_VALUES)
-            work->chunk(work->context, start, (int)smaller(CHUNK_VALUES, work->n - start));
+        for (int64_t number = first; number < smaller(first + CHUNKS_AT_A_TIME, work->chunk_count); number++)
+            work->chunk(work->context, number);
     }
 }
 
-/* Call chunk for every chunk of n values, in this thread and threads - 1 others; where those cannot be had, in fewer. */
-static void in_threads(void (*chunk)(void *, int64_t, int), void *context, int64_t n, int threads)
+/* Call chunk for every number, in this thread and threads - 1 others; where those cannot be had, in fewer. */
+static void in_threads(void (*chunk)(void *, int64_t), void *context, int64_t chunk_count, int threads)
 {
-    struct work work = {chunk, context, n, 0};
+    struct work work = {chunk, context, chunk_count, 0};
     pthread_t others[THREADS_MAX];
     int started = 0;
-    int64_t useful = smaller(threads, (n - 1) / ((int64_t)CHUNK_VALUES * CHUNKS_AT_A_TIME) + 1);
-    while (started + 1 < smaller(useful, THREADS_MAX) && pthread_create(&others[started], NULL, worker, &work) == 0)
+    int64_t useful = smaller(smaller(threads, THREADS_MAX), (chunk_count - 1) / CHUNKS_AT_A_TIME + 1);
+    while (started + 1 < useful && pthread_create(&others[started], NULL, worker, &work) == 0)
         started++;
     worker(&work);
     while (started > 0)
         pthread_join(others[--started], NULL);
 }
+
+static int64_t chunk_count(int64_t n) { return (n + CHUNK_VALUES - 1) / CHUNK_VALUES; }
 
 /* ── encode and decode ─────────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -161,11 +166,12 @@ struct coding {
     float *values;
 };
 
-static void encode_chunk(void *context, int64_t start, int count)
+static void encode_chunk(void *context, int64_t number)
 {
     const struct coding *coding = context;
+    int64_t start = number * CHUNK_VALUES, count = smaller(CHUNK_VALUES, coding->n - start);
     float difference[ROW_VALUES];
-    for (int done = 0; done < count; done += ROW_VALUES) {
+    for (int64_t done = 0; done < count; done += ROW_VALUES) {
         int size = (int)smaller(ROW_VALUES, count - done);
         const float *values = coding->source + start + done;
         if (coding->base != NULL) {
@@ -179,14 +185,15 @@ static void encode_chunk(void *context, int64_t start, int count)
 void kernels_encode(int codec, const float *base, const float *values, int64_t n, uint8_t *data, int threads)
 {
     struct coding coding = {.codec = codec, .n = n, .base = base, .source = values, .data = data};
-    in_threads(encode_chunk, &coding, n, threads);
+    in_threads(encode_chunk, &coding, chunk_count(n), threads);
 }
 
-static void decode_chunk(void *context, int64_t start, int count)
+static void decode_chunk(void *context, int64_t number)
 {
     const struct coding *coding = context;
+    int64_t start = number * CHUNK_VALUES, count = smaller(CHUNK_VALUES, coding->n - start);
     float row[ROW_VALUES];
-    for (int done = 0; done < count; done += ROW_VALUES) {
+    for (int64_t done = 0; done < count; done += ROW_VALUES) {
         int size = (int)smaller(ROW_VALUES, count - done);
         float *values = coding->values + start + done;
         loops->decode_row(coding->codec, coding->encoded, coding->n, start + done, size, coding->base ? row : values);
@@ -198,119 +205,105 @@ static void decode_chunk(void *context, int64_t start, int count)
 void kernels_decode(int codec, const uint8_t *data, int64_t n, const float *add_to, float *values, int threads)
 {
     struct coding coding = {.codec = codec, .n = n, .base = add_to, .encoded = data, .values = values};
-    in_threads(decode_chunk, &coding, n, threads);
+    in_threads(decode_chunk, &coding, chunk_count(n), threads);
 }
 
 /* ── products ──────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* A matrix has a partial sum for each chunk that it has values in: those of one chunk lie behind each other, and the partial
- * of a chunk's first matrix has the number of that matrix plus that of the chunk. */
+/* Each matrix has chunks of its own, from its first value on, and each of these a partial sum. */
 struct gram {
     const struct input *inputs;
     int input_count, pair_count;
-    int64_t n, length;
+    int64_t n, length, chunks_each;
     double *partials;
     atomic_int failed;
     atomic_uint largest;
 };
 
-/* The rows of the values start to start + count: those in float32 where they lie, others decoded into scratch. */
+enum { ROW_ROOM = ROW_VALUES + BLOCK_VALUES };
+
+/* The rows of the values start to start + count: those in float32 where they lie, others decoded into scratch, which has room
+ * for ROW_ROOM values of each. */
 static void rows_of(
     const struct input *inputs, int input_count, int64_t n, int64_t start, int count, float *scratch, const float **rows)
 {
+    int before = (int)(start % BLOCK_VALUES); /* values of the first block that are another matrix's */
     for (int m = 0; m < input_count; m++) {
-        if (inputs[m].codec == FLOAT32) {
+        if (inputs[m].codec == FLOAT32 && (uintptr_t)inputs[m].data % sizeof(float) == 0) {
             rows[m] = (const float *)(const void *)(inputs[m].data + 4 * start);
             continue;
         }
-        float *row = scratch + (size_t)m * ROW_VALUES;
-        loops->decode_row(inputs[m].codec, inputs[m].data, n, start, count, row);
-        rows[m] = row;
+        float *row = scratch + (size_t)m * ROW_ROOM;
+        loops->decode_row(inputs[m].codec, inputs[m].data, n, start - before, before + count, row);
+        rows[m] = row + before;
     }
 }
 
-/* Add the products of the values from to to of a row that begins a group of lanes; parts of groups are filled with zeros. */
-static void add_span(const float *const *rows, int row_count, int from, int to, float *sums, float *padded)
+/* Add the products of rows of count values; the last group of lanes is filled up with zeros in padded. */
+static void add_rows(const float *const *rows, int row_count, int count, float *sums, float *padded)
 {
-    const float *moved[INPUTS_MAX];
-    while (from < to) {
-        int whole = from % LANES == 0 ? (to - from) / LANES * LANES : 0;
-        if (whole > 0) {
-            for (int m = 0; m < row_count; m++)
-                moved[m] = rows[m] + from;
-            loops->add_products(moved, row_count, whole, sums);
-            from += whole;
-            continue;
-        }
-        int group = from / LANES * LANES, end = (int)smaller(group + LANES, to);
-        memset(padded, 0, 4 * LANES * (size_t)row_count);
-        for (int m = 0; m < row_count; m++) {
-            memcpy(padded + m * LANES + (from - group), rows[m] + from, 4 * (size_t)(end - from));
-            moved[m] = padded + m * LANES;
-        }
-        loops->add_products(moved, row_count, LANES, sums);
-        from = end;
+    const float *ends[INPUTS_MAX];
+    int whole = count / LANES * LANES, rest = count - whole;
+    loops->add_products(rows, row_count, whole, sums);
+    if (rest == 0)
+        return;
+    memset(padded, 0, sizeof(float) * LANES * (size_t)row_count);
+    for (int m = 0; m < row_count; m++) {
+        memcpy(padded + m * LANES, rows[m] + whole, sizeof(float) * (size_t)rest);
+        ends[m] = padded + m * LANES;
     }
+    loops->add_products(ends, row_count, LANES, sums);
 }
 
-static void gram_chunk(void *context, int64_t start, int count)
+static double sum_of(const float *lanes)
+{
+    double sum = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    return sum;
+}
+
+static void gram_chunk(void *context, int64_t number)
 {
     struct gram *gram = context;
     const float *rows[INPUTS_MAX];
     int inputs = gram->input_count, pairs = gram->pair_count;
-    float *scratch = malloc(4 * ((size_t)inputs * (ROW_VALUES + LANES) + (size_t)pairs * LANES));
+    float *scratch = malloc(sizeof(float) * ((size_t)inputs * (ROW_ROOM + LANES) + (size_t)pairs * LANES));
     if (scratch == NULL) {
         atomic_store(&gram->failed, 1);
         return;
     }
-    float *padded = scratch + (size_t)inputs * ROW_VALUES, *sums = padded + (size_t)inputs * LANES;
-    int64_t matrix = start / gram->length;
-    double *partial = gram->partials + (matrix + start / CHUNK_VALUES) * pairs;
-    memset(sums, 0, 4 * LANES * (size_t)pairs);
-    for (int done = 0; done < count; done += ROW_VALUES) {
+    float *padded = scratch + (size_t)inputs * ROW_ROOM, *sums = padded + (size_t)inputs * LANES;
+    int64_t within = number % gram->chunks_each * CHUNK_VALUES, count = smaller(CHUNK_VALUES, gram->length - within);
+    int64_t start = number / gram->chunks_each * gram->length + within;
+    memset(sums, 0, sizeof(float) * LANES * (size_t)pairs);
+    for (int64_t done = 0; done < count; done += ROW_VALUES) {
         int size = (int)smaller(ROW_VALUES, count - done);
         rows_of(gram->inputs, inputs, gram->n, start + done, size, scratch, rows);
-        for (int from = 0; from < size;) {
-            int64_t matrix_end = (matrix + 1) * gram->length - start - done;
-            int to = (int)smaller(size, matrix_end);
-            add_span(rows, inputs, from, to, sums, padded);
-            if (to == matrix_end || done + to == count) {
-                for (int pair = 0; pair < pairs; pair++, partial++) {
-                    *partial = 0;
-                    for (int lane = 0; lane < LANES; lane++)
-                        *partial += sums[pair * LANES + lane];
-                }
-                memset(sums, 0, 4 * LANES * (size_t)pairs);
-                matrix++;
-            }
-            from = to;
-        }
+        add_rows(rows, inputs, size, sums, padded);
     }
+    for (int pair = 0; pair < pairs; pair++)
+        gram->partials[number * pairs + pair] = sum_of(sums + pair * LANES);
     free(scratch);
 }
 
 int kernels_gram(const struct input *inputs, int input_count, int64_t n, int64_t matrix_count, double *products, int threads)
 {
     int pairs = input_count * (input_count + 1) / 2;
-    memset(products, 0, sizeof(double) * (size_t)(matrix_count * input_count * input_count));
-    if (n == 0)
-        return 0;
-    int64_t length = n / matrix_count;
-    size_t partial_count = (size_t)(matrix_count + (n - 1) / CHUNK_VALUES + 1);
-    double *partials = malloc(sizeof(double) * partial_count * (size_t)pairs);
+    int64_t length = n / matrix_count, chunks_each = chunk_count(length);
+    double *partials = malloc(sizeof(double) * (size_t)(matrix_count * chunks_each * pairs));
     if (partials == NULL)
         return -1;
-    struct gram gram = {inputs, input_count, pairs, n, length, partials, 0, 0};
-    in_threads(gram_chunk, &gram, n, threads);
+    struct gram gram = {inputs, input_count, pairs, n, length, chunks_each, partials, 0, 0};
+    in_threads(gram_chunk, &gram, matrix_count * chunks_each, threads);
+    memset(products, 0, sizeof(double) * (size_t)(matrix_count * input_count * input_count));
+    const double *partial = partials;
     for (int64_t matrix = 0; matrix < matrix_count && !gram.failed; matrix++) {
         double *own = products + matrix * input_count * input_count;
-        int64_t first = matrix * length / CHUNK_VALUES, last = ((matrix + 1) * length - 1) / CHUNK_VALUES;
-        for (int64_t chunk = first; chunk <= last; chunk++) {
-            const double *partial = partials + (matrix + chunk) * pairs;
+        for (int64_t chunk = 0; chunk < chunks_each; chunk++)
             for (int i = 0; i < input_count; i++)
                 for (int j = i; j < input_count; j++)
                     own[i * input_count + j] += *partial++;
-        }
         for (int i = 0; i < input_count; i++)
             for (int j = 0; j < i; j++)
                 own[i * input_count + j] = own[j * input_count + i];
@@ -328,34 +321,32 @@ static void raise_to(atomic_uint *largest, uint32_t bits)
     }
 }
 
-static void examine_chunk(void *context, int64_t start, int count)
+static void examine_chunk(void *context, int64_t number)
 {
     struct gram *gram = context;
-    float scratch[ROW_VALUES], padded[LANES], sums[LANES] = {0};
+    float scratch[ROW_ROOM], padded[LANES], sums[LANES] = {0};
+    int64_t start = number * CHUNK_VALUES, count = smaller(CHUNK_VALUES, gram->n - start);
     uint32_t largest = 0;
-    for (int done = 0; done < count; done += ROW_VALUES) {
+    for (int64_t done = 0; done < count; done += ROW_VALUES) {
         int size = (int)smaller(ROW_VALUES, count - done);
         const float *row;
         rows_of(gram->inputs, 1, gram->n, start + done, size, scratch, &row);
         uint32_t bits = loops->largest_bits(row, size);
         largest = bits > largest ? bits : largest;
-        add_span(&row, 1, 0, size, sums, padded);
+        add_rows(&row, 1, size, sums, padded);
     }
-    double *partial = gram->partials + start / CHUNK_VALUES;
-    *partial = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        *partial += sums[lane];
+    gram->partials[number] = sum_of(sums);
     raise_to(&gram->largest, largest);
 }
 
 int kernels_examine(struct input input, int64_t n, float *largest, double *square_norm, int threads)
 {
-    int64_t chunks = (n + CHUNK_VALUES - 1) / CHUNK_VALUES;
-    double *partials = malloc(sizeof(double) * (size_t)(chunks + 1));
+    int64_t chunks = chunk_count(n);
+    double *partials = malloc(sizeof(double) * (size_t)chunks);
     if (partials == NULL)
         return -1;
-    struct gram gram = {&input, 1, 1, n, n, partials, 0, 0};
-    in_threads(examine_chunk, &gram, n, threads);
+    struct gram gram = {&input, 1, 1, n, n, chunks, partials, 0, 0};
+    in_threads(examine_chunk, &gram, chunks, threads);
     *square_norm = 0;
     for (int64_t chunk = 0; chunk < chunks; chunk++)
         *square_norm += partials[chunk];
@@ -374,16 +365,17 @@ struct stepping {
 
 static const float zeros[ROW_VALUES];
 
-static void step_chunk(void *context, int64_t start, int count)
+static void step_chunk(void *context, int64_t number)
 {
     struct stepping *stepping = context;
     const struct step *step = stepping->step;
+    int64_t start = number * CHUNK_VALUES, count = smaller(CHUNK_VALUES, step->n - start);
     const float *rows[INPUTS_MAX];
-    float scratch[16 * ROW_VALUES], update[ROW_VALUES], decoded[ROW_VALUES]; /* more than 16 inputs are rare */
-    float *decoding = step->input_count <= 16 ? scratch : malloc(4 * (size_t)step->input_count * ROW_VALUES);
+    float scratch[16 * ROW_ROOM], update[ROW_VALUES], decoded[ROW_VALUES]; /* more than 16 inputs are rare */
+    float *decoding = step->input_count <= 16 ? scratch : malloc(sizeof(float) * ROW_ROOM * (size_t)step->input_count);
     uint32_t largest = decoding == NULL ? 0x7FC00000 : 0;
     int64_t length = step->n / step->matrix_count;
-    for (int done = 0; done < count && decoding != NULL; done += ROW_VALUES) {
+    for (int64_t done = 0; done < count && decoding != NULL; done += ROW_VALUES) {
         int size = (int)smaller(ROW_VALUES, count - done);
         int64_t at = start + done;
         rows_of(step->inputs, step->input_count, step->n, at, size, decoding, rows);
@@ -418,7 +410,7 @@ static void step_chunk(void *context, int64_t start, int count)
 float kernels_step(const struct step *step, int threads)
 {
     struct stepping stepping = {step, 0};
-    in_threads(step_chunk, &stepping, step->n, threads);
+    in_threads(step_chunk, &stepping, chunk_count(step->n), threads);
     uint32_t bits = stepping.largest;
     float largest;
     memcpy(&largest, &bits, 4);

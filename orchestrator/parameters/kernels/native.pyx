@@ -40,7 +40,9 @@ INSTRUCTIONS = kernels_instructions().decode()
 
 
 cdef const float *values_of(const float[::1] values):
-    return NULL if values is None else &values[0]
+    if values is None:
+        return NULL
+    return &values[0]
 
 
 cdef float *written_of(float[::1] values):

@@ -1,9 +1,9 @@
 """The kernels in NumPy: what each computes, and in which order it adds. ``native`` has the same bits.
 
-Sums of products are made so that they can be had in parallel and come out the same on every machine. A piece is cut into
-chunks of ``CHUNK_VALUES`` from its first value on. Within a chunk products are float32 and fall into ``LANES`` lanes by
-their place, each of which adds them up in order, in float32. Then the lanes of a chunk are added in order in float64, and
-so are chunks. Where a matrix begins or ends within a chunk, it has what lies in it.
+Sums of products are made so that they can be had in parallel and come out the same on every machine. A matrix is cut into
+chunks of ``CHUNK_VALUES`` from its first value on, wherever in a block of its codec that lies. Within a chunk products are
+float32 and fall into ``LANES`` lanes by their place, each of which adds them up in order, in float32. Then the lanes of a
+chunk are added in order in float64, and so are chunks. So a matrix has the same products alone and among others.
 
     input   (codec name, data): the values of a piece as that codec writes them, uint8
 """
@@ -57,17 +57,15 @@ def examine(codec_name: CodecName, data: Data, value_count: int, threads: int) -
 def gram(inputs: Sequence[Input], value_count: int, matrix_count: int, threads: int) -> NDArray[np.float64]:
     """⟨Δ_i, Δ_j⟩ of every matrix: (matrix_count, M, M) float64. Matrices lie one after another, all of one size."""
     products = np.zeros((matrix_count, len(inputs), len(inputs)), np.float64)
-    for part in _slabs(value_count):
-        rows = [_read(each, value_count, part) for each in inputs]
-        for matrix, start, stop in _matrices(part, value_count // matrix_count):
-            first = start - start % CHUNK_VALUES
-            cut = []
-            for row in rows:  # from the beginning of a chunk, with zeros for what is another matrix's
-                own = np.zeros(stop - first, np.float32)
-                own[start - first :] = row[start - part.start : stop - part.start]
-                cut.append(own)
-            for i, left in enumerate(cut):
-                for j, right in enumerate(cut[i:], i):
+    length = value_count // matrix_count
+    for matrix in range(matrix_count):
+        for part in _slabs(length):
+            start = matrix * length + part.start
+            before = start % BLOCK_VALUES  # values of the first block that are another matrix's
+            own = slice(start - before, matrix * length + part.stop)
+            rows = [_read(each, value_count, own)[before:] for each in inputs]
+            for i, left in enumerate(rows):
+                for j, right in enumerate(rows[i:], i):
                     for partial in _partials(left, right):
                         products[matrix, i, j] += partial
     return np.triu(products) + np.triu(products, 1).transpose(0, 2, 1)
