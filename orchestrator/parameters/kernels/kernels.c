@@ -15,6 +15,9 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 enum { LANES = 16, ROW_VALUES = 512, THREADS_MAX = 64 };
 
@@ -365,13 +368,29 @@ struct stepping {
 
 static const float zeros[ROW_VALUES];
 
+/* Copy past the caches: what an outer step makes is not read again before it is out of them, and a line that is written
+ * whole need not be fetched first. */
+static void streamed(const float *from, int count, float *to)
+{
+#if defined(__SSE2__)
+    if ((uintptr_t)to % 16 == 0) {
+        int i = 0;
+        for (; i + 4 <= count; i += 4)
+            _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
+        memcpy(to + i, from + i, sizeof(float) * (size_t)(count - i));
+        return;
+    }
+#endif
+    memcpy(to, from, sizeof(float) * (size_t)count);
+}
+
 static void step_chunk(void *context, int64_t number)
 {
     struct stepping *stepping = context;
     const struct step *step = stepping->step;
     int64_t start = number * CHUNK_VALUES, count = smaller(CHUNK_VALUES, step->n - start);
     const float *rows[INPUTS_MAX];
-    float scratch[16 * ROW_ROOM], update[ROW_VALUES], decoded[ROW_VALUES]; /* more than 16 inputs are rare */
+    float scratch[16 * ROW_ROOM], update[ROW_VALUES], made[ROW_VALUES], decoded[ROW_VALUES]; /* more than 16 inputs are rare */
     float *decoding = step->input_count <= 16 ? scratch : malloc(sizeof(float) * ROW_ROOM * (size_t)step->input_count);
     uint32_t largest = decoding == NULL ? 0x7FC00000 : 0;
     int64_t length = step->n / step->matrix_count;
@@ -385,25 +404,30 @@ static void step_chunk(void *context, int64_t number)
             loops->weighted_sum(rows, step->input_count, step->mixing + matrix * step->input_count, from, to, update);
             from = to;
         }
-        loops->update(
-            update, step->momentum ? step->momentum + at : NULL, step->momentum ? step->next_momentum + at : NULL,
-            step->lr, step->decay, size);
+        loops->update(update, step->momentum == NULL ? NULL : step->momentum + at, made, step->lr, step->decay, size);
+        if (step->momentum != NULL)
+            streamed(made, size, step->next_momentum + at);
         const float *residue = step->residue == NULL ? NULL : step->residue + at;
         if (step->encoded == NULL) {
-            loops->subtract(step->anchor + at, update, size, step->next + at);
+            loops->subtract(step->anchor + at, update, size, made);
             if (residue != NULL)
-                loops->add(step->next + at, residue, size, step->next + at);
+                loops->add(made, residue, size, made);
         } else {
             loops->subtract(residue == NULL ? zeros : residue, update, size, update);
             loops->encode_row(step->down_codec, update, step->encoded, step->n, at, size, decoded);
-            loops->add(step->anchor + at, decoded, size, step->next + at);
-            loops->subtract(update, decoded, size, step->next_residue + at);
+            loops->subtract(update, decoded, size, made);
+            streamed(made, size, step->next_residue + at);
+            loops->add(step->anchor + at, decoded, size, made);
         }
-        uint32_t bits = loops->largest_bits(step->next + at, size);
+        streamed(made, size, step->next + at);
+        uint32_t bits = loops->largest_bits(made, size);
         largest = bits > largest ? bits : largest;
     }
     if (decoding != scratch)
         free(decoding);
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
     raise_to(&stepping->largest, largest);
 }
 
