@@ -5,6 +5,7 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parameters/kernels/*.pyx) deploy/build_kernels.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint bench soak compare dashboards reference lock clean
@@ -14,7 +15,7 @@ help:  ## what can be made
 
 install: $(STAMP)  ## the environment in .venv, locked and hashed
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml $(KERNELS)
 	@echo "installing into $(VENV) (once; a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
@@ -71,4 +72,5 @@ lock: $(STAMP)  ## resolve the dependencies anew
 
 clean:  ## everything that was made here
 	rm -rf $(VENV) .atoll runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache
+	rm -f orchestrator/parameters/kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

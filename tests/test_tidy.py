@@ -83,7 +83,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
-    "orchestrator.parameters": frozenset({CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes"}),
+    "orchestrator.parameters": frozenset(
+        {CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes", "blake3"}
+    ),
     "orchestrator.checkpoints": frozenset(
         {CORE, "orchestrator.parameters", "orchestrator.roots", "orchestrator.errors", "numpy", "fsspec"}
     ),

@@ -1,0 +1,211 @@
+"""Kernels: arithmetic over encoded values, each in one pass over memory, on all cores, without the GIL.
+
+``native`` is C behind Cython, built with the package; ``twin`` is NumPy, and says what each kernel computes. Both have the
+same bits, with any number of threads and any instruction set, so islands and shards may differ in which they use. Where
+``native`` was not built, or ``ATOLL_KERNELS=numpy``, the twin works, a tenth to a fiftieth as fast. ``ATOLL_KERNELS`` may
+also be ``avx2`` or ``baseline``: no wider instructions than these.
+
+    python -c "import orchestrator.parameters.kernels as kernels; print(kernels.IMPLEMENTATION)"
+
+Responsible for sizes and layouts of what the kernels are given. Refuses to know what is merged, and with which weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.errors import InternalError
+from orchestrator.parameters.codec.registry import EXACT, CodecName, codec
+from orchestrator.parameters.kernels import twin
+from orchestrator.parameters.tensors import Array
+
+log = logging.getLogger(__name__)
+
+_fastest: ModuleType
+try:
+    if os.environ.get("ATOLL_KERNELS") == "numpy":
+        raise ImportError("ATOLL_KERNELS=numpy")
+    from orchestrator.parameters.kernels import native
+
+    _fastest = native
+    IMPLEMENTATION = f"native ({native.INSTRUCTIONS})"
+except ImportError as error:
+    _fastest = twin
+    IMPLEMENTATION = "numpy"
+    log.warning("Merges are computed by NumPy, many times slower than by the native kernels: %s", error)
+
+Data = NDArray[np.uint8]
+
+
+class Encoded(NamedTuple):
+    """Values as a codec writes them."""
+
+    codec_name: CodecName
+    data: bytes | bytearray | memoryview | NDArray[np.uint8]
+    value_count: int
+
+
+class Examination(NamedTuple):
+    """``largest`` is the largest magnitude, NaN where a value is not a number. ``square_norm`` is the sum of squares."""
+
+    largest: float
+    square_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an outer step makes of a piece. All arrays are flat.
+
+    parameters  Θ', momentum μ' (empty where the optimizer has none)
+    residue     what the downlink's codec lost of the update; None where the downlink is float32
+    update      Θ' − Θ as the downlink's codec writes it, to the bit; None where the downlink is float32
+    largest     the largest magnitude in Θ'; NaN where a value is not a number
+    """
+
+    parameters: Array
+    momentum: Array
+    residue: Array | None
+    update: Data | None
+    largest: float
+
+
+def encode(codec_name: CodecName, values: Array, base: Array | None = None, threads: int | None = None) -> Data:
+    """The data of ``values``, or of ``base − values``; arrays of any shape, row-major."""
+    flat = _flat(values)
+    data = np.empty(codec(codec_name).data_bytes(flat.size), np.uint8)
+    if flat.size:
+        _fastest.encode(codec_name, flat, _like(base, flat), data, _threads(threads))
+    return data
+
+
+def decode(encoded: Encoded, base: Array | None = None, threads: int | None = None) -> Array:
+    """The values, flat, or ``base`` and the values added up."""
+    values = np.empty(encoded.value_count, np.float32)
+    data = _data(encoded)
+    if values.size:
+        _fastest.decode(encoded.codec_name, data, _like(base, values), values, _threads(threads))
+    return values
+
+
+def examine(encoded: Encoded, threads: int | None = None) -> Examination:
+    """What must be known of a contribution before it may enter a merge."""
+    data = _data(encoded)
+    if not encoded.value_count:
+        return Examination(0.0, 0.0)
+    return Examination(*_fastest.examine(encoded.codec_name, data, encoded.value_count, _threads(threads)))
+
+
+def gram(inputs: Sequence[Encoded], matrix_count: int = 1, threads: int | None = None) -> NDArray[np.float64]:
+    """⟨Δ_i, Δ_j⟩ for each of the matrices, of one size, that lie one after another: (matrix_count, M, M) float64."""
+    data, value_count = _inputs(inputs)
+    _require_divisible(value_count, matrix_count)
+    if not value_count:
+        return np.zeros((matrix_count, len(inputs), len(inputs)), np.float64)
+    products: NDArray[np.float64] = _module(inputs).gram(data, value_count, matrix_count, _threads(threads))
+    return products
+
+
+def step(
+    anchor: Array,
+    momentum: Array,
+    residue: Array | None,
+    inputs: Sequence[Encoded],
+    mixing: Array,
+    lr: float,
+    decay: float | None,
+    down_codec: CodecName = EXACT,
+    threads: int | None = None,
+) -> Step:
+    """Take an outer step on a piece.
+
+    anchor      (n,) Θ;  momentum (n,) μ, or empty
+    residue     (n,) what earlier updates lost, to be made up for; None for nothing
+    inputs      M times Δ_m
+    mixing      (matrix_count, M) the a_m of each matrix
+    decay       of the momentum; None is plain gradient descent
+    """
+    data, value_count = _inputs(inputs)
+    _require_divisible(value_count, len(mixing))
+    lossy = down_codec != EXACT
+    if anchor.size != value_count or mixing.shape[1] != len(inputs):
+        raise InternalError(detail=f"{len(inputs)} inputs of {value_count} values do not fit the piece they are for.")
+    flat = _flat(anchor)
+    before = None if decay is None else _like(momentum, flat)
+    next_parameters = np.empty_like(flat)
+    next_momentum = np.empty(0 if before is None else flat.size, np.float32)
+    next_residue = np.empty_like(flat) if lossy else None
+    update = np.empty(codec(down_codec).data_bytes(flat.size), np.uint8) if lossy else None
+    largest = 0.0
+    if value_count:
+        largest = _module(inputs).step(
+            data,
+            np.ascontiguousarray(mixing, np.float32),
+            lr,
+            0.0 if decay is None else decay,
+            down_codec,
+            flat,
+            before,
+            _like(residue, flat),
+            next_parameters,
+            None if before is None else next_momentum,
+            next_residue,
+            update,
+            _threads(threads),
+        )
+    return Step(next_parameters, next_momentum, next_residue, update, largest)
+
+
+def thread_count() -> int:
+    """How many threads a kernel uses unless it is told: the cores this process may use, or ``ATOLL_MERGE_THREADS``."""
+    return int(os.environ.get("ATOLL_MERGE_THREADS", 0)) or len(os.sched_getaffinity(0))
+
+
+def _threads(threads: int | None) -> int:
+    return thread_count() if threads is None else threads
+
+
+def _module(inputs: Sequence[Encoded]) -> ModuleType:
+    """The native kernels have room for the addresses of some hundred inputs only."""
+    return _fastest if _fastest is twin or len(inputs) <= native.INPUT_COUNT_MAX else twin
+
+
+def _flat(values: Array) -> Array:
+    return np.ascontiguousarray(values, np.float32).reshape(-1)
+
+
+def _like(values: Array | None, flat: Array) -> Array | None:
+    if values is None:
+        return None
+    if values.size != flat.size:
+        raise InternalError(detail=f"{values.size} values are to be combined with {flat.size}.")
+    return _flat(values)
+
+
+def _data(encoded: Encoded) -> Data:
+    data = np.frombuffer(encoded.data, np.uint8)
+    stated = codec(encoded.codec_name).data_bytes(encoded.value_count)
+    if data.size != stated:
+        raise InternalError(
+            detail=f"{encoded.value_count} values in {encoded.codec_name} are {stated} bytes, not {data.size}."
+        )
+    return data
+
+
+def _inputs(inputs: Sequence[Encoded]) -> tuple[list[tuple[CodecName, Data]], int]:
+    counts = {each.value_count for each in inputs}
+    if len(counts) != 1:
+        raise InternalError(detail=f"The inputs to a merge have {sorted(counts)} values; all must have as many.")
+    return [(each.codec_name, _data(each)) for each in inputs], counts.pop()
+
+
+def _require_divisible(value_count: int, matrix_count: int) -> None:
+    if matrix_count < 1 or value_count % matrix_count:
+        raise InternalError(detail=f"{value_count} values are not {matrix_count} matrices of one size.")

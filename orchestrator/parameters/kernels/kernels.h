@@ -1,0 +1,39 @@
+/* Merge arithmetic over encoded displacements. What each function computes, and in which order it adds, is written in
+ * twin.py, which has the same bits. */
+
+#ifndef ATOLL_KERNELS_H
+#define ATOLL_KERNELS_H
+
+#include <stdint.h>
+
+enum { FLOAT32, BFLOAT16, INT8, INT4, E3M0 };
+enum { BLOCK_VALUES = 128, CHUNK_VALUES = 4096, INPUTS_MAX = 256 };
+
+/* The values of one piece of one island, n of them, as their codec writes them. */
+struct input {
+    int codec;
+    const uint8_t *data;
+};
+
+/* An outer step. Arrays of n values, but mixing: (matrix_count, input_count), row by row. momentum and next_momentum are NULL
+ * for plain gradient descent, next_residue and encoded where the downlink is float32; residue may be NULL for zeros. */
+struct step {
+    int64_t n, matrix_count;
+    int input_count, down_codec;
+    const struct input *inputs;
+    const float *mixing, *anchor, *momentum, *residue;
+    float lr, decay;
+    float *next, *next_momentum, *next_residue;
+    uint8_t *encoded;
+};
+
+const char *kernels_instructions(void);
+void kernels_encode(int codec, const float *base, const float *values, int64_t n, uint8_t *data, int threads);
+void kernels_decode(int codec, const uint8_t *data, int64_t n, const float *add_to, float *values, int threads);
+
+/* The return values that are int are 0, or -1 where memory for sums is lacking. */
+int kernels_gram(const struct input *inputs, int input_count, int64_t n, int64_t matrix_count, double *products, int threads);
+int kernels_examine(struct input input, int64_t n, float *largest, double *square_norm, int threads);
+float kernels_step(const struct step *step, int threads);
+
+#endif

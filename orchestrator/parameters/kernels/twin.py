@@ -1,0 +1,177 @@
+"""The kernels in NumPy: what each computes, and in which order it adds. ``native`` has the same bits.
+
+Sums of products are made so that they can be had in parallel and come out the same on every machine. A matrix is cut into
+chunks of ``CHUNK_VALUES`` from its first value on, wherever in a block of its codec that lies. Within a chunk products are
+float32 and fall into ``LANES`` lanes by their place, each of which adds them up in order, in float32. Then the lanes of a
+chunk are added in order in float64, and so are chunks. So a matrix has the same products alone and among others.
+
+    input   (codec name, data): the values of a piece as that codec writes them, uint8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.parameters.codec.blocks import BLOCK_VALUES
+from orchestrator.parameters.codec.registry import CodecName, codec
+from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
+from orchestrator.parameters.tensors import Array
+
+CHUNK_VALUES = 4096
+LANES = 16
+_SLAB_VALUES = 64 * CHUNK_VALUES
+"""What is decoded at once."""
+
+Data = NDArray[np.uint8]
+Input = tuple[CodecName, Data]
+
+
+def encode(codec_name: CodecName, values: Array, base: Array | None, data: Data, threads: int) -> None:
+    """Write ``values``, or ``base − values``, into ``data``."""
+    for part in _slabs(values.size):
+        own = values[part] if base is None else base[part] - values[part]
+        _write(codec_name, data, values.size, part, own)
+
+
+def decode(codec_name: CodecName, data: Data, base: Array | None, values: Array, threads: int) -> None:
+    """Read ``data`` into ``values``, added to ``base`` where there is one."""
+    for part in _slabs(values.size):
+        own = _read((codec_name, data), values.size, part)
+        values[part] = own if base is None else base[part] + own
+
+
+def examine(codec_name: CodecName, data: Data, value_count: int, threads: int) -> tuple[float, float]:
+    """The largest magnitude (NaN where a value is not a number), and the sum of squares."""
+    largest, square_norm = np.uint32(0), 0.0
+    for part in _slabs(value_count):
+        row = _read((codec_name, data), value_count, part)
+        largest = max(largest, _largest_bits(row))
+        for partial in _partials(row, row):
+            square_norm += float(partial)
+    return float(largest.view(np.float32)), square_norm
+
+
+def gram(inputs: Sequence[Input], value_count: int, matrix_count: int, threads: int) -> NDArray[np.float64]:
+    """⟨Δ_i, Δ_j⟩ of every matrix: (matrix_count, M, M) float64. Matrices lie one after another, all of one size."""
+    products = np.zeros((matrix_count, len(inputs), len(inputs)), np.float64)
+    length = value_count // matrix_count
+    for matrix in range(matrix_count):
+        for part in _slabs(length):
+            start = matrix * length + part.start
+            before = start % BLOCK_VALUES  # values of the first block that are another matrix's
+            own = slice(start - before, matrix * length + part.stop)
+            rows = [_read(each, value_count, own)[before:] for each in inputs]
+            for i, left in enumerate(rows):
+                for j, right in enumerate(rows[i:], i):
+                    for partial in _partials(left, right):
+                        products[matrix, i, j] += partial
+    return np.triu(products) + np.triu(products, 1).transpose(0, 2, 1)
+
+
+def step(
+    inputs: Sequence[Input],
+    mixing: Array,
+    lr: float,
+    decay: float,
+    down_codec: CodecName,
+    anchor: Array,
+    momentum: Array | None,
+    residue: Array | None,
+    next_parameters: Array,
+    next_momentum: Array | None,
+    next_residue: Array | None,
+    update: Data | None,
+    threads: int,
+) -> float:
+    """Take an outer step and return the largest magnitude of the next parameters; NaN where one is not a number.
+
+    Δ = Σ a_m Δ_m, added in the order of the inputs, a of the value's matrix   (mixing: (matrix_count, M) float32)
+    s = lr·(Δ + decay·μ'),  μ' = decay·μ + Δ        or, without momentum,      s = lr·Δ
+    Θ' = Θ − s                                      or, where the downlink loses something (residue e, codec Q),
+    u = e − s,   Θ' = Θ + Q⁻¹(Q(u)),   e' = u − Q⁻¹(Q(u));   Q(u) is the update
+    """
+    largest = np.uint32(0)
+    for part in _slabs(anchor.size):
+        rows = [_read(each, anchor.size, part) for each in inputs]
+        own = np.empty(part.stop - part.start, np.float32)
+        with np.errstate(all="ignore"):
+            for matrix, start, stop in _matrices(part, anchor.size // len(mixing)):
+                where = slice(start - part.start, stop - part.start)
+                own[where] = mixing[matrix, 0] * rows[0][where]
+                for weight, row in zip(mixing[matrix, 1:], rows[1:], strict=True):
+                    own[where] += weight * row[where]
+            if momentum is None or next_momentum is None:
+                own, _ = Sgd(lr).step(own, own[:0])
+            else:
+                own, next_momentum[part] = Nesterov(lr, decay).step(own, momentum[part])
+            lost = np.zeros_like(own) if residue is None else residue[part]
+            if next_residue is None or update is None:
+                next_parameters[part] = anchor[part] - own
+                if residue is not None:
+                    next_parameters[part] += lost
+            else:
+                own = lost - own
+                _write(down_codec, update, anchor.size, part, own)
+                decoded = _read((down_codec, update), anchor.size, part)
+                next_parameters[part] = anchor[part] + decoded
+                next_residue[part] = own - decoded
+        largest = max(largest, _largest_bits(next_parameters[part]))
+    return float(largest.view(np.float32))
+
+
+def _slabs(value_count: int) -> Iterator[slice]:
+    for start in range(0, value_count, _SLAB_VALUES):
+        yield slice(start, min(start + _SLAB_VALUES, value_count))
+
+
+def _matrices(part: slice, length: int) -> Iterator[tuple[int, int, int]]:
+    """The matrices that have values in this part, and from where to where."""
+    for matrix in range(part.start // length, (part.stop - 1) // length + 1):
+        yield matrix, max(part.start, matrix * length), min(part.stop, (matrix + 1) * length)
+
+
+def _places(codec_name: CodecName, value_count: int, part: slice) -> tuple[slice, ...]:
+    """Where the bytes of these values lie in the data of all; the part begins with a block."""
+    coder = codec(codec_name)
+    if coder.data_bytes(1) == coder.data_bytes(2) - coder.data_bytes(1):  # values alone, without scales
+        width = coder.data_bytes(1)
+        return (slice(width * part.start, width * part.stop),)
+    scale_bytes = 2 * -(-value_count // BLOCK_VALUES)
+    first, last = part.start // BLOCK_VALUES, -(-part.stop // BLOCK_VALUES)
+    codes_before = coder.data_bytes(part.start) - 2 * first
+    codes_through = coder.data_bytes(part.stop) - 2 * last
+    return slice(2 * first, 2 * last), slice(scale_bytes + codes_before, scale_bytes + codes_through)
+
+
+def _read(encoded: Input, value_count: int, part: slice) -> Array:
+    codec_name, data = encoded
+    own = np.concatenate([data[place] for place in _places(codec_name, value_count, part)])
+    with np.errstate(all="ignore"):
+        return codec(codec_name).decode(own.data, part.stop - part.start)
+
+
+def _write(codec_name: CodecName, data: Data, value_count: int, part: slice, values: Array) -> None:
+    with np.errstate(all="ignore"):
+        parts = codec(codec_name).encode(values)
+    for place, written in zip(_places(codec_name, value_count, part), parts, strict=True):
+        data[place] = np.frombuffer(written, np.uint8)
+
+
+def _partials(left: Array, right: Array) -> NDArray[np.float64]:
+    """The sum of products of each chunk; the arrays begin with one."""
+    products = np.zeros(-(-left.size // CHUNK_VALUES) * CHUNK_VALUES, np.float32)
+    with np.errstate(all="ignore"):
+        np.multiply(left, right, out=products[: left.size])
+        lanes = np.add.reduce(products.reshape(-1, CHUNK_VALUES // LANES, LANES), axis=1).astype(np.float64)
+        total = np.zeros(len(lanes), np.float64)
+        for lane in range(LANES):
+            total += lanes[:, lane]
+    return total
+
+
+def _largest_bits(values: Array) -> np.uint32:
+    """As the bits of a float32: NaN is above infinity, and that above all numbers."""
+    return np.uint32((values.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(initial=0))
