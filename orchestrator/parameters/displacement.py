@@ -8,17 +8,20 @@ Source: Decoupled DiLoCo, arXiv:2604.21428 (the sign is the outer gradient's).
 
 from __future__ import annotations
 
-import numpy as np
-
 from orchestrator.core.vocabulary import Version
+from orchestrator.parameters import kernels
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.parameters.tensors import Tensors
-from orchestrator.parameters.wire_format import EncodedTensors, encoded
+from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, encoded
 
 
 def displacement(anchor: Tensors, tensors: Tensors, base: Version, codec_name: CodecName = EXACT) -> EncodedTensors:
     """Δ of these tensors from ``anchor``, which is Θ at version ``base``."""
-    return encoded({name: np.subtract(array, tensors[name]) for name, array in anchor.items()}, codec_name, base)
+    coded = {
+        name: EncodedTensor(array.shape, kernels.encode(codec_name, tensors[name], base=array).data)
+        for name, array in anchor.items()
+    }
+    return EncodedTensors(codec_name, base, coded)
 
 
 def rebased(content: EncodedTensors, old: Tensors, anchor: Tensors, base: Version) -> EncodedTensors:

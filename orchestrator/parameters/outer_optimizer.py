@@ -19,6 +19,14 @@ from orchestrator.parameters.tensors import Array
 
 
 class OuterOptimizer(Protocol):
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def decay(self) -> float | None:
+        """Of the momentum; None where there is none."""
+        ...
+
     def initial_momentum(self, parameters: Array) -> Array:
         """The state at version 0."""
         ...
@@ -64,6 +72,10 @@ class Sgd:
     """
 
     lr: float
+
+    @property
+    def decay(self) -> None:
+        return None
 
     def initial_momentum(self, parameters: Array) -> Array:
         return np.empty(0, np.float32)

@@ -1,7 +1,7 @@
 """The synchroniser's copy of the model: parameters, momentum and version of every fragment, and the merge itself.
 
-A merge reads each island's displacement twice in cache-sized blocks: once for the Gram matrix (only where the radial
-average asks for it), once for the outer gradient and the outer step together.
+A merge reads each island's displacement twice as it came, encoded: once for the Gram matrix (only where the radial average
+asks for it), once for the outer gradient and all of the outer step together (``kernels``).
 
 Θ is what islands hold, bit for bit. Where updates travel in a codec that loses something, a merge makes the update, encodes
 it together with what earlier ones lost (the *residue*), and moves Θ by what islands will decode:
@@ -29,17 +29,18 @@ import numpy as np
 
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import DataError, InternalError
-from orchestrator.parameters import outer_optimizer
+from orchestrator.parameters import kernels, outer_optimizer
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.parameters.displacement import rebased
 from orchestrator.parameters.fragment_map import FragmentMap
-from orchestrator.parameters.outer_gradient import Averaging, averaging_for, blocks, coefficients, gram
+from orchestrator.parameters.kernels import Encoded
+from orchestrator.parameters.outer_gradient import Averaging, averaging_for, coefficients
 from orchestrator.parameters.outer_optimizer import OuterOptimizer
 from orchestrator.parameters.pieces import piece_named
 from orchestrator.parameters.roles import BY_NAME, Roles, role_of
 from orchestrator.parameters.tensors import Array, Tensors, digest, shapes
-from orchestrator.parameters.validation import check_numbers
-from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, encoded
+from orchestrator.parameters.validation import check_magnitude, check_numbers
+from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors
 
 WEIGHT_SUM_TOLERANCE = 1e-9
 """The core normalises in float64; M additions are off by far less than this, a forgotten normalisation by far more."""
@@ -134,7 +135,8 @@ class OuterState:
         mapped = [name for members in fragment_map for name in members]
         if sorted(mapped) != sorted(parameters):
             raise InternalError(detail="The fragment map and the parameters do not name the same tensors.")
-        _require_finite(parameters, "The initial parameters")
+        if (problem := check_numbers(parameters)) is not None:
+            raise NotFinite(detail=f"The initial parameters cannot be used: {problem}")
         self._step = step
         self._older: dict[FragmentId, tuple[FragmentState, ...]] = {}
         self._fragments = {
@@ -209,13 +211,15 @@ class OuterState:
                 anchor,
                 before.momentum[name],
                 before.residue.get(name),
-                [displacement.decoded(name) for displacement, _ in inputs],
+                [displacement.values(name) for displacement, _ in inputs],
                 weights,
                 replace(self._step, averaging=averaging_for(role, self._step.averaging)),
                 role.stacked_axes,
             )
         parameters = {name: piece.parameters for name, piece in pieces.items()}
-        _require_finite(parameters, f"Version {version} of fragment {fragment}")
+        for name, piece in pieces.items():
+            if (problem := check_magnitude(name, piece.largest)) is not None:
+                raise NotFinite(detail=f"Version {version} of fragment {fragment} cannot be used: {problem}")
         after = FragmentState(
             version,
             parameters,
@@ -266,19 +270,21 @@ class MergedPiece:
     momentum    μ', flat
     residue     what its updates lost so far, shaped like Θ; None where the codec loses nothing
     update      Θ' − Θ in the codec; None where values are sent
+    largest     the largest magnitude in Θ', NaN where one is not a number
     """
 
     parameters: Array
     momentum: Array
-    residue: Array | None = None
-    update: EncodedTensor | None = None
+    residue: Array | None
+    update: EncodedTensor | None
+    largest: float
 
 
 def outer_step(
     anchor: Array,
     momentum: Array,
     residue: Array | None,
-    displacements: Sequence[Array],
+    displacements: Sequence[Encoded],
     weights: Sequence[float],
     step: OuterStep,
     stacked_axes: int = 0,
@@ -288,45 +294,32 @@ def outer_step(
     anchor         Θ, any shape, float32, contiguous
     momentum       μ, flat, as the optimizer made it
     residue        shaped like Θ; None for zeros
-    displacements  M times Δ_m = Θ − θ_m, shaped like Θ
+    displacements  M times Δ_m = Θ − θ_m, as many values as Θ has
     weights        M, summing to one
     stacked_axes   so many leading axes number matrices, each of which has a direction of its own in the radial average
     """
-    islands = [displacement.reshape(-1) for displacement in displacements]
-    radial = step.averaging is Averaging.RADIAL and len(islands) > 1
-    matrix_count = math.prod(anchor.shape[:stacked_axes]) if radial else 1
-    length = anchor.size // matrix_count
-    decrement, next_momentum = np.empty(anchor.size, np.float32), np.empty_like(momentum)
-    for start in range(0, matrix_count * length, length):
-        own = [island[start : start + length] for island in islands]
-        before, after = momentum[start : start + length], decrement[start : start + length]
-        products = np.zeros((len(islands), len(islands)))
-        if radial:
-            products = gram((block for _, block in blocks(own)), len(islands))
-        mixing = coefficients(products, weights, step.averaging).astype(np.float32)
-        next_before = next_momentum[start : start + length]
-        for where, block in blocks(own):
-            after[where], next_before[where] = step.optimizer.step(mixing @ block, before[where])
-    return _moved(anchor, decrement.reshape(anchor.shape), _read_only(next_momentum), residue, step.update_codec)
-
-
-def _moved(
-    anchor: Array, decrement: Array, momentum: Array, residue: Array | None, update_codec: CodecName
-) -> MergedPiece:
-    """Θ less the decrement, or as near to it as the codec comes."""
-    if update_codec == EXACT:
-        parameters = np.subtract(anchor, decrement, out=decrement)
-        if residue is not None:  # of a codec that the job had before it was resumed
-            parameters += residue
-        return MergedPiece(_read_only(parameters), momentum)
-    update = (
-        np.negative(decrement, out=decrement) if residue is None else np.subtract(residue, decrement, out=decrement)
+    radial = step.averaging is Averaging.RADIAL and len(displacements) > 1
+    if radial:
+        products = kernels.gram(displacements, math.prod(anchor.shape[:stacked_axes]))
+    else:
+        products = np.zeros((1, len(displacements), len(displacements)))
+    mixing = [coefficients(matrix, weights, step.averaging) for matrix in products]
+    result = kernels.step(
+        anchor,
+        momentum,
+        residue,
+        displacements,
+        np.array(mixing, np.float32),
+        step.optimizer.lr,
+        step.optimizer.decay,
+        step.update_codec,
     )
-    content = encoded({"": update}, update_codec)
-    sent = content.decoded("")
-    parameters = anchor + sent
     return MergedPiece(
-        _read_only(parameters), momentum, _read_only(np.subtract(update, sent, out=update)), content.tensors[""]
+        _read_only(result.parameters.reshape(anchor.shape)),
+        _read_only(result.momentum),
+        None if result.residue is None else _read_only(result.residue.reshape(anchor.shape)),
+        None if result.update is None else EncodedTensor(anchor.shape, result.update.data),
+        result.largest,
     )
 
 
@@ -355,12 +348,6 @@ def _validate(
                 detail=f"An input to a merge of fragment {fragment} is the difference from version {displacement.base}, "
                 f"not {before.version}."
             )
-
-
-def _require_finite(parameters: Tensors, name: str) -> None:
-    """By the rule that contributions are held to: what a merge makes must be able to enter the next one."""
-    if (problem := check_numbers(parameters)) is not None:
-        raise NotFinite(detail=f"{name} cannot be used: {problem}")
 
 
 def _read_only(array: Array) -> Array:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
@@ -17,14 +18,26 @@ Tensors = Mapping[str, Array]
 """Tensors by name."""
 
 
+_hash_threads = blake3.AUTO
+
+
+def _hash_alone() -> None:
+    """The threads that hash do not live on in a process that was forked."""
+    global _hash_threads
+    _hash_threads = 1
+
+
+os.register_at_fork(after_in_child=_hash_alone)
+
+
 def digest(tensors: Tensors) -> str:
     """Names these tensors, bit for bit, whatever order they come in: 32 hexadecimal digits."""
-    state = hashlib.blake2b(digest_size=16)
+    state = blake3(max_threads=_hash_threads)
     for name in sorted(tensors):
         array = tensors[name]
         state.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())
         state.update(raw_bytes(array, array.dtype))
-    return state.hexdigest()
+    return state.hexdigest(length=16)
 
 
 def byte_array(payload: memoryview) -> ByteArray:

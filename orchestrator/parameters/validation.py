@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from orchestrator.core.vocabulary import RefusalReason, Version
-from orchestrator.parameters import wire_format
+from orchestrator.parameters import kernels, wire_format
+from orchestrator.parameters.codec.registry import EXACT
 from orchestrator.parameters.displacement import displacement
-from orchestrator.parameters.outer_gradient import blocks
-from orchestrator.parameters.tensors import Array, Tensors, shapes
-from orchestrator.parameters.wire_format import EncodedTensors, InvalidPayload
+from orchestrator.parameters.tensors import Tensors, shapes
+from orchestrator.parameters.wire_format import EncodedTensors, InvalidPayload, encoded
 
 MAGNITUDE_MAX = 1e15
 """A parameter, or a displacement, beyond this has diverged, and is refused like an infinity: the merge squares displacements
@@ -41,15 +39,9 @@ def validated(payload: bytes | memoryview, anchor: Tensors, version: Version) ->
     if (problem := check_shapes(content.shapes(), shapes(anchor))) is not None:
         raise InvalidPayload(detail=problem, reason=RefusalReason.WRONG_SHAPE)
     if content.base is None:
-        values = content.all_decoded()
-        _require_numbers(values)
-        content = displacement(anchor, values, version)
-    squares = []
-    for name in content.tensors:
-        values = {name: content.decoded(name)}
-        _require_numbers(values)
-        squares.append(squared_norm(values[name]))
-    return content, math.sqrt(math.fsum(squares))
+        _square_norm(content)
+        content = displacement(anchor, content.all_decoded(), version)
+    return content, math.sqrt(_square_norm(content))
 
 
 def check_shapes(actual: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> str | None:
@@ -66,18 +58,25 @@ def check_shapes(actual: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tup
 
 def check_numbers(tensors: Tensors) -> str | None:
     """The reason why these values may not enter a merge; None where they may."""
-    for name, array in tensors.items():
-        lowest, highest = float(array.min(initial=0.0)), float(array.max(initial=0.0))
-        if not (lowest >= -MAGNITUDE_MAX and highest <= MAGNITUDE_MAX):  # written so that NaN fails it
-            return f"{name} holds values from {lowest} to {highest}."
+    for name, values in encoded(tensors, EXACT).named_values():
+        if (problem := check_magnitude(name, kernels.examine(values).largest)) is not None:
+            return problem
     return None
 
 
-def squared_norm(array: Array) -> float:
-    """‖array‖²: float32 within a block, float64 across blocks."""
-    return math.fsum(float(np.vdot(block, block)) for _, block in blocks([array.reshape(-1)]))
+def check_magnitude(name: str, largest: float) -> str | None:
+    """The reason why values of this largest magnitude may not enter a merge; None where they may."""
+    if largest <= MAGNITUDE_MAX:  # so that NaN fails it
+        return None
+    return f"{name} holds a value of the magnitude {largest}."
 
 
-def _require_numbers(tensors: Tensors) -> None:
-    if (problem := check_numbers(tensors)) is not None:
-        raise InvalidPayload(detail=problem, reason=RefusalReason.NON_FINITE)
+def _square_norm(content: EncodedTensors) -> float:
+    """The squares of all values added up. Raises InvalidPayload where one is no number, or too large."""
+    squares = []
+    for name, values in content.named_values():
+        largest, square_norm = kernels.examine(values)
+        if (problem := check_magnitude(name, largest)) is not None:
+            raise InvalidPayload(detail=problem, reason=RefusalReason.NON_FINITE)
+        squares.append(square_norm)
+    return math.fsum(squares)

@@ -1,14 +1,14 @@
 """The wire format: a fragment's tensors as bytes, as they travel between an island and the synchroniser and lie in journals.
 
-    magic       8 bytes   "atollw1\\n"
+    magic       8 bytes   "atollw2\\n"
     sizes       12 bytes  little-endian: header bytes (u32), data bytes (u64)
     header      JSON: {"codec": …, "base": …, "tensors": [[name, shape], …]}, padded with spaces so that the data is aligned
     data        the tensors one after another, each as its codec writes it (``codec``)
-    checksum    4 bytes   CRC-32 of everything before it
+    checksum    4 bytes   CRC-32C of everything before it
 
 Nothing is believed before the sizes agree with the length and the checksum with the bytes: a flipped bit, a cut or a
-tail is refused. CRC-32 finds every burst of up to 32 bits, lives in the standard library and is faster than the copy
-next to it; it guards against accidents, not against forgers, who are the transport's business.
+tail is refused. CRC-32C finds every burst of up to 32 bits, and processors have an instruction for it; it guards against
+accidents, not against forgers, who are the transport's business.
 
 ``base`` is the version from which the tensors are a difference, null where they are values themselves: an island sends
 Δ = Θ_base − θ, the synchroniser sends Θ − Θ_base.
@@ -24,18 +24,20 @@ from __future__ import annotations
 import json
 import math
 import struct
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from crc32c import crc32c
 
 from orchestrator.core.vocabulary import RefusalReason, Version
 from orchestrator.errors import DataError
-from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName, codec
-from orchestrator.parameters.tensors import Array, Tensors
+from orchestrator.parameters import kernels
+from orchestrator.parameters.codec.registry import CODEC_NAMES, EXACT, CodecName, codec
+from orchestrator.parameters.kernels import Encoded
+from orchestrator.parameters.tensors import Array, Tensors, raw_bytes
 
-_MAGIC = b"atollw1\n"
+_MAGIC = b"atollw2\n"
 _PREFIX = struct.Struct("<8sIQ")
 _CHECKSUM = struct.Struct("<I")
 _ALIGNMENT_BYTES = 64
@@ -75,10 +77,21 @@ class EncodedTensors:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
+    def values(self, name: str) -> Encoded:
+        """The values of one tensor as they are, for a kernel."""
+        tensor = self.tensors[name]
+        return Encoded(self.codec, tensor.data, tensor.value_count)
+
+    def named_values(self) -> Iterator[tuple[str, Encoded]]:
+        return ((name, self.values(name)) for name in self.tensors)
+
     def decoded(self, name: str) -> Array:
         """The values of one tensor, float32, read-only. Raises InvalidPayload for a shape that cannot be."""
         tensor = self.tensors[name]
-        values = codec(self.codec).decode(tensor.data, tensor.value_count)
+        if self.codec == EXACT:  # a view of the bytes
+            values = codec(EXACT).decode(tensor.data, tensor.value_count)
+        else:
+            values = kernels.decode(self.values(name))
         values.flags.writeable = False
         try:
             return values.reshape(tensor.shape)
@@ -92,11 +105,10 @@ class EncodedTensors:
 
 def encoded(tensors: Tensors, codec_name: CodecName, base: Version | None = None) -> EncodedTensors:
     """The tensors in a codec. Values are not judged; the receiver does that (``validation``)."""
-    coder = codec(codec_name)
     return EncodedTensors(
         codec_name,
         base,
-        {name: EncodedTensor(array.shape, _joined(coder.encode(array))) for name, array in tensors.items()},
+        {name: EncodedTensor(array.shape, _coded(array, codec_name)) for name, array in tensors.items()},
     )
 
 
@@ -115,7 +127,7 @@ def written(content: EncodedTensors) -> memoryview:
     parts += [tensor.data for tensor in content.tensors.values()]
     checksum = 0
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32c(part, checksum)
     return _joined([*parts, _CHECKSUM.pack(checksum)])
 
 
@@ -141,6 +153,10 @@ def parse(payload: bytes | bytearray | memoryview) -> EncodedTensors:
     return EncodedTensors(codec_name, base, tensors)
 
 
+def _coded(array: Array, codec_name: CodecName) -> memoryview:
+    return raw_bytes(array, array.dtype) if codec_name == EXACT else kernels.encode(codec_name, array).data
+
+
 def _joined(parts: Sequence[bytes | memoryview]) -> memoryview:
     """One after another. NumPy copies them without Python's lock, which ``bytes.join`` keeps."""
     if len(parts) == 1:
@@ -159,7 +175,7 @@ def _verified(view: memoryview) -> tuple[memoryview, memoryview]:
     if announced != len(view):
         raise InvalidPayload(detail=f"The payload announces {announced} bytes and has {len(view)}.")
     body, (stated,) = view[: -_CHECKSUM.size], _CHECKSUM.unpack(view[-_CHECKSUM.size :])
-    if (actual := zlib.crc32(body)) != stated:
+    if (actual := crc32c(body)) != stated:
         raise InvalidPayload(
             detail=f"The checksum should be {stated:08x} and is {actual:08x}: bytes changed on the way."
         )

@@ -1,80 +1,200 @@
-"""The merge's arithmetic at a stated size, the best of five. It has no goal.
+"""A whole merge at stated sizes, against copying memory in the same run.
 
-The default: eight islands' float32 copies of a fragment of four million parameters.
+    whole merge   the checksum and validation of M contributions, in as many threads as there are cores, as links do it;
+                  then the outer step with the digest of what it made
+    its bytes     (2(M + 1) + 3)·f, f being a fragment in float32: displacements and Θ read twice, momentum read and written,
+                  Θ written. So much a merge of float32 values cannot do without, if no cache holds a fragment
+    copy          STREAM's, of as much as the largest fragment, between the merges: bytes read and written a second by the
+                  faster of one thread and of one for each core
+
+It runs in a process of its own, whose memory is managed as in a cluster's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from time import perf_counter
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from orchestrator.core.vocabulary import FragmentId, Version
-from orchestrator.parameters import validation, wire_format
-from orchestrator.parameters.codec.registry import CODEC_NAMES
+from orchestrator.parameters import kernels, validation, wire_format
+from orchestrator.parameters.codec.registry import CodecName
+from orchestrator.parameters.displacement import displacement
 from orchestrator.parameters.outer_gradient import Averaging
 from orchestrator.parameters.outer_optimizer import Nesterov
-from orchestrator.parameters.outer_state import OuterState, OuterStep, outer_step
-from orchestrator.parameters.wire_format import encoded
-from tests.bench.goals import Goal
+from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.parameters.tensors import Array
+from orchestrator.parameters.wire_format import EncodedTensors
+from tests.bench.goals import Goal, at_least, at_most
 from tests.bench.options import Options
 
-SMALL_PARAMETERS = 10_000
-
-
-def main(asked: Options) -> list[Goal]:
-    for case in cases(parameter_count=SMALL_PARAMETERS) if asked.small else cases():
-        took = []
-        for _ in range(5):
-            began = perf_counter()
-            case.run()
-            took.append(perf_counter() - began)
-        seconds = min(took)
-        print(f"{case.name:<44} {seconds * 1000:8.1f} ms   {case.payload_bytes / seconds / 1e9:6.2f} GB/s")
-    return []
+SHARE_GOAL = 0.6
+"""Of the copy's bytes a second."""
+CPU_SECONDS_GOAL = 1.5
+"""Of all threads, for a gigabyte of fragment, at M = 4, with the digest."""
+GAP_GOAL_S = 0.020
+"""The longest that another thread of the process waits for Python's lock while values are encoded, validated and merged."""
+SIZES = (4_000_000, 64_000_000)
+SMALL_SIZES = (10_000,)
+REPEATS = {4_000_000: 15, 64_000_000: 4}
+ISLAND_COUNTS = (4, 8)
+UPLINKS: tuple[CodecName, ...] = ("float32", "int4")
+CORES = len(os.sched_getaffinity(0))
+HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_ARENA_MAX": "1"}
+"""As ``runtime.settings`` has it: memory that was used once is used again, and need not be asked of the kernel."""
+FRAGMENT = FragmentId(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """``run`` does the work once; ``payload_bytes`` is the parameters' size it reads, for a rate in bytes per second."""
+class Figures:
+    """One size: the best of several merges. ``share`` is that of the copy; seconds are those of a whole merge.
 
-    name: str
-    run: Callable[[], object]
-    payload_bytes: int
+    ``gap_s`` is the longest wait for Python's lock in the merge in which it was shortest: another program may take the
+    processor from whoever waits, but a lock that is held is held each time.
+    """
+
+    parameter_count: int
+    island_count: int
+    uplink: CodecName
+    copy_gigabytes: float
+    seconds: float
+    validation_seconds: float
+    share: float
+    cpu_seconds_per_gigabyte: float
+    gap_s: float
 
 
-def cases(island_count: int = 8, parameter_count: int = 4_000_000, seed: int = 0) -> tuple[Case, ...]:
-    """Merge (without and with its digest), encode, decode and check, on random parameters."""
-    generator = np.random.default_rng(seed)
-    anchor = generator.standard_normal(parameter_count, dtype=np.float32)
-    learned = [0.01 * generator.standard_normal(parameter_count, dtype=np.float32) for _ in range(island_count)]
-    weights = [1 / island_count] * island_count
-    optimizer = Nesterov(lr=0.7, decay=0.9)
-    momentum = optimizer.initial_momentum(anchor)
-    state = OuterState({"kernel": anchor}, (("kernel",),), OuterStep(Averaging.RADIAL, optimizer))
-    payloads = {name: wire_format.encode({"kernel": anchor}, name) for name in CODEC_NAMES}
+def main(asked: Options) -> list[Goal]:
+    command = [sys.executable, "-m", "tests.bench.merge", *map(str, SMALL_SIZES if asked.small else SIZES)]
+    environment = {**os.environ, **HEAP}
+    judged = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            figures = Figures(**json.loads(line))
+            judged += _told(figures)
+    if child.returncode:
+        raise RuntimeError(f"The process that merges ended with {child.returncode}.")
+    return judged
 
-    def step(averaging: Averaging) -> Callable[[], object]:
-        return lambda: outer_step(anchor, momentum, None, learned, weights, OuterStep(averaging, optimizer))
 
-    def merge() -> object:
-        base = state.version(FragmentId(0))
-        content = [encoded({"kernel": delta}, "float32", base) for delta in learned]
-        inputs = list(zip(content, weights, strict=True))
-        return state.merge(FragmentId(0), Version(base + 1), inputs)
-
-    merged, single = anchor.nbytes * island_count, anchor.nbytes
-    return (
-        Case("merge, radial average, Nesterov", step(Averaging.RADIAL), merged),
-        Case("merge, plain mean, Nesterov", step(Averaging.MEAN), merged),
-        Case("merge, radial average, Nesterov, digest", merge, merged),
-        *(
-            Case(f"encode {name}", partial(wire_format.encode, {"kernel": anchor}, name), single)
-            for name in CODEC_NAMES
-        ),
-        *(Case(f"decode {name}", partial(wire_format.decode, payloads[name]), single) for name in CODEC_NAMES),
-        Case("check", lambda: validation.check_numbers({"kernel": anchor}), single),
+def _told(figures: Figures) -> list[Goal]:
+    name = f"{figures.parameter_count / 1e6:g}M from {figures.island_count} in {figures.uplink}"
+    share = at_least(f"merge, share of a copy, {name}", figures.share, SHARE_GOAL)
+    gap = at_most(f"merge, longest wait for Python's lock in s, {name}", figures.gap_s, GAP_GOAL_S)
+    judged = [share, gap]
+    print(
+        f"merge      {name:<22} {figures.seconds * 1000:6.1f} ms, "
+        f"{figures.validation_seconds * 1000:5.1f} of it validation; "
+        f"{figures.share:.0%} of a copy's {figures.copy_gigabytes:.1f} GB/s ({share}); "
+        f"lock {figures.gap_s * 1000:.1f} ms ({gap})"
     )
+    if figures.island_count == 4:
+        cpu = at_most(f"merge, cpu-seconds a GB, {name}", figures.cpu_seconds_per_gigabyte, CPU_SECONDS_GOAL)
+        print(f"           outer step and digest {figures.cpu_seconds_per_gigabyte:.2f} cpu-s a GB of fragment ({cpu})")
+        judged.append(cpu)
+    return judged
+
+
+def measure(sizes: list[int]) -> Iterator[Figures]:
+    source = np.ones(max(sizes), np.float32)
+    copied = (source, np.empty_like(source))
+    for parameter_count in sizes:
+        for uplink in UPLINKS:
+            for island_count in ISLAND_COUNTS:
+                yield _measured(parameter_count, island_count, uplink, copied)
+
+
+def _measured(parameter_count: int, island_count: int, uplink: CodecName, copied: tuple[Array, Array]) -> Figures:
+    generator = np.random.default_rng(0)
+    anchor = generator.standard_normal(parameter_count, dtype=np.float32)
+    values = {"kernel": anchor.reshape(-1, 8)}
+    step = OuterStep(Averaging.RADIAL, Nesterov(lr=0.7, decay=0.9))
+    state = OuterState(values, (("kernel",),), step)
+    moved = {"kernel": values["kernel"] - np.float32(0.01) * np.roll(anchor, 1).reshape(-1, 8)}
+    payloads = [wire_format.written(displacement(values, moved, Version(0), uplink)) for _ in range(island_count)]
+    fragment_bytes, before = anchor.nbytes, state.state(FRAGMENT)
+
+    def received(payload: memoryview) -> EncodedTensors:
+        return validation.validated(payload, before.parameters, before.version)[0]
+
+    timings, waits, copy_seconds = [], [], []
+    with ThreadPoolExecutor(CORES) as links:
+        for _ in range(REPEATS.get(parameter_count, 2)):
+            copy_seconds.append(_copy_seconds(*copied, links))
+            with _lock_watched() as longest_wait:
+                wire_format.written(displacement(values, moved, Version(0), uplink))
+                began = time.perf_counter()
+                contents = list(links.map(received, payloads))
+                merging, cpu_before = time.perf_counter(), time.process_time()
+                state.merge(FRAGMENT, Version(1), [(content, 1 / island_count) for content in contents])
+                ended, cpu_after = time.perf_counter(), time.process_time()
+            timings.append((ended - began, merging - began, cpu_after - cpu_before))
+            waits.append(longest_wait[0])
+            state = OuterState.restored({FRAGMENT: before}, step)
+    seconds, validation_seconds, cpu_seconds = min(timings)
+    copy_rate = 2 * copied[0].nbytes / min(copy_seconds)
+    share = (2 * (island_count + 1) + 3) * fragment_bytes / seconds / copy_rate
+    return Figures(
+        parameter_count,
+        island_count,
+        uplink,
+        copy_rate / 1e9,
+        seconds,
+        validation_seconds,
+        share,
+        cpu_seconds / (fragment_bytes / 1e9),
+        min(waits),
+    )
+
+
+def _copy_seconds(source: Array, target: Array, threads: ThreadPoolExecutor) -> float:
+    parts = [slice(part * source.size // CORES, (part + 1) * source.size // CORES) for part in range(CORES)]
+
+    def parallel() -> None:
+        list(threads.map(lambda part: np.copyto(target[part], source[part]), parts))
+
+    return min(_seconds(lambda: np.copyto(target, source)), _seconds(parallel))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _lock_watched() -> Iterator[list[float]]:
+    """The longest, in seconds, that a thread that wakes each half millisecond had to wait for Python's lock."""
+    longest, over = [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not over.is_set():
+            time.sleep(0.0005)
+            now = time.perf_counter()
+            longest[0] = max(longest[0], now - last)
+            last = now
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    try:
+        yield longest
+    finally:
+        over.set()
+        ticker.join()
+
+
+if __name__ == "__main__":
+    print(kernels.IMPLEMENTATION, file=sys.stderr)
+    for figures in measure([int(size) for size in sys.argv[1:]]):
+        print(json.dumps(asdict(figures)), flush=True)

@@ -9,12 +9,9 @@ from whole_average import average
 
 from orchestrator.parameters.outer_gradient import (
     DIRECTION_MIN,
-    SCRATCH_BYTES,
     Averaging,
     averaging_for,
-    blocks,
     coefficients,
-    gram,
 )
 from orchestrator.parameters.roles import role_by_name
 
@@ -119,23 +116,6 @@ def test_three_directions_that_cancel_in_a_plane_fall_back_to_the_weighted_mean(
     deltas = list(np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) * np.float32([[1], [2], [3]]))
     found = average(deltas, [1 / 3] * 3, Averaging.RADIAL)
     np.testing.assert_allclose(found, np.mean(deltas, axis=0), atol=1e-6)
-
-
-@pytest.mark.parametrize("offset", [-1, 0, 1])
-def test_blocks_cover_the_tensor_once_and_give_the_same_gram_matrix(offset):
-    generator = np.random.default_rng(2)
-    size = 2 * SCRATCH_BYTES // (4 * 4) + offset  # ends just before, on and just behind the edge of a block
-    anchor = generator.standard_normal(size, dtype=np.float32)
-    replicas = [anchor - 0.01 * generator.standard_normal(size, dtype=np.float32) for _ in range(4)]
-    seen = np.zeros(size, int)
-    for where, block in blocks([anchor - replica for replica in replicas]):
-        seen[where] += 1
-        np.testing.assert_array_equal(block, anchor[where] - np.stack([replica[where] for replica in replicas]))
-        assert block.nbytes <= SCRATCH_BYTES
-    assert (seen == 1).all()
-    exact = np.float64(anchor) - np.array(replicas, np.float64)
-    found = gram((block for _, block in blocks([anchor - replica for replica in replicas])), 4)
-    np.testing.assert_allclose(found, exact @ exact.T, rtol=1e-4, atol=1e-6 * size * 1e-4)
 
 
 def test_the_mean_needs_no_products():

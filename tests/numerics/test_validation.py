@@ -7,8 +7,8 @@ from orchestrator.core.vocabulary import RefusalReason, Version
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES
 from orchestrator.parameters.displacement import displacement
-from orchestrator.parameters.outer_gradient import SCRATCH_BYTES
-from orchestrator.parameters.validation import HEADER_BYTES_MAX, squared_norm, validated
+from orchestrator.parameters.kernels.twin import CHUNK_VALUES
+from orchestrator.parameters.validation import HEADER_BYTES_MAX, validated
 from orchestrator.parameters.wire_format import InvalidPayload
 
 ANCHOR = {
@@ -43,14 +43,14 @@ def test_a_good_payload_is_measured(codec):
 
 def test_the_displacement_of_many_blocks_is_that_of_the_whole():
     generator = np.random.default_rng(3)
-    anchor, other = generator.standard_normal((2, SCRATCH_BYTES // 4 + 11), dtype=np.float32)
+    anchor, other = generator.standard_normal((2, 3 * CHUNK_VALUES + 11), dtype=np.float32)
     whole = np.linalg.norm((anchor - other).astype(np.float64))
     values = wire_format.encode({"a": other})
     content, far = validated(values, {"a": anchor}, VERSION)
     assert far == pytest.approx(whole, rel=1e-5)
     assert content.base == VERSION
     np.testing.assert_array_equal(content.decoded("a"), anchor - other)
-    assert squared_norm(np.zeros(5, np.float32)) == 0.0
+    assert validated(values, {"a": other}, VERSION)[1] == 0.0
 
 
 @pytest.mark.parametrize(

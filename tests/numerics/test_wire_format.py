@@ -2,11 +2,11 @@
 
 import json
 import struct
-import zlib
 
 import ml_dtypes
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -44,8 +44,8 @@ def sealed(header: object, data: bytes) -> bytes:
         if isinstance(header, bytes)
         else json.dumps({"base": None, **header} if isinstance(header, dict) else header).encode()
     )
-    body = struct.pack("<8sIQ", b"atollw1\n", len(text), len(data)) + text + data
-    return body + struct.pack("<I", zlib.crc32(body))
+    body = struct.pack("<8sIQ", b"atollw2\n", len(text), len(data)) + text + data
+    return body + struct.pack("<I", crc32c(body))
 
 
 def refusal_of(payload: bytes) -> RefusalReason | None:

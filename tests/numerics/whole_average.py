@@ -1,4 +1,4 @@
-"""The two averages of whole displacements, as one plain statement; ``outer_state`` does the same in blocks."""
+"""The two averages of whole displacements, as one plain statement; ``outer_state`` does the same by kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.parameters.outer_gradient import Averaging, coefficients, gram
+from orchestrator.parameters.outer_gradient import Averaging, coefficients
 from orchestrator.parameters.tensors import Array
 
 
@@ -20,5 +20,6 @@ def average(deltas: Sequence[Array], weights: Sequence[float], averaging: Averag
     radial   Δ = (Σ w_m ‖Δ_m‖) · φ(Σ w_m φ(Δ_m)),   φ(x) = x/‖x‖, φ(0) = 0;   the mean where that direction vanishes
     """
     stacked = np.stack([np.ravel(delta) for delta in deltas])
-    mixed = coefficients(gram([stacked], len(deltas)), weights, averaging).astype(np.float32) @ stacked
+    exact = stacked.astype(np.float64)
+    mixed = coefficients(exact @ exact.T, weights, averaging).astype(np.float32) @ stacked
     return mixed.reshape(np.shape(deltas[0]))

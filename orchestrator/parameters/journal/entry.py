@@ -1,6 +1,6 @@
 """One merge as bytes: an entry of the journal, whole or recognisably not.
 
-    prefix      magic "atollj2\\n", sizes of header (u32) and body (u64), CRC-32 of prefix and header
+    prefix      magic "atollj3\\n", sizes of header (u32) and body (u64), CRC-32C of prefix and header
     header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds, roles; what the
                 body is, and the sizes of its payloads
     body        payloads of ``wire_format``, each with a checksum of its own: Θ, μ and the residue of the fragment
@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
+
+from crc32c import crc32c
 
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import DataError
@@ -31,7 +32,7 @@ from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.parameters.roles import RoleRow, from_rows
 from orchestrator.parameters.wire_format import EncodedTensors
 
-_MAGIC = b"atollj2\n"
+_MAGIC = b"atollj3\n"
 _PREFIX = struct.Struct("<8sIQ")
 _CHECKSUM = struct.Struct("<I")
 PREFIX_BYTES = _PREFIX.size + _CHECKSUM.size
@@ -81,7 +82,7 @@ def encode(facts: Facts, content: Content) -> list[bytes | memoryview]:
     document |= {"body": kind, "payloads": [len(payload) for payload in payloads]}
     header = json.dumps(document, separators=(",", ":")).encode()
     prefix = _PREFIX.pack(_MAGIC, len(header), sum(map(len, payloads)))
-    return [prefix, _CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix))), header, *payloads]
+    return [prefix, _CHECKSUM.pack(crc32c(header, crc32c(prefix))), header, *payloads]
 
 
 def sizes_of(beginning: bytes) -> Sizes:
@@ -129,7 +130,7 @@ def _header(beginning: bytes) -> dict[str, Any]:
     sizes = sizes_of(beginning)
     header = beginning[PREFIX_BYTES:][: sizes.header]
     (stated,) = _CHECKSUM.unpack_from(beginning, _PREFIX.size)
-    computed = zlib.crc32(header, zlib.crc32(beginning[: _PREFIX.size]))
+    computed = crc32c(header, crc32c(beginning[: _PREFIX.size]))
     if len(header) != sizes.header or computed != stated:
         raise DataError(detail=f"The head of a journal's entry is damaged: checksum {computed:08x}, not {stated:08x}.")
     document: dict[str, Any] = json.loads(header)
