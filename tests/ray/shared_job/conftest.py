@@ -61,7 +61,7 @@ class SharedJob:
             (*GROUPS, WEST),
             seed=secrets.randbelow(1 << 30),
             recovery={"restarts_max": 100, "backoff_max_s": 1.0},
-            synchroniser={"durability": {"snapshot_every_records": 100}},
+            synchroniser={"durability": {"snapshot_every_records": 100}, "wire": "int4"},
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("orchestrator.runtime.synchroniser_actor.SynchroniserActor", plugged.SynchroniserActor)
