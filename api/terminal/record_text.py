@@ -20,7 +20,7 @@ EVENTS = {
     "JobStarted": "the job starts",
     "SynchroniserRestarted": "the synchroniser died and goes on from tape and journal, as epoch {epoch}{damage}",
     "OuterStateSeeded": "the initial parameters are there, {parameter_count:,} of them",
-    "EvaluationCompleted": "held-out loss {loss:.4f} at version {global_version}",
+    "EvaluationCompleted": "held-out loss {loss:.4f} at version {global_version}{place}",
     "EvaluationFailed": "the evaluation at version {global_version} failed: {reason}",
     "IslandPlaced": "{island} has a process: life {incarnation}, pid {pid} on {node}",
     "PlacementFailed": "{island} could not be placed: {reason}",
@@ -122,6 +122,8 @@ def _named(name: str, value: Any) -> Any:
     """Islands by their names alone, and outcomes by a word."""
     if name in ("inputs", "recipients"):
         return ", ".join(item["island"] for item in value) or "nobody"
+    if name == "place":
+        return f", on {value}" if value else ""
     if name == "damage":
         return f"; cut off as damaged: {value}" if value else ""
     if name == "accepted":

@@ -210,6 +210,20 @@ class CheckpointPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationPolicy:
+    """How Θ is measured (``core.evaluation``).
+
+    sequences       so many held-out sequences are a whole evaluation
+    time_ratio_max  one takes at most so much of the time of the merges between two of them; ``None``: as long as it takes
+    on_islands      an island measures it at a boundary between two steps, as long as there is one
+    """
+
+    sequences: int = 0
+    time_ratio_max: float | None = None
+    on_islands: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JobPolicy:
     """Everything the core may know of the job: frozen, stored in the tape's header.
 
@@ -232,6 +246,7 @@ class JobPolicy:
     standbys                processes that wait to take the place of a lost island (``core.standby``); none on older tapes
     checkpoints             when they are taken; absent likewise
     donors_max              from so many peers at once an island takes a state; one on older tapes
+    evaluation              how Θ is measured; without a limit, and beside the islands, on older tapes
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
@@ -257,3 +272,4 @@ class JobPolicy:
     standbys: tuple[IslandPlan, ...] = ()
     checkpoints: CheckpointPolicy = CheckpointPolicy()
     donors_max: int = 1
+    evaluation: EvaluationPolicy = EvaluationPolicy()
