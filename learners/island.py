@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -31,6 +32,7 @@ from learners.contract import tokens_per_schedule_step
 from learners.exports import Throttle
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
+from learners.outer_parameters import EvaluationRequest
 from learners.state_fetch import Donor, Fragments
 from learners.thread_priority import lower_priority, lower_priority_of_new, thread_ids
 from learners.watchdog import Watchdog
@@ -186,6 +188,12 @@ class Island:
             self._outbox.put(NotSaved(checkpoint, in_words(error)))
             return
         threading.Thread(target=self._save, args=(checkpoint, folder, cut), name="save", daemon=True).start()
+
+    def evaluate(self, epoch: Epoch, global_version: int, versions: tuple[Version, ...], limit_s: float | None) -> None:
+        """Measure Θ at a boundary between two steps. ``Evaluated`` or ``NotEvaluated`` follows."""
+        self._outbox.heed(epoch)
+        limit = math.inf if limit_s is None else limit_s
+        self._built().request_evaluation(EvaluationRequest(global_version, versions, limit))
 
     def take_payload(self, fragment: FragmentId, offer: int) -> bytes | None:
         """The offer's bytes, or ``None`` if a newer offer has replaced it."""

@@ -11,6 +11,7 @@ the next batch is drawn while the devices work.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from learners import compilation_cache, corpus, data, inner_optimizer, model
-from learners.contract import Arrays, StepResult
+from learners.contract import Arrays, HeldOutLoss, StepResult
+from learners.held_out import measure
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, joined, piece_named
 from orchestrator.parameters.roles import Roles
@@ -147,6 +149,8 @@ class JaxTrainer:
                 _grow_heap(needed.temp_size_in_bytes + needed.output_size_in_bytes)
             jax.block_until_ready(compiled(parameters, state, self._on_devices(tokens), np.float32(0)))
             batch.result()
+        if self._spec["evaluation"]["on"] == "islands":
+            self._held_out_loss(self._parameters)  # at a boundary, the island would stand still for it
 
     def step(self, schedule_step: int) -> StepResult:
         self._allocate()
@@ -215,18 +219,37 @@ class JaxTrainer:
     def take_shard(self, index: int) -> None:
         self._shard_index, self._draw, self._drawn = index, None, None
 
-    def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
-        arrays, sequences = joined(arrays), self._text.held_out
-        batch = next(size for size in range(EVALUATION_BATCH_MAX, 0, -1) if len(sequences) % size == 0)
-        parameters = {name: jax.device_put(array, self._devices[0]) for name, array in arrays.items()}
-        batches = np.split(sequences, len(sequences) // batch)
-        if self._loss is None:
-            with compilation_cache.exclusive():
-                self._loss = jax.jit(self._model.loss).lower(parameters, batches[0]).compile()
-        return float(np.mean([np.float64(self._loss(parameters, tokens)) for tokens in batches]))
+    def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = math.inf) -> HeldOutLoss:
+        """4 bytes a parameter on every device, where a step has as many for its gradient."""
+        parameters = {name: jax.device_put(array, self._replicated) for name, array in joined(arrays).items()}
+        loss, batches = self._held_out_loss(parameters), self._held_out_batches()
+
+        def loss_of(tokens: np.ndarray) -> float:
+            return float(loss(parameters, jax.device_put(tokens, self._held_out_sharding)))
+
+        return measure(batches, len(batches[0]), loss_of, limit_s)
 
     def unigram_loss(self) -> float:
         return corpus.unigram_loss(self._text.corpus, self._text.held_out)
+
+    def _held_out_batches(self) -> list[np.ndarray]:
+        sequences = self._text.held_out
+        batch = next(size for size in range(EVALUATION_BATCH_MAX, 0, -1) if len(sequences) % size == 0)
+        return np.split(sequences, len(sequences) // batch)
+
+    @property
+    def _held_out_sharding(self) -> NamedSharding:
+        divides = len(self._held_out_batches()[0]) % len(self._devices) == 0
+        return NamedSharding(self._replicated.mesh, PartitionSpec("data" if divides else None))
+
+    def _held_out_loss(self, parameters: Mapping[str, jax.Array]) -> Any:
+        """The loss of a held-out batch, compiled for parameters like these."""
+        if self._loss is None:
+            tokens = self._held_out_batches()[0]
+            batch = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=self._held_out_sharding)
+            with compilation_cache.exclusive():
+                self._loss = jax.jit(self._model.loss).lower(parameters, batch).compile()
+        return self._loss
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -28,8 +28,9 @@ from learners.checkpointing import Cut, Restored
 from learners.contract import Arrays, Snapshot, Trainer
 from learners.exports import Exports, require_numbers
 from learners.outbox import Outbox
+from learners.outer_parameters import EvaluationRequest, OuterParameters
 from learners.state_fetch import FetchedState, Fragments
-from orchestrator.core.messages import Broken, Flushed, IslandReport, Offer
+from orchestrator.core.messages import Broken, Evaluated, Flushed, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.replica.odometer import Odometer
@@ -48,6 +49,8 @@ from orchestrator.replica.replica import (
 )
 from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Mix, Rebase, Replace
 
+LAST_PUBLICATIONS_S = 10.0
+"""So long an island that steps no more waits for the versions that it is to measure; one from a peer may never get them."""
 DRAINING_POLL_S = 0.1
 """How soon an island that drains, and waits for publications, notices anything else."""
 
@@ -104,6 +107,9 @@ class IslandLoop:
         self._arrived: dict[FragmentId, _Arrival] = {}
         self._bases: dict[FragmentId, Mapping[str, np.ndarray]] = {}
         self._snapshots: dict[FragmentId, dict[int, Snapshot]] = {}
+        self._outer = OuterParameters()
+        self._evaluation: EvaluationRequest | None = None
+        self._evaluation_report: tuple[int, Evaluated | NotEvaluated | None] = (-1, None)
         self._loading = threading.Lock()
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -125,7 +131,7 @@ class IslandLoop:
             self._require_idle(versions)
             self._trainer.load(arrays)
             self._trainer.seek(cursor)
-            self._hold([{name: arrays[name] for name in names} for names in self._plan.fragments])
+            self._hold([{name: arrays[name] for name in names} for names in self._plan.fragments], versions)
             with self._changed:
                 self._replica.hold(versions, step)
 
@@ -147,7 +153,7 @@ class IslandLoop:
             require_numbers(saved.arrays)
             self._trainer.import_state(saved.arrays)
             self._trainer.seek(cursor)
-            self._hold(saved.outer)
+            self._hold(saved.outer, saved.versions)
             with self._changed:
                 overtaken = self._replica.hold_saved(saved.position, saved.versions)
             for fragment in overtaken:
@@ -175,9 +181,12 @@ class IslandLoop:
             raise InternalError(detail="an island was given a state while it has one: it keeps the first that came.")
         self._replica.require_count(versions)
 
-    def _hold(self, bases: Iterable[Mapping[str, np.ndarray]]) -> None:
+    def _hold(self, bases: Iterable[Mapping[str, np.ndarray]], outer: Sequence[Version] = ()) -> None:
+        """``outer`` are the versions that they are, if they are Θ."""
         if self._keeps_bases:
             self._bases = {FragmentId(p): base for p, base in enumerate(bases)}
+            for p, version in enumerate(outer):
+                self._outer.put(FragmentId(p), version, self._bases[FragmentId(p)])
 
     @property
     def _keeps_bases(self) -> bool:
@@ -236,6 +245,8 @@ class IslandLoop:
         with self._changed:
             if self._replica.publication_arrived(Publication(fragment, version, step, merged_offer, anchor)):
                 self._arrived[fragment] = arrival
+                if self._keeps_bases:
+                    self._outer.put(fragment, version, arrays)
                 self._changed.notify_all()
 
     def _base_for(self, fragment: FragmentId, merged_offer: int) -> Base | None:
@@ -270,6 +281,20 @@ class IslandLoop:
         snapshot, versions, step = self._exports.ask(fragments, timeout_s)
         return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
 
+    def request_evaluation(self, request: EvaluationRequest) -> None:
+        """Measure Θ at the next boundary at which it is here; ``Evaluated`` or ``NotEvaluated`` follows.
+
+        A later request takes the place of one that waits; one that was answered gets its answer again.
+        """
+        with self._changed:
+            begun, report = self._evaluation_report
+            if request.global_version != begun:
+                self._evaluation = request
+        if request.global_version == begun and report is not None:
+            self._outbox.put(report)
+        elif self._ended.is_set():
+            self._evaluate_in_thread()
+
     def request_cut(self) -> Future[Cut]:
         """The state at the next boundary, before what is delivered from now on is adopted; raises as ``export_state``."""
         return self._cuts.request(None)
@@ -303,6 +328,7 @@ class IslandLoop:
         finally:
             self._exports.close()
             self._cuts.close()
+            self._evaluate_in_thread()
 
     def advance(self) -> Continuation:
         """One boundary, and the inner step after it if one follows, in the calling thread."""
@@ -311,6 +337,8 @@ class IslandLoop:
             plan = self._replica.boundary(cut=bool(self._cuts.waiting()), requests=self._exports.waiting())
             arrived = self._take_arrived()
         self._carry_out(plan.actions, arrived)
+        if self._evaluation is not None:
+            self._evaluate()
         if plan.continuation is Continuation.STEP:
             self.train()
         return plan.continuation
@@ -347,6 +375,52 @@ class IslandLoop:
         self._odometer.loss = result.loss
         if ended - self._reported_at >= self._plan.report_every_s:
             self._report_progress(self._replica.step)
+
+    # ── Θ on held-out data ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _evaluate(self) -> None:
+        """Measure Θ if it is here as it is wanted. The time counts as no gap between steps: it is reported as what it is."""
+        with self._changed:
+            request = self._evaluation
+            arrays = None if request is None else self._outer.at(request.versions)
+            if request is None or arrays is None:
+                return
+            self._evaluation, self._evaluation_report = None, (request.global_version, None)
+        began = monotonic()
+        report: Evaluated | NotEvaluated
+        try:
+            measured = self._trainer.evaluate(arrays, request.limit_s)
+            seconds = monotonic() - began
+            report = Evaluated(request.global_version, measured.loss, measured.sequence_count, seconds)
+        except Exception as error:  # training does not depend on being watched
+            logging.getLogger(__name__).exception("Θ cannot be measured here")
+            report = NotEvaluated(request.global_version, traceback.format_exception_only(error)[-1].strip())
+        if self._last_step_end is not None:
+            self._last_step_end += monotonic() - began
+        with self._changed:
+            self._evaluation_report = (request.global_version, report)
+        self._say(report, self._replica.step)
+
+    def _evaluate_in_thread(self) -> None:
+        """No boundary follows: what waits to be measured is measured once it is here."""
+        if self._evaluation is not None and not self._stopping.is_set():
+            threading.Thread(target=self._evaluate_after_end, name="evaluate", daemon=True).start()
+
+    def _evaluate_after_end(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        until = monotonic() + LAST_PUBLICATIONS_S
+        with self._changed:
+            while (request := self._evaluation) is not None and self._outer.at(request.versions) is None:
+                if self._stopping.is_set():
+                    return
+                if monotonic() > until:
+                    self._evaluation = None
+                    self._outbox.put(NotEvaluated(request.global_version, "Θ is not here as it is"))
+                    return
+                self._changed.wait(DRAINING_POLL_S)
+        with self._loading:
+            self._evaluate()
 
     # ── what a boundary asks for ──────────────────────────────────────────────────────────────────────────────────
 

@@ -14,7 +14,6 @@ another is. Refuses to know: models, processes, and where Θ is measured if not 
 
 from __future__ import annotations
 
-
 from orchestrator.core.effects import Effect, Evaluate
 from orchestrator.core.events import EvaluationCompleted, EvaluationFailed, OuterStateSeeded
 from orchestrator.core.state import JobState, OpenEvaluation

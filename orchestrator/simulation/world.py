@@ -272,7 +272,8 @@ class World:
         host.evaluation = None
         takes = self.draw(self.plan.evaluate_s)
         takes = takes if effect.limit_s is None else min(takes, effect.limit_s)
-        report = Evaluated(effect.global_version, held_out_loss(effect.global_version), self.policy.evaluation.sequences, takes)
+        version, count = effect.global_version, self.policy.evaluation.sequences
+        report = Evaluated(version, held_out_loss(version), count, takes)
         self.later(takes, lambda: self._report(host, report))
         return takes
 
