@@ -234,7 +234,8 @@ class JaxTrainer:
 
     def _held_out_batches(self) -> list[np.ndarray]:
         sequences = self._text.held_out
-        batch = next(size for size in range(EVALUATION_BATCH_MAX, 0, -1) if len(sequences) % size == 0)
+        most = min(EVALUATION_BATCH_MAX, self._spec["training"]["batch_size"])  # activations fit where a step's do
+        batch = next(size for size in range(most, 0, -1) if len(sequences) % size == 0)
         return np.split(sequences, len(sequences) // batch)
 
     @property
