@@ -96,10 +96,10 @@ class Trainer(Protocol):
         ...
 
     def export_state(self, pieces: Iterable[str] | None = None) -> Snapshot:
-        """Start copying everything a peer needs to go on from here but the data cursor, by plain names.
+        """Everything a peer needs to go on from here but the data cursor, by plain names.
 
-        With ``pieces`` only what belongs to these, and what belongs to no tensor, such as a count of steps.
-        A snapshot and not the arrays, so that the donor's next step may begin at once.
+        With ``pieces`` only what belongs to these, and what belongs to no tensor, such as a count of steps. The next step
+        may begin at once; on the devices there was never a copy of the whole.
         """
         ...
 

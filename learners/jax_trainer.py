@@ -28,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from learners import compilation_cache, corpus, data, inner_optimizer, model
 from learners.contract import Arrays, HeldOutLoss, StepResult
 from learners.held_out import measure
+from learners.host_copy import HostCopy
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, joined, piece_named
 from orchestrator.parameters.roles import Roles
@@ -183,32 +184,47 @@ class JaxTrainer:
         for name, array in arrays.items():
             self._change(self._increase, piece_named(name), array)
 
-    def export_state(self, pieces: Iterable[str] | None = None) -> DeviceCopy:
+    def export_state(self, pieces: Iterable[str] | None = None) -> HostCopy:
+        """Each array goes to the host before the next: on the devices there is never more than one of them, or a piece.
+
+        The state changes with every step, so what has not left the devices by then would have to be copied there: all of it.
+        """
         self._allocate()
         named = self._named_state()
-        if pieces is None:
-            return DeviceCopy({name: self._copy(array) for name, (array, _) in named.items()})
         wanted: dict[str | None, list[Piece]] = defaultdict(list, {None: [Piece("")]})
-        for piece in map(piece_named, pieces):
+        for piece in map(piece_named, self._parameters if pieces is None else pieces):
             wanted[piece.tensor].append(piece)
-        copies = {
-            replace(piece, tensor=name).name: self._copied(array, piece)
-            for name, (array, tensor) in named.items()
-            for piece in wanted.get(tensor, ())
-        }
-        return DeviceCopy(copies)
+        return HostCopy(
+            {
+                replace(piece, tensor=name).name: self._on_host(array, piece)
+                for name, (array, tensor) in named.items()
+                for piece in wanted.get(tensor, ())
+            }
+        )
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises DataError when the state belongs to another model or optimizer; nothing is changed then."""
+        """Raises DataError when the state belongs to another model or optimizer; nothing is changed then.
+
+        Each array is let go of before the next comes: on the devices there is never more than one beside the state.
+        """
         self._allocate()
         state = joined(state)
         own = {name: array for name, (array, _) in self._named_state().items()}
         if own.keys() != state.keys():
             differing = sorted(own.keys() ^ state.keys())
             raise DataError(detail=f"a peer's state does not fit this island's model: {differing[:4]} on one side only")
-        taken = {name: self._adopted(np.asarray(state[name]), array) for name, array in own.items()}
-        self._parameters = {name: taken[PARAMETERS + name] for name in self._parameters}
-        self._state = jax.tree_util.tree_map_with_path(lambda path, _: taken[_state_name(path)], self._state)
+        for name, array in own.items():
+            _require_shape(np.asarray(state[name]), array.shape)
+        del own, array
+        for name in self._parameters:
+            current = self._parameters[name]
+            self._parameters[name] = self._adopted(np.asarray(state[PARAMETERS + name]), current)
+        leaves, tree = jax.tree_util.tree_flatten_with_path(self._state)
+        self._state, values = None, dict(leaves)
+        del leaves
+        for path in values:
+            values[path] = self._adopted(np.asarray(state[_state_name(path)]), values[path])
+        self._state = jax.tree_util.tree_unflatten(tree, values.values())
 
     def cursor(self) -> int:
         return self._cursor
@@ -289,10 +305,15 @@ class JaxTrainer:
 
     def _on_all(self, array: np.ndarray, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         """On every device, perhaps still in the caller's memory. Raises DataError unless it has this shape."""
-        if array.shape != shape:
-            raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {shape}")
+        _require_shape(array, shape)
         on_device: jax.Array = jax.device_put(array.astype(dtype, copy=False), self._replicated)
         return on_device
+
+    def _on_host(self, array: jax.Array, piece: Piece) -> np.ndarray:
+        """The piece of ``array`` in host memory, where no later step changes it. Waits until it is there."""
+        # of an array object of its own: a view that the array itself kept would keep the next step from updating it in place
+        part = array.addressable_data(0) if piece.bounds is None else self._copied(array, piece)
+        return np.array(part) if self._devices[0].platform == "cpu" else np.asarray(part)
 
     def _copied(self, array: jax.Array, piece: Piece) -> jax.Array:
         """A copy of the piece of ``array``, on the devices."""
@@ -356,6 +377,11 @@ def _increased(array: jax.Array, part: jax.Array, start: int, *, axis: int) -> j
     if part.ndim == 0 or part.shape == array.shape:
         return array + part
     return _overwritten(array, _part(array, start, length=part.shape[axis], axis=axis) + part, start, axis=axis)
+
+
+def _require_shape(array: np.ndarray, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {shape}")
 
 
 def _state_name(path: Any) -> str:

@@ -479,7 +479,7 @@ class IslandLoop:
             self._snapshots[fragment] = {number: all_of_it[number] for number in needed}
 
     def _cut(self, _: None, *, position: Position) -> Cut:
-        """The copy to the host goes on while the next steps are taken."""
+        """The state has left the devices when this returns: the next step changes all of it."""
         began = monotonic()
         snapshot, cursor = self._trainer.export_state(), self._trainer.cursor()
         return Cut(snapshot, position, cursor, held_seconds=monotonic() - began)

@@ -19,6 +19,7 @@ import numpy as np
 from learners import data_lanes
 from learners.contract import Arrays, HeldOutLoss, StepResult
 from learners.held_out import measure
+from learners.host_copy import HostCopy
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import joined, piece_named, taken
 from orchestrator.parameters.roles import BY_NAME, Roles
@@ -34,16 +35,6 @@ LOSS_FIRST, LOSS_LAST = math.log(256), 1.0
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
     """Return the synthetic trainer of shard ``shard_index``; ``shard_count`` matters to a job that was resumed."""
     return SyntheticTrainer(spec, shard_index, shard_count)
-
-
-class HostCopy:
-    """A ``contract.Snapshot`` that was complete from the start."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-
-    def arrays(self) -> Arrays:
-        return dict(self._arrays)
 
 
 class SyntheticTrainer:

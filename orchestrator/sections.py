@@ -245,7 +245,9 @@ class CheckpointsSection(Section):
     every_merges: MergeCount = 0
     every_s: Wait = 0.0
     keep: KeptCount = 2
-    timeout_s: Timeout = 60.0
+    timeout_s: Timeout | None = Field(
+        default=None, description="an island that has not saved its state by then is left out; by its size if absent"
+    )
     folder: Location | None = None
 
 

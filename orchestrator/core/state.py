@@ -94,6 +94,7 @@ class JobState:
     outcome: JobOutcome | None
     reason: str
     seeded: bool
+    parameter_count: int
     pace: Pace
     standbys: frozenset[IslandId]
     islands: dict[IslandId, Island]
@@ -120,6 +121,7 @@ class JobState:
         self.outcome = None
         self.reason = ""
         self.seeded = False
+        self.parameter_count = 0
         self.pace = Pace()
         self.standbys = frozenset(plan.island for plan in policy.standbys)
         self.islands = {p.island: Island(p) for p in (*policy.islands, *policy.standbys)}

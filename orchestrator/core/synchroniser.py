@@ -100,7 +100,7 @@ class Synchroniser:
             case events.EvaluationCompleted() | events.EvaluationFailed():
                 return evaluation.answered(state, event)
             case events.OuterStateSeeded():
-                return [*evaluation.seeded(state, event), *island_life.seeded(state)]
+                return [*evaluation.seeded(state, event), *island_life.seeded(state, event)]
             case events.JobStarted():
                 return job_life.started(state, event)
             case events.SynchroniserRestarted():

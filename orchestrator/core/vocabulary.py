@@ -200,13 +200,13 @@ class CheckpointPolicy:
 
     every_merges, every_s   each time this many fragments have merged, or so many seconds have passed; 0: not by that
     keep                    so many whole checkpoints are kept; older ones are removed
-    timeout_s               an island that has not saved its state by then is left out
+    timeout_s               an island that has not saved its state by then is left out; ``None``: by the size of the model
     """
 
     every_merges: int = 0
     every_s: Duration = 0.0
     keep: int = 2
-    timeout_s: Duration = 60.0
+    timeout_s: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)

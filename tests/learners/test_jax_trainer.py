@@ -15,6 +15,7 @@ import pytest
 from learners import compilation_cache, jax_trainer
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import taken
+from tests.bench.device_memory import highest
 
 
 @pytest.fixture
@@ -271,3 +272,13 @@ def test_a_stopped_process_that_holds_the_cache_delays_others_only_so_long(monke
             fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with compilation_cache.exclusive():
             assert float(jax.jit(lambda x: x * 5)(2.0)) == 10
+
+
+def test_a_state_leaves_and_reaches_the_devices_array_by_array(new_trainer):
+    trainer, peer = new_trainer(), new_trainer(1)
+    peer.step(0)
+    state = trainer.export_state().arrays()
+    largest = max(array.nbytes for array in state.values()) / sum(array.nbytes for array in state.values())
+    for work in (trainer.export_state, lambda: trainer.import_state(state)):
+        _, ratio = highest(work)
+        assert ratio <= 1.0 + 2 * largest < 2.0  # what arrives may be there in its sender's memory, and in its own

@@ -18,6 +18,7 @@ import numpy as np
 
 from learners import synthetic
 from learners.contract import Arrays, HeldOutLoss
+from learners.host_copy import HostCopy
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.runtime import synchroniser_actor
 
@@ -37,7 +38,7 @@ def act(seed: int, name: str) -> Path:
     return Path(f"{name}-{seed}")
 
 
-class PluggedCopy(synthetic.HostCopy):
+class PluggedCopy(HostCopy):
     def __init__(self, arrays: Arrays, seed: int) -> None:
         super().__init__(arrays)
         self._job_seed = seed
