@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -278,8 +278,12 @@ class IslandLoop:
         Taken at one boundary, so it is consistent; the copy to the host happens in the calling thread.
         Raises InfrastructureError when this island does not train, or reaches no boundary in time.
         """
-        snapshot, versions, step = self._exports.ask(fragments, timeout_s)
-        return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
+        return _exported(*self._exports.ask(fragments, timeout_s))
+
+    def export_fragments(self, timeout_s: float) -> list[Callable[[], dict[str, Any]]]:
+        """What ``export_state`` gives of each fragment, all at the same boundary. Raises as that one."""
+        requests = self._exports.request_all([(p,) for p in range(self.fragment_count)])
+        return [partial(_exported, *self._exports.wait(request, timeout_s)) for request in requests]
 
     def request_evaluation(self, request: EvaluationRequest) -> None:
         """Measure Θ at the next boundary at which it is here; ``Evaluated`` or ``NotEvaluated`` follows.
@@ -498,6 +502,10 @@ class IslandLoop:
         if self._odometer.is_news(replica.steps_total):
             self._reported_at = monotonic()
             self._outbox.put(self._odometer.report(step, replica.steps_total, replica.tokens_total))
+
+
+def _exported(snapshot: Snapshot, versions: tuple[Version, ...], step: int) -> dict[str, Any]:
+    return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
 
 
 def _arrays_of(base: Base) -> Arrays:

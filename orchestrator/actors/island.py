@@ -64,7 +64,7 @@ class IslandInterface(Protocol):
 
     # ── to another island ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def export_state(self, fragments: tuple[int, ...] | None, /) -> dict[str, Any]: ...
+    def export_state(self, fragment: int, receiver: str, /) -> dict[str, Any]: ...
 
 
 IslandFactory = Callable[[IslandId, Mapping[str, str], Logbook, float], IslandInterface]
