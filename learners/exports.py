@@ -91,20 +91,20 @@ class HeldStates(Generic[State]):
         self._cut, self._idle_s, self._clock = cut, idle_s, clock
         self._lock = threading.Lock()
         self._states: dict[str, dict[int, State]] = {}
-        self._given: dict[str, tuple[int, float]] = {}
+        self._latest: dict[str, tuple[int, float]] = {}
 
     def give(self, receiver: str, fragment: int) -> State:
         """The fragment at the boundary at which this receiver first asked; at a new one if that is not there any more."""
         with self._lock:
             now = self._clock()
-            for idle in [name for name, (_, at) in self._given.items() if now - at > self._idle_s]:
-                del self._given[idle], self._states[idle]
-            given, _ = self._given.get(receiver, (fragment, now))
-            if given != fragment:
-                self._states[receiver].pop(given, None)
+            for idle in [name for name, (_, at) in self._latest.items() if now - at > self._idle_s]:
+                del self._latest[idle], self._states[idle]
+            latest, _ = self._latest.get(receiver, (fragment, now))
+            if latest != fragment:
+                self._states[receiver].pop(latest, None)
             if fragment not in self._states.get(receiver, {}):
                 self._states[receiver] = dict(enumerate(self._cut()))
-            self._given[receiver] = (fragment, now)
+            self._latest[receiver] = (fragment, now)
             return self._states[receiver][fragment]
 
 
