@@ -135,6 +135,21 @@ def _tokens() -> list[Panel]:
             Query(f"atoll_held_out_loss_nats{{{JOB}}}", "{{job}}"),
         ),
         curves(
+            "What an evaluation takes",
+            "Time to measure the latest held-out loss. On islands, one stands still for it.",
+            "s",
+            Query(f"atoll_evaluation_seconds{{{JOB}}}", "{{job}}"),
+        ),
+        curves(
+            "Evaluations",
+            "Held-out sequences in the latest: fewer than evaluation.sequences where all would have taken too long. "
+            "While none is measured, or some fail, the loss above is old.",
+            "none",
+            Query(f"atoll_evaluation_sequences{{{JOB}}}", "sequences {{job}}"),
+            Query(f"atoll_evaluations_total{{{JOB}}}", "measured {{job}}"),
+            Query(f"atoll_evaluation_failures_total{{{JOB}}}", "failed {{job}}"),
+        ),
+        curves(
             "Training loss by island",
             "Of each island's last step, in nats per token. One that leaves the others has diverged.",
             "none",

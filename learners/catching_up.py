@@ -56,7 +56,7 @@ class CatchingUp:
         fragment_count: int,
         load: Callable[[FetchedState], None],
         *,
-        in_chunks: bool,
+        of_one_boundary: bool,
     ) -> None:
         """Take a state from these peers, by the names of their processes. ``CaughtUp`` follows.
 
@@ -74,7 +74,7 @@ class CatchingUp:
                 began = monotonic()
                 self._fetching = StateFetch(
                     fragment_count,
-                    in_chunks=in_chunks,
+                    of_one_boundary=of_one_boundary,
                     take=lambda state: self._fetched(state, load, began),
                     failed=self._failed,
                 )

@@ -30,7 +30,7 @@ ORBAX, PLAIN = "arrays", "arrays.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The state at a boundary. ``snapshot`` is on its way to the host; ``cursor`` is that of ``Part``.
+    """The state at a boundary. ``snapshot`` has left the devices; ``cursor`` is that of ``Part``.
 
     ``held_seconds`` is how long the loop took over it.
     """

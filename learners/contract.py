@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,15 @@ class StepResult:
 
     token_count: int
     loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """Mean loss, in nats per token, over the first ``sequence_count`` held-out sequences, which took ``seconds``."""
+
+    loss: float
+    sequence_count: int
+    seconds: float
 
 
 def tokens_per_schedule_step(spec: Mapping[str, Any]) -> int:
@@ -86,10 +96,10 @@ class Trainer(Protocol):
         ...
 
     def export_state(self, pieces: Iterable[str] | None = None) -> Snapshot:
-        """Start copying everything a peer needs to go on from here but the data cursor, by plain names.
+        """Everything a peer needs to go on from here but the data cursor, by plain names.
 
-        With ``pieces`` only what belongs to these, and what belongs to no tensor, such as a count of steps.
-        A snapshot and not the arrays, so that the donor's next step may begin at once.
+        With ``pieces`` only what belongs to these, and what belongs to no tensor, such as a count of steps. The next step
+        may begin at once; on the devices there was never a copy of the whole.
         """
         ...
 
@@ -109,8 +119,11 @@ class Trainer(Protocol):
         """From here on the data is that of this shard; for a standby that is promoted before its first step."""
         ...
 
-    def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
-        """Mean loss, in nats per token, of these tensors, or all their pieces, on the held-out split."""
+    def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = inf) -> HeldOutLoss:
+        """The loss of these tensors, or all their pieces, on the held-out split: of fewer sequences where time is short.
+
+        What is trained stays as it is. ``learners.held_out`` does the counting.
+        """
         ...
 
     def unigram_loss(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -20,15 +21,14 @@ from orchestrator.actors.evaluator import EvaluatorFactory, InitialModel
 
 log = logging.getLogger(__name__)
 
-EVALUATOR_NICENESS = 15
-"""Measuring can wait; on a shared machine it must not take the processor from islands that train."""
-
 
 class Evaluator:
-    def __init__(self, spec: dict[str, Any], environment: Mapping[str, str], book: logbook.Logbook) -> None:
+    def __init__(
+        self, spec: dict[str, Any], environment: Mapping[str, str], book: logbook.Logbook, niceness: int
+    ) -> None:
         os.environ.update(environment)
         logbook.keep(book)
-        os.nice(EVALUATOR_NICENESS)
+        os.nice(niceness)
         self._spec = spec
         self._trainer: Trainer | None = None
 
@@ -37,9 +37,10 @@ class Evaluator:
         trainer = self._built()
         return InitialModel(trainer.initial_parameters(), dict(trainer.roles()))
 
-    def evaluate(self, parameters: Mapping[str, np.ndarray]) -> float:
-        """Mean held-out loss of ``parameters``, in nats per token."""
-        return float(self._built().evaluate(parameters))
+    def evaluate(self, parameters: Mapping[str, np.ndarray], limit_s: float | None) -> tuple[float, int, float]:
+        """The held-out loss of ``parameters``, in nats per token, of how many sequences, and the seconds that took."""
+        measured = self._built().evaluate(parameters, math.inf if limit_s is None else limit_s)
+        return measured.loss, measured.sequence_count, measured.seconds
 
     def unigram_loss(self) -> float:
         return float(self._built().unigram_loss())

@@ -8,7 +8,7 @@ donor may have diverged without knowing it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic, sleep
 from typing import Generic, TypeVar
@@ -35,20 +35,28 @@ class Exports(Generic[Selection, State]):
 
     def ask(self, selection: Selection, timeout_s: float) -> State:
         """``selection`` of the state at the next boundary. Raises InfrastructureError when there is none, or not in time."""
+        return self.wait(self.request(selection), timeout_s)
+
+    def wait(self, request: Future[State], timeout_s: float) -> State:
+        """What was requested. Raises InfrastructureError when it does not come in time."""
         try:
-            return self.request(selection).result(timeout_s)
+            return request.result(timeout_s)
         except TimeoutError as error:
             detail = f"no boundary between steps came within {timeout_s} s."
             raise InfrastructureError(detail=detail, remedy="Ask another donor.") from error
 
     def request(self, selection: Selection) -> Future[State]:
         """``selection`` of the state at the next boundary, to be waited for elsewhere. Raises as ``ask``."""
-        future: Future[State] = Future()
+        return self.request_all([selection])[0]
+
+    def request_all(self, selections: Sequence[Selection]) -> list[Future[State]]:
+        """All of them at the same boundary. Raises as ``ask``."""
+        futures: list[Future[State]] = [Future() for _ in selections]
         with self._lock:
             if not self._is_open:
                 raise InfrastructureError(detail="this island does not train, so it has no state to give.")
-            self._requests.append((selection, future))
-        return future
+            self._requests.extend(zip(selections, futures, strict=True))
+        return futures
 
     def waiting(self) -> tuple[Selection, ...]:
         """What is waited for, each selection once."""
@@ -68,6 +76,36 @@ class Exports(Generic[Selection, State]):
             self._is_open = False
             for _, future in self._requests:
                 future.set_exception(InfrastructureError(detail="this island has just ended its training."))
+
+
+class HeldStates(Generic[State]):
+    """States of one boundary each, by fragment, which receivers take fragment by fragment. Thread-safe.
+
+    A fragment is kept until its receiver asks for another one: then it has arrived. What nobody asks for any more is let go
+    of after ``idle_s``, at the next request of anybody.
+    """
+
+    def __init__(
+        self, cut: Callable[[], Sequence[State]], idle_s: float, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._cut, self._idle_s, self._clock = cut, idle_s, clock
+        self._lock = threading.Lock()
+        self._states: dict[str, dict[int, State]] = {}
+        self._latest: dict[str, tuple[int, float]] = {}
+
+    def give(self, receiver: str, fragment: int) -> State:
+        """The fragment at the boundary at which this receiver first asked; at a new one if that is not there any more."""
+        with self._lock:
+            now = self._clock()
+            for idle in [name for name, (_, at) in self._latest.items() if now - at > self._idle_s]:
+                del self._latest[idle], self._states[idle]
+            latest, _ = self._latest.get(receiver, (fragment, now))
+            if latest != fragment:
+                self._states[receiver].pop(latest, None)
+            if fragment not in self._states.get(receiver, {}):
+                self._states[receiver] = dict(enumerate(self._cut()))
+            self._latest[receiver] = (fragment, now)
+            return self._states[receiver][fragment]
 
 
 class Throttle:

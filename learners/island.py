@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -28,10 +29,10 @@ import ray
 from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp, in_words
 from learners.contract import tokens_per_schedule_step
-from learners.exports import Throttle
-from learners.loop import IslandLoop, LoopPlan
+from learners.exports import HeldStates, Throttle
+from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.state_fetch import Donor, Fragments
+from learners.state_fetch import Donor
 from learners.thread_priority import lower_priority, lower_priority_of_new, thread_ids
 from learners.watchdog import Watchdog
 from orchestrator import logbook
@@ -48,6 +49,9 @@ from orchestrator.replica.replica import Publication
 from orchestrator.roots import AllowedRoots
 
 SYNTHETIC = "learners.synthetic"
+
+HELD_IDLE_S = 600.0
+"""Whoever takes a state from here, and has asked for nothing for so long, asks for nothing more."""
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +77,8 @@ class Island:
         self._watchdog = Watchdog(abandoned_after_s, self._give_up)
         self._shard_index = 0
         self._throttle = Throttle(None)
-        self._in_chunks = False
+        self._of_one_boundary = True
+        self._held_states = HeldStates(self._export_fragments, HELD_IDLE_S)
         self._fragment_sizes: tuple[int, ...] = ()
 
     def hello(self) -> dict[str, Any]:
@@ -117,7 +122,7 @@ class Island:
             {actor: Donor(island, partial(self._export_of, actor)) for actor, island in donors.items()},
             loop.fragment_count,
             lambda state: loop.load_peer(state, cursor),
-            in_chunks=self._in_chunks,
+            of_one_boundary=self._of_one_boundary,
         )
 
     def promote(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
@@ -193,6 +198,12 @@ class Island:
             return
         threading.Thread(target=self._save, args=(checkpoint, folder, cut), name="save", daemon=True).start()
 
+    def evaluate(self, epoch: Epoch, global_version: int, versions: tuple[Version, ...], limit_s: float | None) -> None:
+        """Measure Θ at a boundary between two steps. ``Evaluated`` or ``NotEvaluated`` follows."""
+        self._outbox.heed(epoch)
+        limit = math.inf if limit_s is None else limit_s
+        self._built().request_evaluation(EvaluationRequest(global_version, versions, limit))
+
     def take_payload(self, fragment: FragmentId, offer: int) -> ByteArray | None:
         """The offer's bytes, or ``None`` if a newer offer has replaced it."""
         payload = self._built().take(fragment, offer)
@@ -204,9 +215,15 @@ class Island:
         self._watchdog.reset()
         return reports
 
-    def export_state(self, fragments: Fragments) -> dict[str, Any]:
-        """A peer's way to this island's state; raises when it has none to give, or not soon enough."""
-        state = self._built().export_state(transfer_limit.BOUNDARY_S, fragments)
+    def export_state(self, fragment: int, receiver: str) -> dict[str, Any]:
+        """A peer's way to a fragment of this island's state; raises when it has none to give, or not soon enough.
+
+        Where one donor gives all, what this ``receiver`` gets is of one boundary, held on the host meanwhile.
+        """
+        if self._of_one_boundary:
+            state = self._held_states.give(receiver, fragment)()
+        else:
+            state = self._built().export_state(transfer_limit.BOUNDARY_S, (fragment,))
         byte_count = sum(array.nbytes for array in state["trainer"].values())
         self._throttle.wait(byte_count, transfer_limit.queue_s(byte_count, self._throttle.bytes_per_s))
         return state
@@ -221,7 +238,7 @@ class Island:
             trainer.warm_up()
             knobs, recovery = spec["synchroniser"], spec["recovery"]
             self._throttle = Throttle(recovery["donor_bytes_per_s"])
-            self._in_chunks = recovery["donors_max"] > 1 or recovery["donor_bytes_per_s"] is not None
+            self._of_one_boundary = recovery["donors_max"] == 1 and recovery["donor_bytes_per_s"] is None
             shapes = trainer.tensor_shapes()
             fragments = fragment_map.build(shapes, knobs["fragments"], trainer.roles())
             self._fragment_sizes = fragment_map.sizes(fragments, shapes)
@@ -248,14 +265,20 @@ class Island:
         log.critical("nobody has listened to this island for too long; it ends itself")
         os._exit(1)  # other threads may be inside a step, or a call
 
-    def _export_of(self, actor: str, fragments: Fragments) -> dict[str, Any]:
+    def _export_fragments(self) -> list[Callable[[], dict[str, Any]]]:
+        return self._built().export_fragments(transfer_limit.BOUNDARY_S)
+
+    def _export_of(self, actor: str, fragments: tuple[int, ...]) -> dict[str, Any]:
         """The donor's state. The timeout is for links that the service does not watch; a silent donor it notices."""
         handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
         donor: ActorHandle[IslandInterface] = ActorHandle(handle)
-        sizes = self._fragment_sizes if fragments is None else [self._fragment_sizes[p] for p in fragments]
-        byte_count = transfer_limit.STATE_BYTES_PER_PARAMETER * sum(sizes)
+        (fragment,) = fragments
+        whole, part = sum(self._fragment_sizes), self._fragment_sizes[fragment]
+        byte_count, state_bytes = (transfer_limit.STATE_BYTES_PER_PARAMETER * size for size in (part, whole))
         timeout_s = transfer_limit.limit_s(byte_count, self._throttle.bytes_per_s)
-        return ray.get(donor.call(IslandInterface.export_state, fragments), timeout=timeout_s)
+        timeout_s += state_bytes / transfer_limit.TO_HOST_BYTES_PER_S
+        receiver = f"{self._island}.{self._incarnation}"
+        return ray.get(donor.call(IslandInterface.export_state, fragment, receiver), timeout=timeout_s)
 
     def _standing(self) -> Iterable[IslandReport]:
         """What a new synchroniser may not know: that this island is ready, and later what it offers."""

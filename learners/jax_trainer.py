@@ -11,6 +11,7 @@ the next batch is drawn while the devices work.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from learners import compilation_cache, corpus, data, inner_optimizer, model
-from learners.contract import Arrays, StepResult
+from learners.contract import Arrays, HeldOutLoss, StepResult
+from learners.held_out import measure
+from learners.host_copy import HostCopy
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, joined, piece_named
 from orchestrator.parameters.roles import Roles
@@ -147,6 +150,8 @@ class JaxTrainer:
                 _grow_heap(needed.temp_size_in_bytes + needed.output_size_in_bytes)
             jax.block_until_ready(compiled(parameters, state, self._on_devices(tokens), np.float32(0)))
             batch.result()
+        if self._spec["evaluation"]["on"] == "islands":
+            self._held_out_loss(self._parameters)  # at a boundary, the island would stand still for it
 
     def step(self, schedule_step: int) -> StepResult:
         self._allocate()
@@ -179,32 +184,47 @@ class JaxTrainer:
         for name, array in arrays.items():
             self._change(self._increase, piece_named(name), array)
 
-    def export_state(self, pieces: Iterable[str] | None = None) -> DeviceCopy:
+    def export_state(self, pieces: Iterable[str] | None = None) -> HostCopy:
+        """Each array goes to the host before the next: on the devices there is never more than one of them, or a piece.
+
+        The state changes with every step, so what has not left the devices by then would have to be copied there: all of it.
+        """
         self._allocate()
         named = self._named_state()
-        if pieces is None:
-            return DeviceCopy({name: self._copy(array) for name, (array, _) in named.items()})
         wanted: dict[str | None, list[Piece]] = defaultdict(list, {None: [Piece("")]})
-        for piece in map(piece_named, pieces):
+        for piece in map(piece_named, self._parameters if pieces is None else pieces):
             wanted[piece.tensor].append(piece)
-        copies = {
-            replace(piece, tensor=name).name: self._copied(array, piece)
-            for name, (array, tensor) in named.items()
-            for piece in wanted.get(tensor, ())
-        }
-        return DeviceCopy(copies)
+        return HostCopy(
+            {
+                replace(piece, tensor=name).name: self._on_host(array, piece)
+                for name, (array, tensor) in named.items()
+                for piece in wanted.get(tensor, ())
+            }
+        )
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises DataError when the state belongs to another model or optimizer; nothing is changed then."""
+        """Raises DataError when the state belongs to another model or optimizer; nothing is changed then.
+
+        Each array is let go of before the next comes: on the devices there is never more than one beside the state.
+        """
         self._allocate()
         state = joined(state)
         own = {name: array for name, (array, _) in self._named_state().items()}
         if own.keys() != state.keys():
             differing = sorted(own.keys() ^ state.keys())
             raise DataError(detail=f"a peer's state does not fit this island's model: {differing[:4]} on one side only")
-        taken = {name: self._adopted(np.asarray(state[name]), array) for name, array in own.items()}
-        self._parameters = {name: taken[PARAMETERS + name] for name in self._parameters}
-        self._state = jax.tree_util.tree_map_with_path(lambda path, _: taken[_state_name(path)], self._state)
+        for name, array in own.items():
+            _require_shape(np.asarray(state[name]), array.shape)
+        del own, array
+        for name in self._parameters:
+            current = self._parameters[name]
+            self._parameters[name] = self._adopted(np.asarray(state[PARAMETERS + name]), current)
+        leaves, tree = jax.tree_util.tree_flatten_with_path(self._state)
+        self._state, values = None, dict(leaves)
+        del leaves
+        for path in values:
+            values[path] = self._adopted(np.asarray(state[_state_name(path)]), values[path])
+        self._state = jax.tree_util.tree_unflatten(tree, values.values())
 
     def cursor(self) -> int:
         return self._cursor
@@ -215,18 +235,38 @@ class JaxTrainer:
     def take_shard(self, index: int) -> None:
         self._shard_index, self._draw, self._drawn = index, None, None
 
-    def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
-        arrays, sequences = joined(arrays), self._text.held_out
-        batch = next(size for size in range(EVALUATION_BATCH_MAX, 0, -1) if len(sequences) % size == 0)
-        parameters = {name: jax.device_put(array, self._devices[0]) for name, array in arrays.items()}
-        batches = np.split(sequences, len(sequences) // batch)
-        if self._loss is None:
-            with compilation_cache.exclusive():
-                self._loss = jax.jit(self._model.loss).lower(parameters, batches[0]).compile()
-        return float(np.mean([np.float64(self._loss(parameters, tokens)) for tokens in batches]))
+    def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = math.inf) -> HeldOutLoss:
+        """4 bytes a parameter on every device, where a step has as many for its gradient."""
+        parameters = {name: jax.device_put(array, self._replicated) for name, array in joined(arrays).items()}
+        loss, batches = self._held_out_loss(parameters), self._held_out_batches()
+
+        def loss_of(tokens: np.ndarray) -> float:
+            return float(loss(parameters, jax.device_put(tokens, self._held_out_sharding)))
+
+        return measure(batches, len(batches[0]), loss_of, limit_s)
 
     def unigram_loss(self) -> float:
         return corpus.unigram_loss(self._text.corpus, self._text.held_out)
+
+    def _held_out_batches(self) -> list[np.ndarray]:
+        sequences = self._text.held_out
+        most = min(EVALUATION_BATCH_MAX, self._spec["training"]["batch_size"])  # activations fit where a step's do
+        batch = next(size for size in range(most, 0, -1) if len(sequences) % size == 0)
+        return np.split(sequences, len(sequences) // batch)
+
+    @property
+    def _held_out_sharding(self) -> NamedSharding:
+        divides = len(self._held_out_batches()[0]) % len(self._devices) == 0
+        return NamedSharding(self._replicated.mesh, PartitionSpec("data" if divides else None))
+
+    def _held_out_loss(self, parameters: Mapping[str, jax.Array]) -> Any:
+        """The loss of a held-out batch, compiled for parameters like these."""
+        if self._loss is None:
+            tokens = self._held_out_batches()[0]
+            batch = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=self._held_out_sharding)
+            with compilation_cache.exclusive():
+                self._loss = jax.jit(self._model.loss).lower(parameters, batch).compile()
+        return self._loss
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -265,10 +305,15 @@ class JaxTrainer:
 
     def _on_all(self, array: np.ndarray, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         """On every device, perhaps still in the caller's memory. Raises DataError unless it has this shape."""
-        if array.shape != shape:
-            raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {shape}")
+        _require_shape(array, shape)
         on_device: jax.Array = jax.device_put(array.astype(dtype, copy=False), self._replicated)
         return on_device
+
+    def _on_host(self, array: jax.Array, piece: Piece) -> np.ndarray:
+        """The piece of ``array`` in host memory, where no later step changes it. Waits until it is there."""
+        # of an array object of its own: a view that the array itself kept would keep the next step from updating it in place
+        part = array.addressable_data(0) if piece.bounds is None else self._copied(array, piece)
+        return np.array(part) if self._devices[0].platform == "cpu" else np.asarray(part)
 
     def _copied(self, array: jax.Array, piece: Piece) -> jax.Array:
         """A copy of the piece of ``array``, on the devices."""
@@ -332,6 +377,11 @@ def _increased(array: jax.Array, part: jax.Array, start: int, *, axis: int) -> j
     if part.ndim == 0 or part.shape == array.shape:
         return array + part
     return _overwritten(array, _part(array, start, length=part.shape[axis], axis=axis) + part, start, axis=axis)
+
+
+def _require_shape(array: np.ndarray, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {shape}")
 
 
 def _state_name(path: Any) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,7 @@ from learners.offered import OfferedFragment, PublishedVersion
 from learners.outbox import Outbox
 from learners.published import PublishedFragments
 from learners.state_fetch import FetchedState, Fragments
-from orchestrator.core.messages import Broken, Flushed, IslandReport, Offer
+from orchestrator.core.messages import Broken, Evaluated, Flushed, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.parameters.codec.registry import EXACT, CodecName
@@ -51,6 +51,8 @@ from orchestrator.replica.replica import (
 )
 from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Mix, Rebase, Replace
 
+LAST_PUBLICATIONS_S = 10.0
+"""So long an island that steps no more waits for the versions that it is to measure; one from a peer may never get them."""
 DRAINING_POLL_S = 0.1
 """How soon an island that drains, and waits for publications, notices anything else."""
 
@@ -86,6 +88,15 @@ Base = OfferedFragment | Mapping[str, np.ndarray]
 """θ_since: an offer as it was decoded, or what was last adopted."""
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """Measure Θ at these versions, or later ones. One of more than ``limit_s`` measures fewer sequences."""
+
+    global_version: int
+    versions: tuple[Version, ...]
+    limit_s: float
+
+
 @dataclass(slots=True)
 class _Arrival:
     """A published value. ``update`` is what it adds to own work since ``base``, if that was worked out already."""
@@ -114,6 +125,8 @@ class IslandLoop:
         self._residues: dict[FragmentId, Arrays] = {}
         """What coding lost of the work in Θ, where that is not in θ by itself (``replica.work``)."""
         self._published = PublishedFragments(len(plan.fragments))
+        self._evaluation: EvaluationRequest | None = None
+        self._evaluation_report: tuple[int, Evaluated | NotEvaluated | None] = (-1, None)
         self._loading = threading.Lock()
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -307,8 +320,26 @@ class IslandLoop:
         Taken at one boundary, so it is consistent; the copy to the host happens in the calling thread.
         Raises InfrastructureError when this island does not train, or reaches no boundary in time.
         """
-        snapshot, versions, step = self._exports.ask(fragments, timeout_s)
-        return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
+        return _exported(*self._exports.ask(fragments, timeout_s))
+
+    def export_fragments(self, timeout_s: float) -> list[Callable[[], dict[str, Any]]]:
+        """What ``export_state`` gives of each fragment, all at the same boundary. Raises as that one."""
+        requests = self._exports.request_all([(p,) for p in range(self.fragment_count)])
+        return [partial(_exported, *self._exports.wait(request, timeout_s)) for request in requests]
+
+    def request_evaluation(self, request: EvaluationRequest) -> None:
+        """Measure Θ at the next boundary at which it is here; ``Evaluated`` or ``NotEvaluated`` follows.
+
+        A later request takes the place of one that waits; one that was answered gets its answer again.
+        """
+        with self._changed:
+            begun, report = self._evaluation_report
+            if request.global_version != begun:
+                self._evaluation = request
+        if request.global_version == begun and report is not None:
+            self._outbox.put(report)
+        elif self._ended.is_set():
+            self._evaluate_in_thread()
 
     def request_cut(self) -> Future[Cut]:
         """The state at the next boundary, before what is delivered from now on is adopted; raises as ``export_state``."""
@@ -343,6 +374,7 @@ class IslandLoop:
         finally:
             self._exports.close()
             self._cuts.close()
+            self._evaluate_in_thread()
 
     def advance(self) -> Continuation:
         """One boundary, and the inner step after it if one follows, in the calling thread."""
@@ -351,6 +383,8 @@ class IslandLoop:
             plan = self._replica.boundary(cut=bool(self._cuts.waiting()), requests=self._exports.waiting())
             arrived = self._take_arrived()
         self._carry_out(plan.actions, arrived)
+        if self._evaluation is not None:
+            self._evaluate()
         if plan.continuation is Continuation.STEP:
             self.train()
         return plan.continuation
@@ -387,6 +421,52 @@ class IslandLoop:
         self._odometer.loss = result.loss
         if ended - self._reported_at >= self._plan.report_every_s:
             self._report_progress(self._replica.step)
+
+    # ── Θ on held-out data ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _evaluate(self) -> None:
+        """Measure Θ if it is here as it is wanted. The time counts as no gap between steps: it is reported as what it is."""
+        with self._changed:
+            request = self._evaluation
+            arrays = None if request is None else self._published.values_at(request.versions)
+            if request is None or arrays is None:
+                return
+            self._evaluation, self._evaluation_report = None, (request.global_version, None)
+        began = monotonic()
+        report: Evaluated | NotEvaluated
+        try:
+            measured = self._trainer.evaluate(arrays, request.limit_s)
+            seconds = monotonic() - began
+            report = Evaluated(request.global_version, measured.loss, measured.sequence_count, seconds)
+        except Exception as error:  # training does not depend on being watched
+            logging.getLogger(__name__).exception("Θ cannot be measured here")
+            report = NotEvaluated(request.global_version, traceback.format_exception_only(error)[-1].strip())
+        if self._last_step_end is not None:
+            self._last_step_end += monotonic() - began
+        with self._changed:
+            self._evaluation_report = (request.global_version, report)
+        self._say(report, self._replica.step)
+
+    def _evaluate_in_thread(self) -> None:
+        """No boundary follows: what waits to be measured is measured once it is here."""
+        if self._evaluation is not None and not self._stopping.is_set():
+            threading.Thread(target=self._evaluate_after_end, name="evaluate", daemon=True).start()
+
+    def _evaluate_after_end(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        until = monotonic() + LAST_PUBLICATIONS_S
+        with self._changed:
+            while (request := self._evaluation) is not None and self._published.values_at(request.versions) is None:
+                if self._stopping.is_set():
+                    return
+                if monotonic() > until:
+                    self._evaluation = None
+                    self._outbox.put(NotEvaluated(request.global_version, "Θ is not here as it is"))
+                    return
+                self._changed.wait(DRAINING_POLL_S)
+        with self._loading:
+            self._evaluate()
 
     # ── what a boundary asks for ──────────────────────────────────────────────────────────────────────────────────
 
@@ -461,7 +541,7 @@ class IslandLoop:
             self._offered[fragment] = {number: all_of_it[number] for number in needed}
 
     def _cut(self, _: None, *, position: Position) -> Cut:
-        """The copy to the host goes on while the next steps are taken."""
+        """The state has left the devices when this returns: the next step changes all of it."""
         began = monotonic()
         snapshot, cursor = self._trainer.export_state(), self._trainer.cursor()
         return Cut(snapshot, position, cursor, held_seconds=monotonic() - began)
@@ -480,6 +560,10 @@ class IslandLoop:
         if self._odometer.is_news(replica.steps_total):
             self._reported_at = monotonic()
             self._outbox.put(self._odometer.report(step, replica.steps_total, replica.tokens_total))
+
+
+def _exported(snapshot: Snapshot, versions: tuple[Version, ...], step: int) -> dict[str, Any]:
+    return {"trainer": snapshot.arrays(), "versions": versions, "step": step}
 
 
 def _arrays_of(base: Base) -> Arrays:

@@ -45,6 +45,13 @@ class PublishedFragments:
         newest = self._newest.get(fragment)
         return newest if newest is not None and newest.version == version else None
 
+    def values_at(self, versions: tuple[Version, ...]) -> Arrays | None:
+        """Θ by pieces, if all of it is here at these versions or later ones; no byte is sent for an evaluation."""
+        newest = [self._newest.get(FragmentId(p)) for p in range(len(versions))]
+        if any(here is None or here.version < version for here, version in zip(newest, versions, strict=True)):
+            return None
+        return {name: array for here in newest if here is not None for name, array in here.arrays.items()}
+
     def take(
         self,
         fragment: FragmentId,

@@ -1,7 +1,9 @@
-"""The fetch of a state from peers: whole from one donor, or fragment by fragment from several at once.
+"""The fetch of a state from peers, fragment by fragment: from one that holds a boundary still, or from several at once.
 
     donor A ──0──▶ ──2──▶ ──3──▶ ✗ dies with 3
     donor B ──1──▶ ──────4─────▶ ──3──▶            each chunk of one boundary of its donor, with that donor's versions
+
+With ``of_one_boundary`` a donor gives all its chunks of the same one, and a state that one donor gave is whole.
 
 A donor that is free takes the next fragment. What has arrived stays when a donor goes away, and the others give what it
 still owed. A chunk with NaN or Inf is refused, and its donor with it. Thread-safe; blocks nobody but its own threads.
@@ -38,7 +40,7 @@ class Donor:
 
 @dataclass(frozen=True, slots=True)
 class FetchedState:
-    """A state to begin from. ``donor`` is whose clock was furthest; ``sources`` by fragment, empty if it came whole."""
+    """A state to begin from. ``donor`` is whose clock was furthest; ``sources`` by fragment, empty if of one boundary."""
 
     donor: IslandId
     arrays: Arrays
@@ -49,7 +51,7 @@ class FetchedState:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """One reply of a donor, with one fragment or all, and its versions and step at that boundary."""
+    """One reply of a donor, with one fragment, and its versions and step at that boundary."""
 
     donor: IslandId
     arrays: Arrays
@@ -67,11 +69,12 @@ class StateFetch:
         self,
         fragment_count: int,
         *,
-        in_chunks: bool,
+        of_one_boundary: bool,
         take: Callable[[FetchedState], None],
         failed: Callable[[IslandId, BaseException], None],
     ) -> None:
-        self._count, self._in_chunks, self._take, self._failed = fragment_count, in_chunks, take, failed
+        self._count, self._take, self._failed = fragment_count, take, failed
+        self._of_one_boundary = of_one_boundary
         self._changed = threading.Condition()
         self._donors: dict[str, Donor] = {}
         self._fetching: dict[int, str] = {}
@@ -119,14 +122,14 @@ class StateFetch:
             while self._donors.get(name) is donor:  # else it is asked for nothing, or by another thread
                 missing = [p for p in range(self._count) if p not in self._chunks and p not in self._fetching]
                 if missing:
-                    wanted = tuple(missing[:1] if self._in_chunks else missing)
+                    wanted = tuple(missing[:1])
                     self._fetching.update(dict.fromkeys(wanted, name))
                     return wanted
                 self._changed.wait()
             return ()
 
     def _chunk_of(self, donor: Donor, wanted: tuple[int, ...]) -> _Chunk:
-        reply = donor.give(wanted if self._in_chunks else None)
+        reply = donor.give(wanted)
         if len(reply["versions"]) != self._count:
             raise DataError(detail=f"{len(reply['versions'])} versions came for {self._count} fragments.")
         require_numbers(reply["trainer"])
@@ -142,8 +145,7 @@ class StateFetch:
             self._fetching = {p: other for p, other in self._fetching.items() if other != name}
             whole = self._whole() if had < len(self._chunks) == self._count else None
             self._changed.notify_all()
-        if self._in_chunks:
-            log.info("fragment %s from %s, of its step %d", ", ".join(map(str, wanted)), chunk.donor, chunk.step)
+        log.info("fragment %s from %s, of its step %d", ", ".join(map(str, wanted)), chunk.donor, chunk.step)
         if whole is not None:
             try:
                 self._take(whole)
@@ -158,6 +160,7 @@ class StateFetch:
         arrays: Arrays = {}
         for chunk in sorted((chunk for _, chunk in chunks), key=lambda chunk: chunk.step):
             arrays.update(chunk.arrays)  # what belongs to no tensor is in each: the furthest donor's stays
-        sources = tuple(chunk.donor for _, chunk in chunks) if self._in_chunks else ()
+        donors = tuple(chunk.donor for _, chunk in chunks)
+        sources = () if self._of_one_boundary and len(set(donors)) == 1 else donors
         versions = tuple(chunk.versions[p] for p, chunk in chunks)
         return FetchedState(furthest.donor, arrays, versions, furthest.step, sources)

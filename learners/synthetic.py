@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from learners import data_lanes
-from learners.contract import Arrays, StepResult
+from learners.contract import Arrays, HeldOutLoss, StepResult
+from learners.held_out import measure
+from learners.host_copy import HostCopy
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import joined, piece_named, taken
 from orchestrator.parameters.roles import BY_NAME, Roles
@@ -33,16 +35,6 @@ LOSS_FIRST, LOSS_LAST = math.log(256), 1.0
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
     """Return the synthetic trainer of shard ``shard_index``; ``shard_count`` matters to a job that was resumed."""
     return SyntheticTrainer(spec, shard_index, shard_count)
-
-
-class HostCopy:
-    """A ``contract.Snapshot`` that was complete from the start."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-
-    def arrays(self) -> Arrays:
-        return dict(self._arrays)
 
 
 class SyntheticTrainer:
@@ -63,6 +55,7 @@ class SyntheticTrainer:
         self._tokens_per_step = spec["training"]["batch_size"] * spec["data"]["sequence_length"]
         self._target = self._random(1)
         self._parameters = self._random(0)
+        self._sequence_count = spec["evaluation"]["sequences"]
         self._steps = 0
         self._cursor = 0
         self._deadline = 0.0
@@ -128,8 +121,9 @@ class SyntheticTrainer:
     def take_shard(self, index: int) -> None:
         self._shard_index = index
 
-    def evaluate(self, arrays: Mapping[str, np.ndarray]) -> float:
-        return self._loss(joined(arrays))
+    def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = math.inf) -> HeldOutLoss:
+        tensors = joined(arrays)
+        return measure([tensors], self._sequence_count, self._loss, limit_s)
 
     def unigram_loss(self) -> float:
         return LOSS_FIRST * 0.9

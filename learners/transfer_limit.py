@@ -11,6 +11,8 @@ STATE_BYTES_PER_PARAMETER = 12
 BOUNDARY_S = 30.0
 """A donor takes no longer than this to come to a boundary between two steps."""
 ANSWER_S = 5.0
+TO_HOST_BYTES_PER_S = 100_000_000
+"""A state leaves the devices faster than this: all of it, before the first fragment of one boundary can be given."""
 SLOWEST_BYTES_PER_S = 1_000_000
 """A line slower than this is as good as none: a billion parameters would take more than three hours."""
 QUEUE_S, REQUESTS_AHEAD_MAX = 60.0, 4

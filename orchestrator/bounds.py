@@ -84,6 +84,8 @@ IncarnationCount = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 # ── ratios, rates and sizes ───────────────────────────────────────────────────────────────────────────────────────────
 
 Ratio = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+TimeRatio = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
+"""Of one time to another. Who wants no bound may want a million."""
 RatioBelowOne = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
 """A decay, a momentum or a margin: at 1 nothing ever leaves, or nothing is left."""
 LearningRate = Annotated[float, Field(strict=True, ge=1e-12, le=1000, allow_inf_nan=False)]

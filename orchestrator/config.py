@@ -17,7 +17,15 @@ from pydantic import Field, ValidationError
 
 from orchestrator import documents
 from orchestrator.bounds import BUDGET_TOKENS_MAX, ISLANDS_MAX, STEP_TOKENS_MAX, Function, Name, Seed
-from orchestrator.core.vocabulary import CheckpointPolicy, HealthPolicy, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import (
+    CheckpointPolicy,
+    EvaluationPolicy,
+    HealthPolicy,
+    IslandId,
+    IslandPlan,
+    JobPolicy,
+    NodeGroupId,
+)
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.sections import (
     BudgetSection,
@@ -134,6 +142,9 @@ class JobSpec(Section):
             cut_off_timeout_s=recovery.cut_off_timeout_s,
             standbys=plans(self.standby_sections()) if standbys else (),
             donors_max=recovery.donors_max,
+            evaluation=EvaluationPolicy(
+                self.evaluation.sequences, self.evaluation.time_ratio, on_islands=self.evaluation.on == "islands"
+            ),
             checkpoints=CheckpointPolicy(**self.checkpoints.model_dump(exclude={"folder"})),
         )
 
@@ -203,6 +214,8 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     if islands:
         yield from _island_problems(islands, sync)
     yield from _size_problems(sections)
+    if evaluation := sections.get("evaluation"):
+        yield from _evaluation_problems(evaluation, sync)
     if sync and sync.adoption == "rebase" and sync.staleness_max:
         yield Problem(
             "synchroniser.staleness_max",
@@ -246,6 +259,23 @@ def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSectio
                 f"is {section.accelerators} with accelerator {section.accelerator!r}.",
                 "Use 0 for cpu and at least 1 for gpu or tpu.",
             )
+
+
+def _evaluation_problems(evaluation: EvaluationSection, sync: SynchroniserSection | None) -> Iterable[Problem]:
+    if (evaluation.on == "node_group") != (evaluation.node_group is not None):
+        message = "goes with on: node_group, and only with it."
+        yield Problem("evaluation.node_group", message, "Name the node group that measures, or leave it out.")
+    if evaluation.on != "node_group" and (evaluation.accelerators or evaluation.accelerator != "cpu"):
+        message = (
+            f"is {evaluation.accelerators} {evaluation.accelerator}, and nothing is booked with on: {evaluation.on}."
+        )
+        yield Problem("evaluation.accelerators", message, "Set on: node_group, or leave them out.")
+    elif (evaluation.accelerator == "cpu") != (evaluation.accelerators == 0):
+        message = f"is {evaluation.accelerators} with accelerator {evaluation.accelerator!r}."
+        yield Problem("evaluation.accelerators", message, "Use 0 for cpu and at least 1 for gpu or tpu.")
+    if evaluation.on == "islands" and sync and sync.adoption != "rebase":
+        message = f"is islands with adoption {sync.adoption!r}, by which an island keeps no copy of what was published."
+        yield Problem("evaluation.on", message, "Use adoption rebase, or have the head or a node group measure.")
 
 
 def _size_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:

@@ -42,6 +42,7 @@ from orchestrator.bounds import (
     StrikeCount,
     StrikeCountOrNone,
     Timeout,
+    TimeRatio,
     TokenCount,
     VersionCount,
     Wait,
@@ -52,6 +53,7 @@ from orchestrator.parameters.codec.registry import CodecName
 
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
+EVALUATION_RATIO, ISLAND_RATIO = 1.0, 0.02
 REFUSED_MAX = 100
 """Checkpoints that a resumed job says were passed over, the newest first."""
 
@@ -197,8 +199,34 @@ class BudgetSection(Section):
 
 
 class EvaluationSection(Section):
+    """When Θ is measured on held-out data, by whom, and for how long at most.
+
+    ``on: head`` is one CPU thread beside the synchroniser, of the lowest priority: for models up to some 100M parameters.
+    ``on: node_group`` is a process on a node of ``node_group``, which books what an island of these ``accelerators`` and
+    ``cpus`` would; while that group has no room for it, the head measures. ``on: islands`` has an island measure between two
+    steps, each time the one that is furthest ahead, with what it holds of the parameters already.
+
+    An evaluation takes at most ``time_ratio_max`` of the time that the merges between two of them take, by measuring the
+    first half of the ``sequences``, a quarter, and so on. The last one of a job measures all.
+    """
+
     every_merges: MergeCount = 32
     sequences: SequenceCount = 128
+    on: Literal["head", "node_group", "islands"] = "head"
+    node_group: Name | None = Field(default=None, description="for on: node_group")
+    accelerator: Literal["cpu", "gpu", "tpu"] = "cpu"
+    accelerators: AcceleratorCount = 0
+    cpus: Cpus = 1.0
+    time_ratio_max: TimeRatio | None = Field(
+        default=None,
+        description=f"{EVALUATION_RATIO:g} if absent; on islands, which stand still for it, {ISLAND_RATIO:g}",
+    )
+
+    @property
+    def time_ratio(self) -> float:
+        if self.time_ratio_max is not None:
+            return self.time_ratio_max
+        return ISLAND_RATIO if self.on == "islands" else EVALUATION_RATIO
 
 
 class RecoverySection(Section):
@@ -232,7 +260,9 @@ class CheckpointsSection(Section):
     every_merges: MergeCount = 0
     every_s: Wait = 0.0
     keep: KeptCount = 2
-    timeout_s: Timeout = 60.0
+    timeout_s: Timeout | None = Field(
+        default=None, description="an island that has not saved its state by then is left out; by its size if absent"
+    )
     folder: Location | None = None
 
 

@@ -47,10 +47,26 @@ def test_every_problem_is_told_at_once_with_its_remedy() -> None:
         ("budget", {"steps": 1, "tokens": 1}, "budget"),
         ("islands", [{"node_group": "a", "count": 2}, {"node_group": "b", "name": "a-0"}], "islands"),
         ("name", "Not A Name", "name"),
+        ("evaluation", {"on": "node_group"}, "evaluation.node_group"),
+        ("evaluation", {"node_group": "a"}, "evaluation.node_group"),
+        ("evaluation", {"accelerators": 1, "accelerator": "gpu"}, "evaluation.accelerators"),
+        ("evaluation", {"on": "node_group", "node_group": "a", "accelerators": 1}, "evaluation.accelerators"),
     ],
 )
 def test_rules_between_fields(section: str, value: object, path: str) -> None:
     assert path in problems({**SMALLEST, section: value})
+
+
+def test_islands_measure_only_where_they_keep_what_was_published() -> None:
+    found = problems({**SMALLEST, "evaluation": {"on": "islands"}, "synchroniser": {"adoption": "replace"}})
+    assert "adoption 'replace'" in found["evaluation.on"]
+
+
+def test_how_long_an_evaluation_may_take_is_by_who_stands_still_for_it() -> None:
+    def ratio(**section: object) -> float | None:
+        return parse_job({**SMALLEST, "evaluation": section}).policy().evaluation.time_ratio_max
+
+    assert (ratio(), ratio(on="islands"), ratio(on="islands", time_ratio_max=0.5)) == (1.0, 0.02, 0.5)
 
 
 def test_a_budget_in_steps_is_one_in_tokens() -> None:

@@ -98,6 +98,15 @@ _FAMILIES = (
     Family("gauge", "atoll_tokens_in_flight", ISLAND, "Tokens trained and neither merged nor discarded yet."),
     Family("gauge", "atoll_tokens_discarded", ("job", "cause"), "Tokens that never will be in a merge, by cause."),
     Family("gauge", "atoll_held_out_loss_nats", ("job",), "Latest loss of the merged parameters, nats per token."),
+    Family("counter", "atoll_evaluations", ("job",), "Held-out losses measured."),
+    Family("counter", "atoll_evaluation_failures", ("job",), "Evaluations that gave no loss: look at the events."),
+    Family("gauge", "atoll_evaluation_seconds", ("job",), "Time that the latest evaluation took to measure."),
+    Family(
+        "gauge",
+        "atoll_evaluation_sequences",
+        ("job",),
+        "Held-out sequences in the latest loss. Below evaluation.sequences: all of them would have taken too long.",
+    ),
     # ── islands ───────────────────────────────────────────────────────────────────────────────────────────────────
     Family("gauge", "atoll_island_state", (*ISLAND, "state"), "1 for the state the island is in, 0 for the others."),
     Family("counter", "atoll_island_restarts", ISLAND, "Times the island was placed again. A steady rise: it flaps."),

@@ -80,6 +80,11 @@ def _of_job(job: str, record: StatusRecord) -> Iterator[Sample]:
         yield Sample("atoll_badput_seconds", (job, cause), seconds)
     for cause, tokens in worth["discarded_tokens"].items():
         yield Sample("atoll_tokens_discarded", (job, cause), tokens)
+    if evaluations := record["statistics"].get("evaluations"):  # not of jobs that ended under an earlier build
+        yield Sample("atoll_evaluations", (job,), evaluations["count"])
+        yield Sample("atoll_evaluation_failures", (job,), evaluations["failures"])
+        yield Sample("atoll_evaluation_seconds", (job,), evaluations["last_seconds"])
+        yield Sample("atoll_evaluation_sequences", (job,), evaluations["sequence_count"])
     if record["loss_curve"]:
         yield Sample("atoll_held_out_loss_nats", (job,), record["loss_curve"][-1][1])
 

@@ -20,7 +20,7 @@ EVENTS = {
     "JobStarted": "the job starts",
     "SynchroniserRestarted": "the synchroniser died and goes on from tape and journal, as epoch {epoch}{damage}",
     "OuterStateSeeded": "the initial parameters are there, {parameter_count:,} of them",
-    "EvaluationCompleted": "held-out loss {loss:.4f} at version {global_version}",
+    "EvaluationCompleted": "held-out loss {loss:.4f} at version {global_version}{place}",
     "EvaluationFailed": "the evaluation at version {global_version} failed: {reason}",
     "IslandPlaced": "{island} has a process: life {incarnation}, pid {pid} on {node}",
     "PlacementFailed": "{island} could not be placed: {reason}",
@@ -86,6 +86,8 @@ EFFECTS = {
     "FinishJob": "the job is {outcome}: {reason}",
 }
 """Effects with empty words are bookkeeping that the others already imply."""
+ADDED_LATER = {"place": ""}
+"""Fields that messages of earlier builds lack, and what stands for them."""
 
 
 def tell(record: TapeRecord) -> str:
@@ -100,9 +102,11 @@ def sentence(forms: Mapping[str, str], message: Mapping[str, Any]) -> str:
     form = forms.get(message["type"])
     if form is None and message["type"].endswith(REQUESTED) and "caller" in message:
         form = _request_form(message)
-    if form is None or not fields_of(form) <= message.keys():
+    if form is None or not fields_of(form) <= message.keys() | ADDED_LATER.keys():
         return " ".join([message["type"], *(f"{name}={value}" for name, value in message.items() if name != "type")])
-    return _Words().vformat(form, (), {name: _named(name, value) for name, value in message.items()})
+    return _Words().vformat(
+        form, (), {name: _named(name, value) for name, value in (ADDED_LATER | dict(message)).items()}
+    )
 
 
 def _request_form(message: Mapping[str, Any]) -> str:
@@ -122,6 +126,8 @@ def _named(name: str, value: Any) -> Any:
     """Islands by their names alone, and outcomes by a word."""
     if name in ("inputs", "recipients"):
         return ", ".join(item["island"] for item in value) or "nobody"
+    if name == "place":
+        return f", on {value}" if value else ""
     if name == "damage":
         return f"; cut off as damaged: {value}" if value else ""
     if name == "accepted":

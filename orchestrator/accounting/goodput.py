@@ -130,6 +130,9 @@ class Goodput:
         elif isinstance(event, e.IslandCaughtUp):
             if self._speaks(event.island, event.incarnation):
                 self.ledger.caught_up(event)
+        elif isinstance(event, e.EvaluationCompleted):
+            if event.island in self.times:
+                self.times[event.island].measured(event)
         elif isinstance(event, e.MergeCompleted):
             self.ledger.merge_completed(event)
         elif isinstance(event, JobResumed):

@@ -1,8 +1,8 @@
 """One island's time, put into classes so that they always add up to the time it was wanted.
 
 Waiting states (placing, starting, suspect, …) are measured by the clock of the events. Within training, the island's own
-``stepping_seconds`` say how much of the time it stepped; the rest of its time in training it stalled. What an island that
-died in training had not yet reported is counted as stepping in vain.
+``stepping_seconds`` say how much of the time it stepped, and its evaluations how long it measured Θ instead; the rest of its
+time in training it stalled. What an island that died in training had not yet reported is counted as stepping in vain.
 
 Refuses to know: tokens. What became of the stepping time (productive, discarded, in flight) is ``goodput``'s to split.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.accounting.lifecycle import ABSENT, FLUSHED, GONE, KEPT_AWAY
-from orchestrator.core.events import ProgressReported
+from orchestrator.core.events import EvaluationCompleted, ProgressReported
 from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandState
 
 _TRAINING, _SUSPECT = IslandState.TRAINING.value, IslandState.SUSPECT.value
@@ -22,6 +22,7 @@ _WAITS = {
     IslandState.STARTING.value: "compiling",
     IslandState.CATCHING_UP.value: "catching up",
 }
+EVALUATING = "evaluating"
 NOT_STEPPING = "alive, not stepping"
 ENDING = "waiting for the job to end"
 DRAINING = "draining"
@@ -60,6 +61,8 @@ class IslandTime:
     training: Duration = 0.0
     suspect: Duration = 0.0
     stepping: Duration = 0.0
+    evaluating: Duration = 0.0
+    measured_version: int = -1
     reported_stepping: Duration = 0.0
     reported_steps: int = 0
     heard_at: Instant = 0.0
@@ -77,7 +80,7 @@ class IslandTime:
             self.heard_at = at
         if after in GONE and self.state not in GONE:
             self._settle(self.past, self.training, self.suspect, died=self.state not in (FLUSHED, _DRAINING))
-            self.training = self.suspect = self.stepping = self.reported_stepping = 0.0
+            self.training = self.suspect = self.stepping = self.evaluating = self.reported_stepping = 0.0
             self.reported_steps = 0
         self.state, self.since, self.incarnation = after, at, incarnation
 
@@ -94,6 +97,13 @@ class IslandTime:
         self.stepping += fresh - (max(0.0, excess) if is_frozen else 0.0)
         self.reported_stepping, self.reported_steps = event.stepping_seconds, event.steps_total
         self.heard_at = event.at
+
+    def measured(self, event: EvaluationCompleted) -> None:
+        """The island measured Θ between two steps. One that steps no more waited anyhow; a repeated event counts once."""
+        is_news = event.global_version > self.measured_version
+        if self.state == _TRAINING and event.incarnation == self.incarnation and is_news:
+            self.evaluating += event.seconds
+            self.measured_version = event.global_version
 
     def closed(self, at: Instant) -> Closed:
         """All time until ``at``, without changing anything."""
@@ -125,5 +135,7 @@ class IslandTime:
         unreported = min(idle, max(0.0, self.trained_until - self.heard_at)) if died else 0.0
         into.stepping += stepping
         into.add(("discarded", DIED), unreported)
-        into.add(("stalled", NOT_STEPPING), idle - unreported)
+        evaluating = min(self.evaluating, idle - unreported)
+        into.add(("stalled", EVALUATING), evaluating)
+        into.add(("stalled", NOT_STEPPING), idle - unreported - evaluating)
         into.add(("down", SILENT), suspect - max(0.0, stepping - training))

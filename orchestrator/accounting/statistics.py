@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.accounting.bystanders import Bystanders
 from orchestrator.accounting.epochs import Epochs
+from orchestrator.accounting.evaluations import Evaluations
 from orchestrator.accounting.lifecycle import ABSENT, GONE, Change, Lifecycle
 from orchestrator.accounting.merges import Merges
 from orchestrator.accounting.recovery import PARTS, Recoveries
@@ -30,7 +31,7 @@ class Statistics:
     recoveries: Recoveries
     bystanders: Bystanders
     traffic: Traffic
-    evaluations: Series[tuple[float, float, Instant]]
+    evaluations: Evaluations
     training_loss: Series[tuple[float, float, Instant]]
     parameter_count: int | None
     deaths: int
@@ -55,7 +56,7 @@ class Statistics:
         self.recoveries = Recoveries()
         self.bystanders = Bystanders()
         self.traffic = Traffic(policy)
-        self.evaluations = Series()
+        self.evaluations = Evaluations()
         self.training_loss = Series()
         self.parameter_count = None
         self.deaths = self.damages = 0
@@ -90,7 +91,9 @@ class Statistics:
         if isinstance(event, e.ProgressReported):
             self._progressed(event)
         elif isinstance(event, e.EvaluationCompleted):
-            self.evaluations.add((float(self._tokens_all), event.loss, event.at))
+            self.evaluations.completed(event, self._tokens_all)
+        elif isinstance(event, e.EvaluationFailed):
+            self.evaluations.failed(event)
         elif isinstance(event, e.OuterStateSeeded):
             self.parameter_count = event.parameter_count
         elif isinstance(event, e.SynchroniserRestarted) and self._epochs.begins(event):
@@ -113,8 +116,9 @@ class Statistics:
             "reason": self.reason,
             "duration_s": until,
             "parameter_count": self.parameter_count,
-            "loss_final": self.evaluations.last[1] if self.evaluations.last else None,
-            "loss_curve": [list(point) for point in self.evaluations.all()],
+            "loss_final": self.evaluations.curve.last[1] if self.evaluations.curve.last else None,
+            "loss_curve": [list(point) for point in self.evaluations.curve.all()],
+            "evaluations": self.evaluations.summary(),
             "training_loss_curve": [list(point) for point in self.training_loss.all()],
             "step_time_median_s": median(medians) if medians else None,
             "step_times_s": steps,

@@ -22,10 +22,10 @@ class InitialModel:
 class EvaluatorInterface(Protocol):
     def initial_model(self) -> InitialModel: ...
 
-    def evaluate(self, parameters: Tensors, /) -> float: ...
+    def evaluate(self, parameters: Tensors, limit_s: float | None, /) -> tuple[float, int, float]: ...
 
     def unigram_loss(self) -> float: ...
 
 
-EvaluatorFactory = Callable[[dict[str, Any], Mapping[str, str], Logbook], EvaluatorInterface]
-"""How an evaluator's actor is made: the job's specification, its environment and its logbook."""
+EvaluatorFactory = Callable[[dict[str, Any], Mapping[str, str], Logbook, int], EvaluatorInterface]
+"""How an evaluator's actor is made: the job's specification, its environment, its logbook, and its niceness."""

@@ -65,9 +65,13 @@ class IslandInterface(Protocol):
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str, /) -> None: ...
 
+    def evaluate(
+        self, epoch: Epoch, global_version: int, versions: tuple[Version, ...], limit_s: float | None, /
+    ) -> None: ...
+
     # ── to another island ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def export_state(self, fragments: tuple[int, ...] | None, /) -> dict[str, Any]: ...
+    def export_state(self, fragment: int, receiver: str, /) -> dict[str, Any]: ...
 
 
 IslandFactory = Callable[[IslandId, Mapping[str, str], Logbook, float], IslandInterface]

@@ -29,9 +29,14 @@ from orchestrator.core.saving import (
     SealCheckpoint,
 )
 from orchestrator.core.state import JobState, OpenCheckpoint, RetainedCheckpoint
-from orchestrator.core.vocabulary import FragmentId, Instant, IslandState, JobPhase, Life, RoundPhase, Version
+from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandState, JobPhase, Life, RoundPhase, Version
 
 DEADLINE_TIMER, DUE_TIMER = "checkpoint:deadline", "checkpoint:due"
+TIMEOUT_BASE_S = 60.0
+STATE_BYTES_PER_PARAMETER = 12
+"""A parameter and Adam's two moments, in float32: what most states have. An estimate is enough here."""
+SLOWEST_BYTES_PER_S = 5_000_000
+"""Of all that is saved together. An island that hangs is noticed by its silence, and not waited for as long."""
 SAVES = (IslandState.TRAINING, IslandState.DRAINING)
 """Who has a state, and a loop that reaches a boundary."""
 MAY_ANSWER = (*SAVES, IslandState.SUSPECT)
@@ -52,7 +57,7 @@ def begin(state: JobState, now: Instant) -> list[Effect]:
     islands = tuple((i.id, i.incarnation) for i in state.islands.values() if i.state in SAVES and not i.flushed)
     opened = OpenCheckpoint(before.count + 1, versions, frozenset(islands), state.next_serial())
     state.checkpoints = replace(before, count=opened.number, begun_at=state.global_version, open=opened)
-    deadline = SetTimer(DEADLINE_TIMER, opened.serial, now + state.policy.checkpoints.timeout_s)
+    deadline = SetTimer(DEADLINE_TIMER, opened.serial, now + _timeout_s(state))
     return [BeginCheckpoint(opened.number, versions, islands), deadline, *_seal_if_complete(state)]
 
 
@@ -146,6 +151,14 @@ def settle(state: JobState, now: Instant) -> list[Effect]:
         return []
     state.checkpoints = replace(checkpoints, open=replace(opened, awaited=opened.awaited - gone))
     return _seal_if_complete(state)
+
+
+def _timeout_s(state: JobState) -> Duration:
+    """As asked for, or by the bytes of all islands' states, which may all go to one disk."""
+    if (timeout_s := state.policy.checkpoints.timeout_s) is not None:
+        return timeout_s
+    state_bytes = STATE_BYTES_PER_PARAMETER * state.parameter_count
+    return TIMEOUT_BASE_S + state_bytes * max(1, len(state.live)) / SLOWEST_BYTES_PER_S
 
 
 def _cannot(state: JobState) -> str:

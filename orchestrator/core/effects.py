@@ -17,6 +17,7 @@ from orchestrator.core.vocabulary import (
     CloseReason,
     CommandId,
     Contribution,
+    Duration,
     Epoch,
     FragmentId,
     Incarnation,
@@ -284,9 +285,17 @@ class StopIsland:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Measure Θ as it stands on the held-out split. Answered by ``EvaluationCompleted`` or ``EvaluationFailed``."""
+    """Measure Θ as it stands on the held-out split. Answered by ``EvaluationCompleted`` or ``EvaluationFailed``.
+
+    Where it would take longer than ``limit_s``, fewer sequences are measured; ``None``: all, however long that takes. On
+    ``island``, if one is named, at its first boundary at which it holds Θ at ``versions`` or later ones.
+    """
 
     global_version: int
+    limit_s: Duration | None = None
+    island: IslandId | None = None
+    incarnation: Incarnation = Incarnation(0)
+    versions: tuple[Version, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,21 @@ class SynchroniserRestarted:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationCompleted:
-    """Θ was measured on the held-out split. ``loss`` in nats per token; ``global_version`` is Σ_p version at the time."""
+    """Θ was measured on the held-out split. ``loss`` in nats per token; ``global_version`` is Σ_p version at the time.
+
+    ``loss`` is over the first ``sequence_count`` held-out sequences, which took ``seconds`` (0 on tapes of earlier builds).
+    ``place`` is where: the head, a node, or an island, which is then ``island``; ``remark`` says why not where it was to be.
+    """
 
     at: Instant
     global_version: int
     loss: float
+    sequence_count: int = 0
+    seconds: Duration = 0.0
+    place: str = ""
+    remark: str = ""
+    island: IslandId | None = None
+    incarnation: Incarnation = Incarnation(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import fragment_round, health, island_record
+from orchestrator.core import evaluation, fragment_round, health, island_record
 from orchestrator.core.admission import refusal_of
 from orchestrator.core.effects import (
     AdmitContribution,
     Effect,
-    Evaluate,
     MergeFragment,
     PublishFragment,
     QuarantineIsland,
@@ -165,7 +164,7 @@ def merge_completed(state: JobState, event: MergeCompleted) -> list[Effect]:
     after = fragment_round.finish_merge(before)
     state.rounds[event.fragment] = after
     effects.append(_publication(state, after, state.recipients, event.at))
-    return effects + _evaluate_if_due(state)
+    return effects + evaluation.after_merge(state, event.at)
 
 
 def merge_failed(state: JobState, event: MergeFailed) -> list[Effect]:
@@ -274,17 +273,3 @@ def _publication(state: JobState, current: FragmentRound, islands: tuple[Island,
     step = current.step + (0 if policy.grace_cap_steps is None else min(passed, policy.overlap_steps))
     recipients = tuple(Recipient(i.id, i.incarnation, i.merged_offer.get(current.fragment, 0)) for i in islands)
     return PublishFragment(current.fragment, current.version, step, recipients, state.anchor)
-
-
-def _evaluate_if_due(state: JobState) -> list[Effect]:
-    state.merges_since_evaluation += 1
-    every = state.policy.evaluation_every_merges
-    if not every or state.merges_since_evaluation < every or state.evaluating is not None:
-        return []
-    return [begin_evaluation(state)]
-
-
-def begin_evaluation(state: JobState) -> Evaluate:
-    state.merges_since_evaluation = 0
-    state.evaluating = state.global_version
-    return Evaluate(state.global_version)

@@ -35,6 +35,7 @@ from orchestrator.core.events import (
     IslandFlushed,
     IslandPlaced,
     IslandReady,
+    OuterStateSeeded,
     PlacementFailed,
     ProgressReported,
 )
@@ -81,9 +82,9 @@ def ready(state: JobState, island: Island, event: IslandReady) -> list[Effect]:
     return catch_up(state, island.id) if state.seeded else []
 
 
-def seeded(state: JobState) -> list[Effect]:
+def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
     """Θ exists: islands that were quicker can go on."""
-    state.seeded = True
+    state.seeded, state.parameter_count = True, event.parameter_count
     waiting = [i.id for i in state.islands.values() if i.ready and i.state is IslandState.STARTING]
     return [effect for island in waiting for effect in catch_up(state, island)]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import checkpoints, island_life, island_record, standby
+from orchestrator.core import checkpoints, evaluation, island_life, island_record, standby
 from orchestrator.core.commands import Cordon, Drain, Kill, Readd, Uncordon
 from orchestrator.core.effects import (
     DrainIsland,
@@ -29,15 +29,13 @@ from orchestrator.core.events import (
     ConnectionLost,
     ContributionArrived,
     ContributionUnusable,
-    EvaluationCompleted,
-    EvaluationFailed,
     Event,
     JobStarted,
     PlacementFailed,
     ProgressReported,
     TimerFired,
 )
-from orchestrator.core.fragment_life import abandon_open_rounds, advance_all, begin_evaluation
+from orchestrator.core.fragment_life import abandon_open_rounds, advance_all
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandId, IslandState, JobOutcome, JobPhase, RoundPhase
@@ -63,15 +61,7 @@ def settle(state: JobState, event: Event) -> list[Effect]:
             return finish(state, JobOutcome.FAILED, f"every island was given up ({reasons})")
         return standby.promote(state) if state.standbys else []
     if state.phase is JobPhase.FINISHING:
-        return _go_on_finishing(state)
-    return []
-
-
-def evaluated(state: JobState, event: EvaluationCompleted | EvaluationFailed) -> list[Effect]:
-    """A failed evaluation is as good as one: training does not depend on being watched."""
-    if event.global_version == state.evaluating:
-        state.evaluating = None
-        state.evaluated = event.global_version
+        return _go_on_finishing(state, event.at)
     return []
 
 
@@ -195,19 +185,19 @@ def _begin_finishing(state: JobState, now: Instant) -> list[Effect]:
     state.phase = JobPhase.FINISHING
     state.reason = "the token budget is reached; collecting the last contributions"
     flushes = [FlushIsland(i.id, i.incarnation) for i in state.islands.values() if i.id in state.live]
-    return [*island_life.flush_deadline(state, now), *flushes, *_go_on_finishing(state)]
+    return [*island_life.flush_deadline(state, now), *flushes, *_go_on_finishing(state, now)]
 
 
-def _go_on_finishing(state: JobState) -> list[Effect]:
+def _go_on_finishing(state: JobState, now: Instant) -> list[Effect]:
     if state.live or any(r.phase is RoundPhase.MERGING for r in state.rounds):
         return []
     if any(r.offered for r in state.rounds):
         return abandon_open_rounds(state)  # below quorum, and nobody is left to make it up
     state.complete = True  # whoever trains on unheard, as a silent island may, must not hold up the end
-    if state.evaluating is not None:
+    if state.evaluation is not None:
         return []
     if state.evaluated != state.global_version:
-        return [begin_evaluation(state)]
+        return [evaluation.begin(state, now)]
     if not state.global_version:
         never = f"never did {state.policy.quorum} islands contribute"
         reason = f"the token budget is used up, but nothing was ever merged: {never}"

@@ -102,6 +102,22 @@ class NotSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Θ was measured here. Fields as in ``events.EvaluationCompleted``."""
+
+    global_version: int
+    loss: float
+    sequence_count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NotEvaluated:
+    global_version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The island's own code failed; its process is about to end. ``detail`` is the last line of the traceback."""
 
@@ -112,5 +128,17 @@ ALL_OFFERS = 1 << 62
 """As a publication's ``merged_offer``: keep nothing of your own, whatever you offered and whatever the rule of adoption."""
 
 IslandReport = (
-    Progress | Offer | Adopted | CaughtUp | CatchUpFailure | Ready | Flushed | Drained | Saved | NotSaved | Broken
+    Progress
+    | Offer
+    | Adopted
+    | CaughtUp
+    | CatchUpFailure
+    | Ready
+    | Flushed
+    | Drained
+    | Saved
+    | NotSaved
+    | Evaluated
+    | NotEvaluated
+    | Broken
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.core import checkpoints, island_life
+from orchestrator.core import checkpoints, evaluation, island_life
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -20,7 +20,7 @@ from orchestrator.core.effects import (
     StartTraining,
 )
 from orchestrator.core.events import SynchroniserRestarted
-from orchestrator.core.fragment_life import begin_evaluation, lose_payloads, publish_newer
+from orchestrator.core.fragment_life import lose_payloads, publish_newer
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Instant, IslandState, JobPhase, Version
@@ -63,9 +63,9 @@ def _pending_requests(state: JobState, island: Island, now: Instant) -> list[Eff
 
 def _evaluation(state: JobState) -> list[Effect]:
     """One that was under way is made anew. An ending job asks for its last one by itself."""
-    if state.evaluating is None:
+    if state.evaluation is None:
         return []
     if state.phase is JobPhase.RUNNING:
-        return [begin_evaluation(state)]
-    state.evaluating = None
+        return [evaluation.begin_anew(state, state.evaluation)]
+    state.evaluation = None
     return []

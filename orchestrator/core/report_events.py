@@ -22,6 +22,8 @@ EventReport = (
     | messages.Drained
     | messages.Saved
     | messages.NotSaved
+    | messages.Evaluated
+    | messages.NotEvaluated
     | messages.Broken
 )
 """Reports that are events by themselves: all but offers."""
@@ -39,8 +41,13 @@ _EVENTS: dict[type, Callable[..., events.IncarnationEvent]] = {
 """Reports whose fields are their event's, by the same names."""
 
 
-def event_of(report: EventReport, at: Instant, island: IslandId, incarnation: Incarnation) -> events.IncarnationEvent:
+def event_of(report: EventReport, at: Instant, island: IslandId, incarnation: Incarnation) -> events.Event:
     """The event that this report stands for."""
+    if isinstance(report, messages.Evaluated):
+        facts = _facts(report)
+        return events.EvaluationCompleted(at, **facts, place=island, island=island, incarnation=incarnation)
+    if isinstance(report, messages.NotEvaluated):
+        return events.EvaluationFailed(at, report.global_version, f"on {island}: {report.reason}")
     if isinstance(report, messages.Broken):
         return events.ConnectionLost(at, island, incarnation, True, f"its own code failed: {report.detail}")
     return _EVENTS[type(report)](at, island, incarnation, **_facts(report))

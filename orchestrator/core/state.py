@@ -17,6 +17,7 @@ from orchestrator.core.saving import SavedPart
 from orchestrator.core.view import FragmentView, IslandView, JobView
 from orchestrator.core.vocabulary import (
     CommandId,
+    Duration,
     Epoch,
     FragmentId,
     Instant,
@@ -61,6 +62,15 @@ class Rollback:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenEvaluation:
+    """The evaluation under way; ``evaluator`` is the island that measures, if one does."""
+
+    global_version: int
+    limit_s: Duration | None
+    evaluator: Life | None
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
     """``count`` numbers have been used, ``begun_at`` is the global version at the last of them."""
 
@@ -74,7 +84,8 @@ class Checkpoints:
 class JobState:
     """All that is remembered of a job. ``complete``: an ending job has all its work, and awaits only its evaluation.
 
-    ``tokens_before``: what was trained before the checkpoint that the job goes on from, if it does.
+    ``tokens_before``: what was trained before the checkpoint that the job goes on from, if it does. ``evaluated`` is the
+    version that was last measured as a whole, ``evaluated_at`` when the last evaluation began.
     """
 
     policy: JobPolicy
@@ -83,6 +94,7 @@ class JobState:
     outcome: JobOutcome | None
     reason: str
     seeded: bool
+    parameter_count: int
     pace: Pace
     standbys: frozenset[IslandId]
     islands: dict[IslandId, Island]
@@ -94,8 +106,9 @@ class JobState:
     checkpoints: Checkpoints
     rollback: Rollback | None
     tokens_before: int | None
-    evaluating: int | None
+    evaluation: OpenEvaluation | None
     evaluated: int | None
+    evaluated_at: Instant
     merges_since_evaluation: int
     flush_serial: int
     complete: bool
@@ -108,6 +121,7 @@ class JobState:
         self.outcome = None
         self.reason = ""
         self.seeded = False
+        self.parameter_count = 0
         self.pace = Pace()
         self.standbys = frozenset(plan.island for plan in policy.standbys)
         self.islands = {p.island: Island(p) for p in (*policy.islands, *policy.standbys)}
@@ -119,8 +133,9 @@ class JobState:
         self.checkpoints = Checkpoints()
         self.rollback = None
         self.tokens_before = None
-        self.evaluating = None
+        self.evaluation = None
         self.evaluated = None
+        self.evaluated_at = 0.0
         self.merges_since_evaluation = 0
         self.flush_serial = 0
         self.complete = False

@@ -8,7 +8,8 @@ as events. The same events in the same order always give the same effects: there
     job_life        start, end, operators          island_life     be placed, catch up, be suspect, be lost
     scaling         more islands, or fewer           recovery       go on after the synchroniser's own death
     fragment_life   contribute, merge, adopt       checkpoints     take one, keep the latest
-    rollback        back to an earlier one         state           what is remembered
+    rollback        back to an earlier one         evaluation      measure Θ on the held-out split
+    state           what is remembered
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, assert_never
 from orchestrator.core import (
     checkpoints,
     commands,
+    evaluation,
     events,
     fragment_life,
     island_life,
@@ -70,7 +72,8 @@ class Synchroniser:
         return self.state.view(at)
 
     def _settled(self, now: Instant) -> list[Effect]:
-        return [*rollback.settle(self.state, now), *checkpoints.settle(self.state, now)]
+        state = self.state
+        return [*rollback.settle(state, now), *checkpoints.settle(state, now), *evaluation.settle(state)]
 
     def _dispatch(self, event: events.Event) -> list[Effect]:
         state = self.state
@@ -95,9 +98,9 @@ class Synchroniser:
             case events.TimerFired():
                 return self._timer_fired(event)
             case events.EvaluationCompleted() | events.EvaluationFailed():
-                return job_life.evaluated(state, event)
+                return evaluation.answered(state, event)
             case events.OuterStateSeeded():
-                return island_life.seeded(state)
+                return [*evaluation.seeded(state, event), *island_life.seeded(state, event)]
             case events.JobStarted():
                 return job_life.started(state, event)
             case events.SynchroniserRestarted():

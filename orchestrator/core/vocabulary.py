@@ -200,13 +200,27 @@ class CheckpointPolicy:
 
     every_merges, every_s   each time this many fragments have merged, or so many seconds have passed; 0: not by that
     keep                    so many whole checkpoints are kept; older ones are removed
-    timeout_s               an island that has not saved its state by then is left out
+    timeout_s               an island that has not saved its state by then is left out; ``None``: by the size of the model
     """
 
     every_merges: int = 0
     every_s: Duration = 0.0
     keep: int = 2
-    timeout_s: Duration = 60.0
+    timeout_s: Duration | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPolicy:
+    """How Θ is measured (``core.evaluation``).
+
+    sequences       so many held-out sequences are a whole evaluation
+    time_ratio_max  one takes at most so much of the time of the merges between two of them; ``None``: as long as it takes
+    on_islands      an island measures it at a boundary between two steps, as long as there is one
+    """
+
+    sequences: int = 0
+    time_ratio_max: float | None = None
+    on_islands: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +246,7 @@ class JobPolicy:
     standbys                processes that wait to take the place of a lost island (``core.standby``); none on older tapes
     checkpoints             when they are taken; absent likewise
     donors_max              from so many peers at once an island takes a state; one on older tapes
+    evaluation              how Θ is measured; without a limit, and beside the islands, on older tapes
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
@@ -257,3 +272,4 @@ class JobPolicy:
     standbys: tuple[IslandPlan, ...] = ()
     checkpoints: CheckpointPolicy = CheckpointPolicy()
     donors_max: int = 1
+    evaluation: EvaluationPolicy = EvaluationPolicy()

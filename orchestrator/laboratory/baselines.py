@@ -104,7 +104,7 @@ def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
     for step in range(spec.horizon_steps):
         tokens += trainer.step(step).token_count
         if (step + 1) % max(1, spec.horizon_steps // evaluations) == 0 or step + 1 == spec.horizon_steps:
-            curve.append((tokens, trainer.evaluate(trainer.snapshot(names).arrays())))
+            curve.append((tokens, trainer.evaluate(trainer.snapshot(names).arrays()).loss))
         yield Advance(tokens)
     digest = tensors.digest(trainer.snapshot(names).arrays())
     yield Advance(tokens, Trained(curve[-1][1], tuple(curve), 1.0, digest))

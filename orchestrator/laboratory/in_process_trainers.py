@@ -67,7 +67,7 @@ class InProcessTrainers:
 
     def evaluate(self) -> float:
         """Θ's mean loss on the held-out split, in nats per token."""
-        return self.trainers[0].evaluate(self.outer.parameters())
+        return self.trainers[0].evaluate(self.outer.parameters()).loss
 
     def digest(self) -> str:
         """Names Θ bit for bit."""

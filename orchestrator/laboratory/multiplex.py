@@ -87,6 +87,7 @@ class MultiplexedJob:
         self._transfer = transfer_steps
         self._spread = speed_spread
         policy = spec.policy()
+        self._held_out_sequence_count = spec.evaluation.sequences
         self._in_process = InProcessTrainers(spec, make_trainer)
         self._outer = self._in_process.outer
         plan = LoopPlan(
@@ -241,7 +242,9 @@ class MultiplexedJob:
     def evaluate(self, effect: effects.Evaluate) -> None:
         loss = self._in_process.evaluate()
         self._curve.append((sum(i.tokens for i in self._islands.values()), loss))
-        self._soon(lambda at: events.EvaluationCompleted(at, effect.global_version, loss))
+        self._soon(
+            lambda at: events.EvaluationCompleted(at, effect.global_version, loss, self._held_out_sequence_count)
+        )
 
     def begin_checkpoint(self, effect: saving.BeginCheckpoint) -> None:
         """A run is repeated from its seed, and not resumed: nothing is saved, and nobody answers."""

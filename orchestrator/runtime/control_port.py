@@ -31,7 +31,9 @@ from orchestrator.threads import BoundedThreads
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
 NOTHING_MORE = AllowedRoots()
-SAVE_TIMEOUT_S = 120.0
+SAVE_BASE_S, SAVE_BYTES_PER_S_MIN = 120.0, 5_000_000
+"""A write of Θ takes no longer than so long, and as its size says at this rate: a disk that is slower has stopped."""
+FLOAT32_BYTES = 4
 QUESTIONS_MAX = 16
 """To the head, at a time. Each is answered within milliseconds, or by nobody."""
 ACCELERATORS = ("GPU", "TPU")
@@ -121,8 +123,10 @@ class RayControlPort:
 
     def save_parameters(self, job_id: str) -> str:
         """Θ as it stands is in a new file of the job's run folder, of this name. Raises Conflict before there is Θ."""
+        parameter_count = sum(self.status(job_id)["fragment_parameters"])
+        timeout_s = SAVE_BASE_S + FLOAT32_BYTES * parameter_count / SAVE_BYTES_PER_S_MIN
         try:
-            return self._ask(job_id, SAVE_TIMEOUT_S, SynchroniserInterface.save_parameters)
+            return self._ask(job_id, timeout_s, SynchroniserInterface.save_parameters)
         except OSError as error:
             detail = f"The parameters of job {job_id} could not be written: {error.strerror or error}."
             remedy = f"{disk_remedy(error)}, on the disk of its run folder."

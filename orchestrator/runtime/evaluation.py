@@ -1,7 +1,10 @@
-"""Evaluation: an actor that holds the job's model makes the initial parameters, and measures Θ on held-out data.
+"""Evaluation beside the islands: an actor that holds the job's model makes the initial parameters, and measures Θ.
 
-It asks the data plane for Θ as it stands and has a thread of its own, so that it holds up no merge. An evaluator that fails
-or hangs is ended, and the next question makes another. Refuses to know when something is evaluated (``core``).
+It asks the data plane for Θ as it stands and has a thread of its own, so that it holds up no merge. An evaluator that dies
+is made again, on another node of its group if there is one; one that fails or hangs is ended, and the next question makes
+another. While its node group has no room for it, the head measures, and each loss says why.
+
+Refuses to know when something is evaluated, for how long, and on which island if on one (``core.evaluation``).
 """
 
 from __future__ import annotations
@@ -10,13 +13,14 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.actors.evaluator import EvaluatorFactory, EvaluatorInterface, InitialModel
 from orchestrator.actors.handle import ActorHandle
-from orchestrator.core import events
+from orchestrator.core import effects, events
 from orchestrator.core.vocabulary import Version
 from orchestrator.errors import first_line
 from orchestrator.host.job_context import JobContext
@@ -24,6 +28,8 @@ from orchestrator.logbook import service_logbook
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import evaluator_name
+from orchestrator.runtime.placement import environment_of, refusal, resources_of
+from orchestrator.runtime.settings import GROUP_LABEL
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +39,13 @@ EVALUATION_BASE_S = 600.0
 SLOWEST_FLOPS = 1e9
 """Of one thread of a processor: an evaluator that does less than this has stopped."""
 FLOPS_PER_PARAMETER_AND_TOKEN = 2
+HEAD_NICENESS = 15
+"""On the head measuring can wait; on a shared machine it must not take the processor from islands that train."""
+HEAD_ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "NPROC": "1"}
+HEAD = ""
+"""As the name of a node group: of none."""
+LIVES_MAX = 2
+"""Of an evaluator in one evaluation: who dies again, dies of the model."""
 
 
 class Evaluation:
@@ -41,7 +54,7 @@ class Evaluation:
     def __init__(self, context: JobContext, parameters: Callable[[], tuple[Tensors, tuple[Version, ...]]]) -> None:
         self._context, self._parameters = context, parameters
         self._thread = ThreadPoolExecutor(1, "evaluate")
-        self._evaluator: ActorHandle[EvaluatorInterface] | None = None
+        self._evaluators: dict[str, ActorHandle[EvaluatorInterface]] = {}
         self._evaluators_made = 0
         self.unigram_loss: float | None = None
         """Held-out loss of a model that knows only how often each token occurs: a figure for the report."""
@@ -54,10 +67,10 @@ class Evaluation:
         """``unigram_loss`` is there some time later, if that works."""
         self._thread.submit(self._context.guarded, self._measure_unigram)
 
-    def evaluate(self, global_version: int) -> None:
+    def evaluate(self, order: effects.Evaluate) -> None:
         """Measure Θ as it stands now; ``EvaluationCompleted`` or ``EvaluationFailed`` follows."""
         parameters, _ = self._parameters()
-        self._thread.submit(self._context.guarded, lambda: self._evaluate(global_version, parameters))
+        self._thread.submit(self._context.guarded, lambda: self._evaluate(order, parameters))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -66,7 +79,7 @@ class Evaluation:
 
     def _initial_model(self) -> InitialModel:
         """However long that takes, for how large the model is only the evaluator knows. Raises what ends it."""
-        call = self._actor().call(EvaluatorInterface.initial_model)
+        call = self._actor(HEAD).call(EvaluatorInterface.initial_model)
         began = time.monotonic()
         while not ray.wait([call], timeout=SEED_REMINDER_S)[0]:
             log.warning("the initial parameters are not there after %.0f s", time.monotonic() - began)
@@ -74,21 +87,39 @@ class Evaluation:
 
     def _measure_unigram(self) -> None:
         try:
-            call = self._actor().call(EvaluatorInterface.unigram_loss)
+            call = self._actor(HEAD).call(EvaluatorInterface.unigram_loss)
             self.unigram_loss = ray.get(call, timeout=EVALUATION_BASE_S)
         except (RayError, TimeoutError):
             self.unigram_loss = None
+        if self._context.spec.evaluation.on != "head":  # its model is a copy of Θ that nobody may ever ask for
+            self._drop_actor(HEAD)
 
-    def _evaluate(self, global_version: int, parameters: Tensors) -> None:
-        try:
-            call = self._actor().call(EvaluatorInterface.evaluate, parameters)
-            loss = ray.get(call, timeout=self._limit_s(sum(array.size for array in parameters.values())))
-        except (RayError, TimeoutError) as error:
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            self._drop_actor()
-            self._context.post(lambda at: events.EvaluationFailed(at, global_version, reason))
+    def _evaluate(self, order: effects.Evaluate, parameters: Tensors) -> None:
+        for life in range(1, LIVES_MAX + 1):
+            group, remark = self._group()
+            if remark:
+                log.warning("the head measures Θ: %s", remark)
+            try:
+                loss, sequence_count, seconds = self._measured(group, order, parameters)
+            except (RayError, TimeoutError) as error:
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                self._drop_actor(group)
+                if isinstance(error, ActorDiedError) and life < LIVES_MAX:
+                    log.warning("the evaluator died, and is made again: %s", reason)
+                    continue
+                self._post(events.EvaluationFailed, order.global_version, reason)
+            else:
+                facts = (loss, sequence_count, seconds, f"node group {group}" if group else "the head", remark)
+                self._post(events.EvaluationCompleted, order.global_version, *facts)
             return
-        self._context.post(lambda at: events.EvaluationCompleted(at, global_version, loss))
+
+    def _measured(self, group: str, order: effects.Evaluate, parameters: Tensors) -> tuple[float, int, float]:
+        """What ``EvaluatorInterface.evaluate`` answers. Raises RayError or TimeoutError."""
+        call = self._actor(group).call(EvaluatorInterface.evaluate, parameters, order.limit_s)
+        return ray.get(call, timeout=self._limit_s(sum(array.size for array in parameters.values())))
+
+    def _post(self, kind: Callable[..., events.Event], *facts: Any) -> None:
+        self._context.post(lambda at: kind(at, *facts))
 
     def _limit_s(self, parameter_count: int) -> float:
         """How long an evaluation of so many parameters may take: by the arithmetic that it is."""
@@ -96,25 +127,49 @@ class Evaluation:
         token_count = spec.evaluation.sequences * spec.data.sequence_length
         return EVALUATION_BASE_S + FLOPS_PER_PARAMETER_AND_TOKEN * parameter_count * token_count / SLOWEST_FLOPS
 
-    def _actor(self) -> ActorHandle[EvaluatorInterface]:
-        """The evaluator; made when it is first needed, and again after a failure."""
-        if self._evaluator is None:
-            self._evaluators_made += 1
-            context = self._context
-            environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "NPROC": "1"}
-            evaluator_class: EvaluatorFactory = cluster.actor_class(EVALUATOR_CLASS)
-            # by its name it is also that of a synchroniser that died
-            options = {**cluster.on_head(evaluator_name(context.job, self._evaluators_made)), "max_restarts": 0}
-            self._evaluator = cluster.start_actor(
-                evaluator_class,
-                options,
-                context.spec.model_dump(mode="json") | {"roots": context.roots},
-                environment,
-                service_logbook(context.run_dir, "evaluator", self._evaluators_made),
-            )
-        return self._evaluator
+    def _group(self) -> tuple[str, str]:
+        """The node group that measures this time, and why it is not the one that was asked for."""
+        section = self._context.spec.evaluation
+        if section.on == "islands":
+            return HEAD, "no island could"
+        if section.node_group is None or section.node_group in self._evaluators:
+            return section.node_group or HEAD, ""
+        no = refusal(section.node_group, resources_of(section), cluster.nodes(), "evaluation")
+        if no is None:
+            self._drop_actor(HEAD)  # it measured while there was no room
+            return section.node_group, ""
+        return HEAD, no.reason
 
-    def _drop_actor(self) -> None:
-        if self._evaluator is not None:
-            cluster.end_actor(self._evaluator)
-        self._evaluator = None
+    def _actor(self, group: str) -> ActorHandle[EvaluatorInterface]:
+        """The evaluator there; made when it is first needed, and again after a failure."""
+        if group not in self._evaluators:
+            self._evaluators_made += 1
+            context, number = self._context, self._evaluators_made
+            evaluator_class: EvaluatorFactory = cluster.actor_class(EVALUATOR_CLASS)
+            self._evaluators[group] = cluster.start_actor(
+                evaluator_class,
+                {**self._options(evaluator_name(context.job, number, group), group), "max_restarts": 0},
+                context.spec.model_dump(mode="json") | {"roots": context.roots},
+                environment_of(context.spec.evaluation) if group else HEAD_ENVIRONMENT,
+                service_logbook(context.run_dir, "evaluator", number),
+                0 if group else HEAD_NICENESS,
+            )
+        return self._evaluators[group]
+
+    def _options(self, name: str, group: str) -> dict[str, Any]:
+        """By its name it is also that of a synchroniser that died."""
+        options = cluster.on_head(name)
+        if not group:
+            return options
+        wanted = resources_of(self._context.spec.evaluation)
+        return {
+            **options,
+            "num_cpus": wanted["CPU"],
+            "num_gpus": wanted.get("GPU", 0),
+            "resources": {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")},
+            "label_selector": {GROUP_LABEL: group},
+        }
+
+    def _drop_actor(self, group: str) -> None:
+        if (evaluator := self._evaluators.pop(group, None)) is not None:
+            cluster.end_actor(evaluator)

@@ -125,7 +125,11 @@ class Interpreter:
         self.end(effect.island, effect.incarnation)
 
     def evaluate(self, effect: f.Evaluate) -> None:
-        self._evaluation.evaluate(effect.global_version)
+        if effect.island is None:
+            self._evaluation.evaluate(effect)
+        else:
+            facts = (effect.global_version, effect.versions, effect.limit_s)
+            self._command(effect.island, effect.incarnation, IslandInterface.evaluate, *facts)
 
     def resolve_command(self, effect: f.ResolveCommand) -> None:
         self._resolve(effect)

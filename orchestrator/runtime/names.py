@@ -17,9 +17,9 @@ def controller_name(job: str) -> str:
     return f"{prefix(job)}controller"
 
 
-def evaluator_name(job: str, number: int) -> str:
-    """Numbered: a name is taken until Ray has noticed its actor's end."""
-    return f"{prefix(job)}evaluator-{number}"
+def evaluator_name(job: str, number: int, node_group: str = "") -> str:
+    """Numbered: a name is taken until Ray has noticed its actor's end. ``node_group`` is empty for that of the head."""
+    return f"{prefix(job)}evaluator-{f'{node_group}-' if node_group else ''}{number}"
 
 
 def island_name(job: str, island: IslandId, incarnation: Incarnation) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from orchestrator.runtime.settings import CONTROL_GROUP
-from orchestrator.sections import IslandsSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,29 @@ class Unplaced:
     reason: str
 
 
-def resources_of(section: IslandsSection) -> dict[str, float]:
-    """What one island of this section books on its node."""
+class Booking(Protocol):
+    """What a section of the specification says of a process that computes."""
+
+    @property
+    def accelerator(self) -> str: ...
+
+    @property
+    def accelerators(self) -> int: ...
+
+    @property
+    def cpus(self) -> float: ...
+
+
+def resources_of(section: Booking) -> dict[str, float]:
+    """What one process of this section, an island or an evaluator, books on its node."""
     wanted = {"CPU": section.cpus}
     if section.accelerators:
         wanted[section.accelerator.upper()] = float(section.accelerators)
     return wanted
 
 
-def environment_of(section: IslandsSection) -> dict[str, str]:
-    """What the process of one island of this section sets before it imports JAX.
+def environment_of(section: Booking) -> dict[str, str]:
+    """What one process of this section sets before it imports JAX.
 
     Not Ray's ``runtime_env``, which costs a process of its own instead of a waiting one. CPU islands share cores with
     others: each gets as many threads as it books CPUs, or four of them would run eight threads on two cores.
@@ -70,15 +83,18 @@ def environment_of(section: IslandsSection) -> dict[str, str]:
     return {**quiet, "JAX_PLATFORMS": "cpu", **dict.fromkeys(names, threads)}
 
 
-def refusal(group: str, wanted: Mapping[str, float], nodes: Iterable[Node]) -> Refusal | None:
-    """``None`` if some node of ``group`` has ``wanted`` free; else what it books, what there is, and what to do."""
+def refusal(group: str, wanted: Mapping[str, float], nodes: Iterable[Node], section: str = "islands") -> Refusal | None:
+    """``None`` if some node of ``group`` has ``wanted`` free; else what it books, what there is, and what to do.
+
+    ``section`` is the one of the specification that asks for it.
+    """
     all_nodes = list(nodes)
     candidates = [node for node in all_nodes if node.group == group]
     request = _text_of(wanted)
     if not candidates:
         others = ", ".join(sorted({n.group for n in all_nodes if n.group and n.group != CONTROL_GROUP})) or "none"
         return Refusal(
-            f"no node belongs to the node group {group!r} (groups with nodes: {others}): change islands.node_group, "
+            f"no node belongs to the node group {group!r} (groups with nodes: {others}): change {section}.node_group, "
             f"or add a node with that label",
             final=True,
         )
@@ -88,7 +104,7 @@ def refusal(group: str, wanted: Mapping[str, float], nodes: Iterable[Node]) -> R
         )
         return Refusal(
             f"asked for {request} on one node of {group!r}, whose nodes have {best} in all: ask for less "
-            f"(islands.cpus, islands.accelerators), or add a larger node",
+            f"({section}.cpus, {section}.accelerators), or add a larger node",
             final=True,
         )
     if not any(_covers(node.free, wanted) for node in candidates):

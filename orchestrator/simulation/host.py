@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from orchestrator.core.effects import Evaluate
 from orchestrator.core.messages import IslandReport
 from orchestrator.core.vocabulary import Duration, FragmentId, Instant, IslandId, Version
 from orchestrator.impairment import LinkImpairment
@@ -33,7 +34,7 @@ class Host:
 
     ``began_at`` is when the present step began, ``step_s`` what it takes, ``owed`` the time in it that the island stood
     still and has yet to make up for, ``held_at`` when it would have ended, if the island stood still then (``stepping``).
-    ``chunks`` are the fragments that its donors gave so far.
+    ``chunks`` are the fragments that its donors gave so far, ``evaluation`` is what it is to measure at a boundary.
     """
 
     process: SimulatedIsland
@@ -50,6 +51,7 @@ class Host:
     owed: Duration = 0.0
     reported_at: Instant = 0.0
     impairment: LinkImpairment = field(default_factory=LinkImpairment)
+    evaluation: Evaluate | None = None
     chunks: dict[FragmentId, StateChunk] = field(default_factory=dict)
     outbox: deque[IslandReport] = field(default_factory=deque)
     waiting: list[Callable[[], None]] = field(default_factory=list)

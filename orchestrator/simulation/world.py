@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heappop, heappush
+from operator import lt
 from random import Random
 
 from orchestrator.accounting.goodput import Goodput
@@ -19,14 +20,15 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import invariants, saving
+from orchestrator.core.messages import Evaluated
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Incarnation, Instant, IslandId, JobPolicy, PayloadId, ReleaseReason
+from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, JobPolicy, PayloadId, ReleaseReason
 from orchestrator.errors import InternalError
 from orchestrator.simulation.faults import inject
 from orchestrator.simulation.host import Host
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.links import Links
-from orchestrator.simulation.merge_worker import MergeWorker
+from orchestrator.simulation.merge_worker import MergeWorker, held_out_loss
 from orchestrator.simulation.placement import end, place
 from orchestrator.simulation.plan import Capacity, IncarnationStart, Latency, WorldPlan
 from orchestrator.simulation.stepping import Stepping
@@ -206,7 +208,11 @@ class World:
         end(self, effect)
 
     def evaluate(self, effect: f.Evaluate) -> None:
-        self.merge_worker.evaluate(effect.global_version)
+        host = None if effect.island is None else self.hosts[effect.island, effect.incarnation]
+        if host is None:
+            self.merge_worker.evaluate(effect.global_version)
+        else:
+            self.reach(host, self.addressed(host, partial(self._measure_at_boundary, host, effect)))
 
     def resolve_command(self, effect: f.ResolveCommand) -> None:
         """Operators of this world do not listen to what becomes of a command; it is on the tape."""
@@ -252,6 +258,30 @@ class World:
         if announced:
             self.links.say(lost, self.draw(self.plan.detect_s))
 
+    def _measure_at_boundary(self, host: Host, effect: f.Evaluate) -> None:
+        """Once it holds Θ at these versions, the process measures instead of stepping; one that steps no more, at once."""
+        host.evaluation = effect
+        if not host.process.stepping:
+            self._measure(host)
+
+    def _measure(self, host: Host) -> Duration:
+        """How long the evaluation that waits here takes; what comes of it is reported then. 0 where none can begin."""
+        effect, versions = host.evaluation, host.process.replica.versions
+        if effect is None or (host.process.stepping and any(map(lt, versions, effect.versions))):
+            return 0.0
+        host.evaluation = None
+        takes = self.draw(self.plan.evaluate_s)
+        takes = takes if effect.limit_s is None else min(takes, effect.limit_s)
+        version, count = effect.global_version, self.policy.evaluation.sequences
+        report = Evaluated(version, held_out_loss(version), count, takes)
+        self.later(takes, lambda: self._report(host, report))
+        return takes
+
+    def _report(self, host: Host, report: Evaluated) -> None:
+        if host.alive:
+            host.post([report])
+            self.links.carry(host)
+
     # ── stepping ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, host: Host) -> None:
@@ -269,7 +299,7 @@ class World:
 
     def _begin_step(self, host: Host) -> None:
         island = host.process.island
-        pause = self.stepping.pause(island, self.now)
+        pause = self.stepping.pause(island, self.now) + self._measure(host)
         host.began_at, host.step_s = self.now + pause, self.stepping.draw(island, self.now)
         host.owed = 0.0  # it stood still before it trained, perhaps; this step knows nothing of that
         self.later(pause + host.step_s, lambda: self._end_step(host))
@@ -295,6 +325,8 @@ class World:
             self.links.carry(host)
         if host.process.stepping:
             self._begin_step(host)
+        else:
+            self._measure(host)
 
     def _change_capacity(self, change: Capacity) -> None:
         self.tokens_per_step[change.island] = round(change.ratio * self.plan.tokens_per_step)
@@ -311,6 +343,7 @@ class World:
         if not host.process.stepping or self.stepping.still(host.process.island):
             host.post(host.process.flush())
             self.links.carry(host)
+            self._measure(host)
 
     def delivered(self, host: Host, effect: f.PublishFragment) -> None:
         """A published version has arrived in the island's mailbox."""

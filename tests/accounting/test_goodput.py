@@ -7,6 +7,7 @@ from math import fsum, isclose
 
 import pytest
 
+from orchestrator.accounting.island_time import EVALUATING, NOT_STEPPING
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -135,3 +136,12 @@ def test_badput_and_classes_tell_the_same_sum():
     assert isclose(fsum(classes.values()), total)
     assert total == 40.0
     assert isclose(fsum(summary["badput_seconds"].values()), total - classes["productive"] - classes["in_flight"])
+
+
+def test_the_time_in_which_an_island_measures_is_stalled_and_named_once():
+    story = Dictation().train_from(0.0).progress(10.0, 100, 7.0)
+    measured = e.EvaluationCompleted(10.0, 5, 2.0, 24, 2.0, "east", "", "east", 1)
+    story.tell(measured).tell(measured)
+    island = story.goodput.summary()["islands"]["east"]
+    assert island["badput_seconds"] == {EVALUATING: pytest.approx(2.0), NOT_STEPPING: pytest.approx(1.0)}
+    assert island["seconds"]["stalled"] == pytest.approx(3.0)

@@ -1,6 +1,6 @@
 """``make bench``: events per second of core and fleet model, what a specification costs to be read, the merge arithmetic,
-what synchronising and adopting cost a step, what keeping a merge and a checkpoint costs, how soon operators are served,
-what attrition costs, how soon a killed island is back, and what that costs who gives it a state, and the others.
+what synchronising, adopting and evaluating cost a step, what keeping a merge and a checkpoint costs, how soon operators are
+served, what attrition costs, how soon a killed island is back, and what that costs who gives it a state, and the others.
 
 The last line names the goals that were missed; the exit code is 1 if there is one. All parts run without arguments.
 """
@@ -17,8 +17,10 @@ from tests.bench import (
     checkpoints,
     checkpoints_load,
     core,
+    device_memory,
     documents,
     donors,
+    evaluation,
     fleet,
     goals,
     journal,
@@ -36,6 +38,8 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "fleet": fleet.main,
     "merge": merge.main,
     "adoption": adoption.main,
+    "evaluation": evaluation.main,
+    "device-memory": device_memory.main,
     "journal": journal.main,
     "checkpoints": checkpoints.main,
     "checkpoints-load": checkpoints_load.main,

@@ -27,6 +27,7 @@ SPEC: dict[str, Any] = {
     "synchroniser": {"fragments": 2},
     "training": {"batch_size": 2},
     "data": {"sequence_length": 8},
+    "evaluation": {"sequences": 24},
 }
 FRAGMENTS = fragment_map.build(SyntheticTrainer(SPEC, 0).tensor_shapes(), 2)
 

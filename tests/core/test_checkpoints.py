@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orchestrator.core import commands, events, saving
 from orchestrator.core.effects import FinishJob, FlushIsland, MergeFragment, ResolveCommand, SetTimer
 from orchestrator.core.vocabulary import CheckpointPolicy, IslandState
@@ -70,6 +72,17 @@ def test_an_island_that_does_not_answer_in_time_is_left_out_and_is_not_heard_aft
     assert sealed(story.timer(deadline)) == (("a", 1),)
     assert not saves(story, "b")
     assert not story.timer(deadline)
+
+
+def test_how_long_islands_may_take_to_save_is_by_what_all_of_them_have_to_write() -> None:
+    small, large = Story("ab"), Story("ab")
+    large.core.handle(events.OuterStateSeeded(0.0, 10**9, "digest"))
+    waits = []
+    for story in (small, large):
+        story.starts("a", "b")
+        waits.append(the(SetTimer, asked(story)).due_at - story.now)
+    assert waits[0] == pytest.approx(60.0, abs=0.1)
+    assert waits[1] == pytest.approx(60.0 + 2 * 12e9 / 5e6)
 
 
 def test_without_any_state_of_an_island_there_is_no_checkpoint() -> None:

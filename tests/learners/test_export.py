@@ -54,7 +54,7 @@ def test_what_is_exported_has_the_held_out_loss_it_had(trainer, make_job, tmp_pa
     assert all(np.array_equal(found[name], parameters[name]) for name in parameters)
     text = corpus.load(spec["data"])
     tokens = corpus.held_out_sequences(text, spec["evaluation"]["sequences"], spec["data"]["sequence_length"])
-    assert float(model.loss(found, tokens)) == pytest.approx(trainer.evaluate(parameters), rel=1e-5)
+    assert float(model.loss(found, tokens)) == pytest.approx(trainer.evaluate(parameters).loss, rel=1e-5)
 
 
 def test_an_orbax_checkpoint_is_not_written_over_another(trainer, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from learners import compilation_cache, jax_trainer
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import taken
+from tests.bench.device_memory import highest
 
 
 @pytest.fixture
@@ -37,9 +38,9 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 def test_the_loss_falls_below_the_unigram_models_within_60_steps(new_trainer):
     trainer = new_trainer(training={"batch_size": 8, "inner_optimizer": {"warmup_steps": 5, "lr": 4e-3}})
-    before = trainer.evaluate(trainer.initial_parameters())
+    before = trainer.evaluate(trainer.initial_parameters()).loss
     results = [trainer.step(step) for step in range(60)]
-    after = trainer.evaluate(parameters(trainer))
+    after = trainer.evaluate(parameters(trainer)).loss
     assert before == pytest.approx(np.log(256), abs=1e-4)
     assert after < trainer.unigram_loss() < before
     assert {result.token_count for result in results} == {8 * 32}
@@ -173,7 +174,7 @@ def test_a_peer_that_imports_a_state_piece_by_piece_continues_exactly_as_its_don
 def test_pieces_are_evaluated_like_their_tensors(new_trainer):
     trainer = new_trainer()
     whole = trainer.initial_parameters()
-    assert trainer.evaluate(taken(whole, all_pieces(trainer))) == trainer.evaluate(whole)
+    assert trainer.evaluate(taken(whole, all_pieces(trainer))).loss == trainer.evaluate(whole).loss
 
 
 def test_what_does_not_fit_is_refused_with_the_shapes(new_trainer):
@@ -271,3 +272,13 @@ def test_a_stopped_process_that_holds_the_cache_delays_others_only_so_long(monke
             fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with compilation_cache.exclusive():
             assert float(jax.jit(lambda x: x * 5)(2.0)) == 10
+
+
+def test_a_state_leaves_and_reaches_the_devices_array_by_array(new_trainer):
+    trainer, peer = new_trainer(), new_trainer(1)
+    peer.step(0)
+    state = trainer.export_state().arrays()
+    largest = max(array.nbytes for array in state.values()) / sum(array.nbytes for array in state.values())
+    for work in (trainer.export_state, lambda: trainer.import_state(state)):
+        _, ratio = highest(work)
+        assert ratio <= 1.0 + 2 * largest < 2.0  # what arrives may be there in its sender's memory, and in its own

@@ -13,7 +13,7 @@ import pytest
 
 from learners import jax_trainer, synthetic
 from learners.catching_up import CatchingUp
-from learners.exports import Throttle
+from learners.exports import HeldStates, Throttle
 from learners.outbox import Outbox
 from learners.state_fetch import Donor, FetchedState, Fragments, StateFetch
 from orchestrator.core.messages import Adopted, Flushed, Offer
@@ -175,12 +175,12 @@ class Giver:
 class Receiver:
     """``unfit`` donors give what it cannot take."""
 
-    def __init__(self, in_chunks: bool = True, unfit: str = "") -> None:
+    def __init__(self, of_one_boundary: bool = False, unfit: str = "") -> None:
         self.unfit = unfit
         self.got: SimpleQueue[FetchedState] = SimpleQueue()
         self.failures: SimpleQueue[tuple[str, BaseException]] = SimpleQueue()
         self.fetch = StateFetch(
-            COUNT, in_chunks=in_chunks, take=self.take, failed=lambda *told: self.failures.put(told)
+            COUNT, of_one_boundary=of_one_boundary, take=self.take, failed=lambda *told: self.failures.put(told)
         )
 
     def take(self, state: FetchedState) -> None:
@@ -273,16 +273,41 @@ def test_versions_of_another_job_are_refused():
     assert "2 versions came for 5 fragments" in str(receiver.failures.get(timeout=PATIENCE_S)[1])
 
 
-def test_one_donor_gives_the_whole_of_one_boundary_and_another_begins_anew():
-    dies, lives, receiver = Giver("dies", 7), Giver("lives", 8), Receiver(in_chunks=False)
+def test_one_donor_gives_all_of_one_boundary_fragment_by_fragment() -> None:
+    donor, receiver = Giver("donor", 7), Receiver(of_one_boundary=True)
+    receiver.asks(donor)
+    assert [donor.gives() for _ in range(COUNT)] == [(p,) for p in range(COUNT)]
+    state = receiver.state()
+    assert (state.donor, state.step, state.sources) == ("donor", 7, ())
+
+
+def test_another_donor_goes_on_at_the_fragment_at_which_the_first_one_died() -> None:
+    dies, lives, receiver = Giver("dies", 7), Giver("lives", 8), Receiver(of_one_boundary=True)
     receiver.asks(dies)
-    assert dies.asked.get(timeout=PATIENCE_S) is None
+    dies.gives()
+    assert dies.asked.get(timeout=PATIENCE_S) == (1,)
     dies.answers.put(ConnectionError("gone"))
     receiver.failures.get(timeout=PATIENCE_S)
     receiver.asks(lives)
-    assert lives.gives() is None
-    state = receiver.state()
-    assert (state.donor, state.step, state.sources) == ("lives", 8, ())
+    assert [lives.gives() for _ in range(COUNT - 1)] == [(p,) for p in range(1, COUNT)]
+    assert receiver.state().sources == ("dies", *["lives"] * (COUNT - 1))
+
+
+def test_a_held_state_is_of_one_boundary_until_its_receiver_has_it_or_asks_no_more() -> None:
+    now, boundaries = [0.0], iter(range(100))
+
+    def cut() -> list[tuple[int, int]]:
+        boundary = next(boundaries)
+        return [(boundary, p) for p in range(3)]
+
+    held = HeldStates(cut, 10.0, lambda: now[0])
+    assert [held.give("a", p) for p in (0, 1, 1)] == [(0, 0), (0, 1), (0, 1)]  # an answer got lost
+    assert held.give("b", 0) == (1, 0)
+    now[0] = 8.0
+    assert held.give("a", 2) == (0, 2)
+    now[0] = 17.0
+    assert held.give("b", 1) == (2, 1)  # what was held for b is gone, and a's is not
+    assert held.give("a", 2) == (0, 2)
 
 
 def test_pieces_that_cannot_be_taken_are_gathered_anew_from_whoever_is_asked_then():
@@ -312,12 +337,14 @@ def test_once_a_state_is_held_nothing_of_it_is_kept_and_nobody_is_asked():
 
 
 def test_a_state_that_cannot_be_taken_is_gathered_anew_from_others():
-    strange, usual, receiver = Giver("strange", 7), Giver("usual", 8), Receiver(in_chunks=False, unfit="strange")
+    strange, usual, receiver = Giver("strange", 7), Giver("usual", 8), Receiver(of_one_boundary=True, unfit="strange")
     receiver.asks(strange)
-    strange.gives()
+    for _ in range(COUNT):
+        strange.gives()
     assert str(receiver.failures.get(timeout=PATIENCE_S)[1]) == "of another model"
     receiver.asks(usual)
-    usual.gives()
+    for _ in range(COUNT):
+        usual.gives()
     assert receiver.state().donor == "usual"
 
 
@@ -331,7 +358,7 @@ class Beginner:
 
     def asks(self, order: tuple[int, int], *givers: Giver) -> None:
         donors = {f"{giver.name}.1": Donor(giver.name, giver.give) for giver in givers}
-        self.catching_up.fetch(order, donors, COUNT, self.loaded.append, in_chunks=True)
+        self.catching_up.fetch(order, donors, COUNT, self.loaded.append, of_one_boundary=False)
 
     def says(self) -> list[Any]:
         return self.outbox.take(PATIENCE_S)

@@ -1,11 +1,12 @@
 """Processes of a job that wait as long as a test needs to catch them in the act: before they write a file of a checkpoint,
-an island before it says that it has started, and before it hands its state over.
+an island before it says that it has started, and before it hands its state over, and whoever measures before that.
 
 Whoever imports this module does so: islands by their trainer, the synchroniser by its class.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,16 +14,19 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from learners import synthetic
-from learners.contract import Arrays
+from learners.contract import Arrays, HeldOutLoss
+from learners.host_copy import HostCopy
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.runtime import synchroniser_actor
 
 PLUGS = Path(tempfile.gettempdir()) / "atoll-plugs"
 
 
-WARM_UP, HAND_OVER = "warm-up", "hand-over"
-"""Acts of an island."""
+WARM_UP, HAND_OVER, MEASURE = "warm-up", "hand-over", "measure"
+"""Acts of an island; whoever measures may be another process."""
 
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> synthetic.SyntheticTrainer:
@@ -34,7 +38,7 @@ def act(seed: int, name: str) -> Path:
     return Path(f"{name}-{seed}")
 
 
-class PluggedCopy(synthetic.HostCopy):
+class PluggedCopy(HostCopy):
     def __init__(self, arrays: Arrays, seed: int) -> None:
         super().__init__(arrays)
         self._job_seed = seed
@@ -55,6 +59,10 @@ class PluggedTrainer(synthetic.SyntheticTrainer):
 
     def export_state(self, tensors: Iterable[str] | None = None) -> PluggedCopy:
         return PluggedCopy(super().export_state(tensors).arrays(), self._job_seed)
+
+    def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = math.inf) -> HeldOutLoss:
+        _wait(act(self._job_seed, MEASURE))
+        return super().evaluate(arrays, limit_s)
 
 
 class SynchroniserActor(synchroniser_actor.SynchroniserActor):

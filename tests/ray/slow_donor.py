@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from learners.contract import Arrays
-from learners.synthetic import HostCopy, SyntheticTrainer
+from learners.host_copy import HostCopy
+from learners.synthetic import SyntheticTrainer
 
 HANDING_OVER_S = 2.0
 

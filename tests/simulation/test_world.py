@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from orchestrator.accounting.island_time import EVALUATING
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Adopted
-from orchestrator.core.vocabulary import FragmentId, IslandId, JobOutcome, ReleaseReason, Version
+from orchestrator.core.vocabulary import EvaluationPolicy, FragmentId, IslandId, JobOutcome, ReleaseReason, Version
 from orchestrator.errors import InternalError
 from orchestrator.simulation.island import SimulatedIsland
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
@@ -178,3 +181,26 @@ def test_an_island_keeps_what_its_adoption_says(adoption, kept):
     island.deliver(FragmentId(0), Version(1), 9, merged_offer=1)
     (adopted,) = [letter for letter in island.end_step(0.1, 0.1) if isinstance(letter, Adopted)]
     assert (adopted.version, adopted.step, adopted.tokens_total, adopted.kept_tokens) == (1, 9, 500, kept)
+
+
+def test_an_island_that_measures_stands_still_for_it_and_goodput_says_so():
+    measured = EvaluationPolicy(sequences=24, time_ratio_max=None, on_islands=True)
+    policy = replace(sample_policy(4, steps=200), evaluation=measured)
+    world = World(policy, replace(EVEN, evaluate_s=(0.5, 0.5)), seed=3).run()
+    assert world.finished.outcome is JobOutcome.COMPLETED
+    results = _told(world, e.EvaluationCompleted)
+    assert len({event.island for event in results}) > 1  # who measured falls behind, so another is furthest ahead
+    while_training = [event for event in results if event.at < _told(world, e.IslandFlushed)[0].at]
+    spent = world.goodput.summary()["badput_seconds"][EVALUATING]
+    assert spent == pytest.approx(0.5 * len(while_training), abs=0.6)
+
+
+def test_an_island_that_dies_while_it_measures_is_replaced():
+    policy = replace(sample_policy(4, steps=100), evaluation=EvaluationPolicy(on_islands=True))
+    plan = replace(EVEN, evaluate_s=(0.5, 0.5))
+    island = _asked(World(policy, plan, seed=3).run(), f.Evaluate)[0].island
+    undisturbed = _told(World(policy, plan, seed=3).run(), e.EvaluationCompleted)[0].at
+    world = World(policy, replace(plan, faults=(Fault(undisturbed - 0.3, FaultKind.KILL, island),)), seed=3).run()
+    first, second, *_ = _asked(world, f.Evaluate)
+    assert (first.island, second.island == first.island) == (island, False)
+    assert _told(world, e.EvaluationCompleted)[0].island == second.island

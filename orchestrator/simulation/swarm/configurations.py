@@ -16,7 +16,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from orchestrator.core.vocabulary import Duration, HealthPolicy, Instant, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import (
+    Duration,
+    EvaluationPolicy,
+    HealthPolicy,
+    Instant,
+    IslandId,
+    IslandPlan,
+    JobPolicy,
+    NodeGroupId,
+)
 from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
 from orchestrator.simulation.swarm.operators import CheckpointRequests, draw_checkpoint_requests
@@ -42,6 +51,7 @@ HEALTH = (FaultKind.DIVERGE.value, FaultKind.EXPLODE.value, "failed merges")
 STANDBYS = "standbys"
 SEVERAL_DONORS = "several donors"
 SAVING = "checkpoints"
+MEASURING_ISLANDS = "evaluations on islands"
 """Features that came later still, likewise."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH} - {FaultKind.READD}
 FEATURES = (
@@ -104,12 +114,14 @@ class _Draw:
         self.standbys = Random(f"atoll swarm {seed} standbys")
         self.donors = Random(f"atoll swarm {seed} donors")
         self.saving = Random(f"atoll swarm {seed} saving")
+        self.measuring = Random(f"atoll swarm {seed} measuring")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
         features |= {STANDBYS} if self.standbys.random() < 0.5 else set()
         features |= {SEVERAL_DONORS} if self.donors.random() < 0.5 else set()
         features |= {SAVING} if self.saving.random() < 0.5 else set()
+        features |= {MEASURING_ISLANDS} if self.measuring.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -129,6 +141,9 @@ class _Draw:
         policy = self._policy(patience)
         if self.on(SEVERAL_DONORS):
             policy = replace(policy, donors_max=self.donors.randint(2, 4))
+        if self.on(MEASURING_ISLANDS):
+            ratio = self.measuring.choice((None, 0.05, 1.0))
+            policy = replace(policy, evaluation=EvaluationPolicy(24, ratio, on_islands=True))
         if self.on(STANDBYS):
             policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
         requests = draw_checkpoint_requests(self.saving, self.calm_at) if self.on(SAVING) else None

@@ -14,7 +14,8 @@ from orchestrator.errors import AtollError
 from tests.ray.jobs import GAP_MAX_S, Job, gone
 
 pytestmark = pytest.mark.ray
-PAYLOAD_BYTES = 100_000
+PAYLOAD_BYTES = 12_900
+"""In four bits a value."""
 """Of a synthetic job's fragment: 100,000 parameters in four."""
 
 

@@ -27,7 +27,7 @@ class JobChecker:
         self._policy, self._islands, self._rounds = policy, islands, rounds
         self._reported: dict[tuple[IslandId, Incarnation], int] = {}
         self._commands: set[CommandId] = set()
-        self._evaluating: int | None = None
+        self._evaluating: f.Evaluate | None = None
         self._evaluated: int | None = None
         self._ending = False
         self._at = 0.0
@@ -43,7 +43,7 @@ class JobChecker:
         if isinstance(event, e.ProgressReported) and self._islands.all[event.island].speaks(event.incarnation):
             key = event.island, event.incarnation
             self._reported[key] = max(self._reported.get(key, 0), event.tokens_total)
-        elif isinstance(event, _EVALUATED) and event.global_version == self._evaluating:
+        elif isinstance(event, _EVALUATED) and self._evaluates(event.global_version):
             self._evaluating, self._evaluated = None, event.global_version
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
@@ -62,15 +62,27 @@ class JobChecker:
         self._ending = self._ending or begins
         for n, effect in enumerate(effects, start=1):
             if isinstance(effect, f.Evaluate):
-                require(self._evaluating is None, "one evaluation at a time", effect)
+                require(self._evaluating is None or self._deserted(), "one evaluation at a time", effect)
                 version = sum(current.version for current in self._rounds.all)
                 require(effect.global_version == version, "what is evaluated is the present version", (effect, version))
-                self._evaluating = effect.global_version
+                self._evaluating = effect
+                require(not self._deserted(), "who is to measure trains", effect)
             elif isinstance(effect, f.FinishJob):
                 require(
                     n == len(effects) and self.finished is None, "a job ends once, and that is its last effect", effects
                 )
                 self._ends(effect, event)
+
+    def _evaluates(self, version: int) -> bool:
+        return self._evaluating is not None and self._evaluating.global_version == version
+
+    def _deserted(self) -> bool:
+        """Whether the island that is to measure is not there to do it."""
+        if self._evaluating is None or self._evaluating.island is None:
+            return False
+        status = self._islands.all[self._evaluating.island]
+        there = status.stage is Stage.TRAINING and not status.silent and not status.draining
+        return not there or status.incarnation != self._evaluating.incarnation
 
     def _answered(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         answers = [x.command for x in effects if isinstance(x, f.ResolveCommand)]

@@ -40,9 +40,10 @@ class Timers:
         self._longest = {
             "flush": policy.flush_timeout_s,
             "suspect": policy.suspect_timeout_s,
-            "checkpoint": max(policy.checkpoints.every_s, policy.checkpoints.timeout_s),
+            "checkpoint": max(policy.checkpoints.every_s, policy.checkpoints.timeout_s or 0.0),
             "backoff": 1.25 * policy.backoff_max_s,
         }
+        self._saves_by_size = len(islands) if policy.checkpoints.timeout_s is None else 0
         self._grace_cap_steps = policy.grace_cap_steps or 0.0
         self._slowest_step: Duration = 0.0
         self._awaited: dict[str, int] = {}
@@ -59,6 +60,9 @@ class Timers:
         self.rang = None
         if isinstance(event, e.ProgressReported):
             self._slowest_step = max(self._slowest_step, event.step_seconds_median)
+        elif isinstance(event, e.OuterStateSeeded) and self._saves_by_size:
+            by_size = 60.0 + 12 * event.parameter_count * self._saves_by_size / 5e6
+            self._longest["checkpoint"] = max(self._longest["checkpoint"], by_size)
         elif isinstance(event, e.TimerFired):
             self._ring(event, effects)
         for effect in effects:

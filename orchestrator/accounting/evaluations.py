@@ -1,0 +1,55 @@
+"""Evaluations as figures: the curve of held-out loss, and what measuring it took, of how much, and where.
+
+Part of ``statistics``, fed by it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.accounting.series import Series
+from orchestrator.core.events import EvaluationCompleted, EvaluationFailed
+from orchestrator.core.vocabulary import Duration, Instant
+
+
+class Evaluations:
+    """``curve`` holds (tokens trained, loss, instant) of each. Of the last one there is all that its event says."""
+
+    curve: Series[tuple[float, float, Instant]]
+    count: int
+    failures: int
+    seconds: Duration
+    last_seconds: Duration
+    last_sequence_count: int
+    last_place: str
+    last_remark: str
+
+    def __init__(self) -> None:
+        self.curve = Series()
+        self.count = self.failures = self.last_sequence_count = 0
+        self.seconds = self.last_seconds = 0.0
+        self.last_place = self.last_remark = ""
+
+    def completed(self, event: EvaluationCompleted, tokens: int) -> None:
+        """Θ was measured when so many tokens had been trained."""
+        self.curve.add((float(tokens), event.loss, event.at))
+        self.count += 1
+        self.seconds += event.seconds
+        self.last_seconds, self.last_sequence_count = event.seconds, event.sequence_count
+        self.last_place, self.last_remark = event.place, event.remark
+
+    def failed(self, event: EvaluationFailed) -> None:
+        self.failures += 1
+        self.last_remark = event.reason
+
+    def summary(self) -> dict[str, Any]:
+        """``sequence_count``, ``last_seconds``, ``place`` and ``remark`` are of the last one; ``seconds`` of all."""
+        return {
+            "count": self.count,
+            "failures": self.failures,
+            "seconds": self.seconds,
+            "last_seconds": self.last_seconds,
+            "sequence_count": self.last_sequence_count,
+            "place": self.last_place,
+            "remark": self.last_remark,
+        }

@@ -1,0 +1,110 @@
+"""Evaluations: when Θ is measured on the held-out split, for how long at most, and on which island if islands do it.
+
+    so many merges since the last one ──▶ OPEN ──measured, or failed──▶ (none open)
+                                           │ its island is gone, silent, or failed
+                                           └──▶ OPEN on another island; beside them where there is none, or one failed
+
+There is one at a time, and none waits: while one is open, merges go on and are counted, and the next begins with the first
+merge behind it. Its limit is a share of the time that the merges between two of them take, as they came lately; whoever
+measures takes fewer sequences where all do not fit. The last one of a job has no limit: jobs are compared by it.
+
+An island is chosen by how far it is ahead, for others wait for it least; its clock stands still meanwhile, so next time
+another is. Refuses to know: models, processes, and where Θ is measured if not on an island.
+"""
+
+from __future__ import annotations
+
+from orchestrator.core.effects import Effect, Evaluate
+from orchestrator.core.events import EvaluationCompleted, EvaluationFailed, OuterStateSeeded
+from orchestrator.core.state import JobState, OpenEvaluation
+from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandState, JobPhase, Life
+
+NOBODY = Incarnation(0)
+
+
+def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
+    """Merges are awaited from now on. A repeated event changes nothing."""
+    if not state.seeded:
+        state.evaluated_at = event.at
+    return []
+
+
+def after_merge(state: JobState, now: Instant) -> list[Effect]:
+    """Begin one if it is due, and none is open."""
+    state.merges_since_evaluation += 1
+    every = state.policy.evaluation_every_merges
+    if not every or state.merges_since_evaluation < every or state.evaluation is not None:
+        return []
+    return [begin(state, now)]
+
+
+def begin(state: JobState, now: Instant) -> Evaluate:
+    """Measure Θ as it stands."""
+    limit_s = _limit_s(state, now)
+    state.merges_since_evaluation, state.evaluated_at = 0, now
+    return _open(state, limit_s)
+
+
+def begin_anew(state: JobState, before: OpenEvaluation) -> Evaluate:
+    """The one that was open comes to nothing: measure Θ as it stands by now, within the same limit."""
+    return _open(state, before.limit_s)
+
+
+def answered(state: JobState, event: EvaluationCompleted | EvaluationFailed) -> list[Effect]:
+    """A failed evaluation is as good as one: training does not depend on being watched. An island's is made up for."""
+    opened = state.evaluation
+    if opened is None or event.global_version != opened.global_version:
+        return []
+    if isinstance(event, EvaluationFailed) and opened.evaluator is not None:
+        return [_opened(state, opened.limit_s, None)]
+    state.evaluation = None
+    if opened.limit_s is None or _is_whole(state, event):
+        state.evaluated = event.global_version
+    return []
+
+
+def settle(state: JobState) -> list[Effect]:
+    """After every event: replace the island that measures, if it is gone, or does not answer."""
+    opened = state.evaluation
+    if opened is None or opened.evaluator is None or state.phase is JobPhase.FINISHED:
+        return []
+    return [] if _answers(state, opened.evaluator) else [begin_anew(state, opened)]
+
+
+def _open(state: JobState, limit_s: Duration | None) -> Evaluate:
+    return _opened(state, limit_s, _furthest(state) if state.policy.evaluation.on_islands else None)
+
+
+def _opened(state: JobState, limit_s: Duration | None, evaluator: Life | None) -> Evaluate:
+    state.evaluation = OpenEvaluation(state.global_version, limit_s, evaluator)
+    island, incarnation = evaluator or (None, NOBODY)
+    versions = tuple(current.version for current in state.rounds)
+    return Evaluate(state.global_version, limit_s, island, incarnation, versions if evaluator else ())
+
+
+def _limit_s(state: JobState, now: Instant) -> Duration | None:
+    """None where nothing bounds it: the job ends, or evaluates at its end only."""
+    policy = state.policy
+    ratio, every = policy.evaluation.time_ratio_max, policy.evaluation_every_merges
+    if ratio is None or not every or state.phase is not JobPhase.RUNNING:
+        return None
+    return ratio * every * (now - state.evaluated_at) / max(1, state.merges_since_evaluation)
+
+
+def _furthest(state: JobState) -> Life | None:
+    """Flushed ones count: an ending job's islands step no more, and hold Θ."""
+    islands = [i for i in state.islands.values() if i.id not in state.standbys and i.state is IslandState.TRAINING]
+    if not islands:
+        return None
+    furthest = min(islands, key=lambda island: (-state.step_of(island), island.id))
+    return furthest.id, furthest.incarnation
+
+
+def _answers(state: JobState, life: Life) -> bool:
+    island = state.islands[life[0]]
+    return island.incarnation == life[1] and island.state is IslandState.TRAINING
+
+
+def _is_whole(state: JobState, event: EvaluationCompleted | EvaluationFailed) -> bool:
+    """Whether all sequences were measured; a failed one would fail again."""
+    return isinstance(event, EvaluationFailed) or event.sequence_count >= state.policy.evaluation.sequences

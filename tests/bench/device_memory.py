@@ -1,0 +1,90 @@
+"""Bytes on the device while a state leaves it, as a checkpoint or for a peer, and while a peer's state arrives.
+
+Highest of all arrays alive, over what is alive between two steps: 2 is a copy of the whole beside the state. Counted
+whenever an array has reached the host, or the devices. And how long the loop stands still for it: its next step changes
+every array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learners import jax_trainer
+from orchestrator.config import parse_job
+from tests.bench.goals import Goal, at_most
+from tests.bench.options import Options
+
+FRAGMENTS = 24
+RATIO_GOAL = 1.0 + 1.0 / FRAGMENTS
+"""A fragment beside the state."""
+TURNS = 3
+
+
+def main(asked: Options) -> list[Goal]:
+    spec = parse_job(
+        {
+            "islands": [{"node_group": "here"}],
+            "budget": {"steps": 1},
+            "model": {"preset": "nano" if asked.small else "small", "compute_dtype": "float32"},
+        }
+    ).model_dump(mode="json")
+    trainer = jax_trainer.create(spec, 0, 1)
+    saved, gone = highest(trainer.export_state)
+    state = saved.arrays()
+    gigabytes = sum(array.nbytes for array in state.values()) / 1e9
+    on_device = {name: jax.device_put(array) for name, array in state.items()}
+    copied = jax.jit(lambda arrays: jax.tree.map(jnp.copy, arrays))
+    held = min(_timed(trainer.export_state) for _ in range(TURNS)) / gigabytes
+    beside = min(_timed(lambda: jax.block_until_ready(copied(on_device))) for _ in range(TURNS)) / gigabytes
+    on_device.clear()
+    _, come = highest(lambda: trainer.import_state(state))
+    judged = [
+        at_most("device bytes over the state while it is saved", gone, RATIO_GOAL),
+        at_most("device bytes over the state while a peer's arrives", come, RATIO_GOAL),
+    ]
+    print(
+        f"device     {gone:.3f} of the state while it is saved ({judged[0]}), "
+        f"{come:.3f} while a peer's arrives ({judged[1]}); "
+        f"the loop stands still for {held:.2f} s/GB; copied on the device it would for {beside:.2f}"
+    )
+    return judged
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = perf_counter()
+    work()
+    return perf_counter() - began
+
+
+def highest(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What ``work`` returns, and the most bytes on the devices meanwhile, over those before it."""
+    seen: list[int] = []
+
+    def counting(convert: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            result = convert(*arguments, **named)
+            seen.append(_live_bytes())
+            return result
+
+        return counted
+
+    work()  # the first compiles, and allocates
+    before = _live_bytes()
+    with (
+        patch.object(np, "asarray", counting(np.asarray)),
+        patch.object(np, "array", counting(np.array)),
+        patch.object(jax, "device_put", counting(jax.device_put)),
+    ):
+        result = work()
+    return result, max(seen) / before
+
+
+def _live_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())

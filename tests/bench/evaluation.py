@@ -1,0 +1,59 @@
+"""What an evaluation takes, against the time of the merges between two of them: of all held-out sequences, and of as many as
+an island may stand still for.
+
+A fragment merges every H / P steps, so the merges between two evaluations take ``every_merges`` times as long. `small` has
+126 million parameters and is what a small machine steps and measures within a minute; a larger one has both in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+from learners import jax_trainer
+from orchestrator.config import parse_job
+from tests.bench.goals import Goal, at_most
+from tests.bench.options import Options
+
+RATIO_GOAL = 1.0
+ISLAND_RATIO_GOAL = 0.03
+"""0.02 is the limit; the last batch may end behind it."""
+STEPS = 3
+
+
+def main(asked: Options) -> list[Goal]:
+    spec = parse_job(
+        {
+            "islands": [{"node_group": "here"}],
+            "budget": {"steps": 1},
+            "model": {"preset": "nano" if asked.small else "small", "compute_dtype": "float32"},
+            "training": {"batch_size": 2},
+            "evaluation": {"sequences": 32, "on": "islands"},
+        }
+    )
+    trainer = jax_trainer.create(spec.model_dump(mode="json"), 0, 1)
+    trainer.warm_up()
+    step_s = median(_timed(lambda: trainer.step(0)) for _ in range(STEPS))
+    knobs, section = spec.synchroniser, spec.evaluation
+    merges_s = section.every_merges * max(1.0, knobs.interval_steps / knobs.fragments) * step_s
+    held = trainer.snapshot(trainer.tensor_shapes()).arrays()
+    whole, part = (trainer.evaluate(held, limit_s) for limit_s in (merges_s, section.time_ratio * merges_s))
+    judged = [
+        at_most("evaluation over the merges between two", whole.seconds / merges_s, RATIO_GOAL),
+        at_most("evaluation on an island over the merges between two", part.seconds / merges_s, ISLAND_RATIO_GOAL),
+    ]
+    parameters = sum(array.size for array in held.values())
+    print(
+        f"evaluation {parameters / 1e6:.1f}M parameters, a step {step_s:.2f} s, "
+        f"{section.every_merges} merges {merges_s:.0f} s: "
+        f"{whole.sequence_count} sequences {whole.seconds:.2f} s, {whole.seconds / merges_s:.3f} of that ({judged[0]}); "
+        f"on an island {part.sequence_count} sequences {part.seconds:.2f} s, {part.seconds / merges_s:.3f} ({judged[1]})"
+    )
+    return judged
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = perf_counter()
+    work()
+    return perf_counter() - began

@@ -1,0 +1,92 @@
+"""Where Θ is measured: on an island, on a node group, or on the head for want of one; and what its death changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator.core import events
+from orchestrator.core.effects import Evaluate
+from orchestrator.runtime.settings import NODE_MARKER
+from tests.ray.jobs import BRIEF_S, ENDLESS, PLUGGED, Job, assert_sound, pids_of, synthetic
+
+pytestmark = pytest.mark.ray
+Start = Callable[..., Job]
+SEED = 20_261
+
+
+@pytest.fixture
+def unmeasured(plug: Callable[[Path], Path]) -> Path:
+    """While it is there, whoever is to measure waits."""
+    from tests.ray import plugged  # here, because it imports Ray
+
+    return plug(plugged.act(SEED, plugged.MEASURE))
+
+
+def document(steps: int = ENDLESS, **evaluation: Any) -> dict[str, Any]:
+    return synthetic(steps=steps, evaluation={"every_merges": 4, **evaluation}) | {"seed": SEED}
+
+
+def orders(job: Job) -> list[Evaluate]:
+    return [effect for record in job.records() for effect in record.effects if isinstance(effect, Evaluate)]
+
+
+def results(job: Job) -> list[events.EvaluationCompleted | events.EvaluationFailed]:
+    kinds = (events.EvaluationCompleted, events.EvaluationFailed)
+    return [record.event for record in job.records() if isinstance(record.event, kinds)]
+
+
+def test_an_island_measures_between_two_steps_and_another_does_when_it_dies(start: Start, unmeasured: Path) -> None:
+    job = start(document(steps=200, on="islands", time_ratio_max=1.0), trainer=PLUGGED)
+    first = job.wait_until(lambda: orders(job), "an order")[0]
+    assert first.island is not None
+    os.kill(job.island(first.island)["pid"], signal.SIGKILL)
+    second = job.wait_until(lambda: orders(job)[1:], "another order", BRIEF_S)[0]
+    assert second.island is not None
+    assert (second.island, second.incarnation) != (first.island, first.incarnation)
+    unmeasured.unlink()
+    status = job.wait_for_end()
+    assert_sound(job)
+    measured = results(job)
+    assert all(isinstance(event, events.EvaluationCompleted) for event in measured), measured
+    assert all(event.place == event.island is not None for event in measured)
+    assert measured[0].island == second.island
+    assert status["goodput"]["badput_seconds"]["evaluating"] > 0.0
+    assert status["statistics"]["evaluations"]["count"] == len(status["loss_curve"]) == len(measured)
+    assert measured[-1].sequence_count == 128  # the last word is about all of them
+    assert status["statistics"]["loss_final"] < measured[0].loss
+
+
+def test_an_evaluator_on_a_node_group_that_is_killed_is_made_again_and_nothing_is_missed(
+    start: Start, home: Path, unmeasured: Path
+) -> None:
+    there = pids_of("Evaluator", home)
+    job = start(document(on="node_group", node_group="asia"), trainer=PLUGGED)
+
+    def on_asia() -> list[int]:
+        new = pids_of("Evaluator", home) - there
+        return [pid for pid in new if "asia" in psutil.Process(pid).environ()[NODE_MARKER]]
+
+    (pid,) = job.wait_until(lambda: orders(job) and on_asia(), "an evaluator on asia")
+    os.kill(pid, signal.SIGKILL)
+    job.wait_until(lambda: [other for other in on_asia() if other != pid], "another evaluator on asia")
+    unmeasured.unlink()
+    first = job.wait_until(lambda: results(job), "a loss")[0]
+    assert (first.global_version, first.place, first.remark) == (orders(job)[0].global_version, "node group asia", "")
+
+
+def test_a_node_group_without_nodes_is_made_up_for_by_the_head_and_each_loss_says_why(start: Start) -> None:
+    job = start(document(on="node_group", node_group="mars"))
+    first = job.wait_until(lambda: results(job), "a loss")[0]
+    assert first.place == "the head"
+    assert "no node belongs to the node group 'mars'" in first.remark
+    assert "change evaluation.node_group" in first.remark
+    job.wait_until(
+        lambda: job.status()["statistics"]["evaluations"]["remark"] == first.remark, "the remark in the status"
+    )
