@@ -84,6 +84,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "orchestrator.parameters": frozenset({CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes"}),
+    "orchestrator.channel": frozenset({"orchestrator.errors", "numpy", "cryptography", "google_crc32c"}),
     "orchestrator.checkpoints": frozenset(
         {CORE, "orchestrator.parameters", "orchestrator.roots", "orchestrator.errors", "numpy", "fsspec"}
     ),
