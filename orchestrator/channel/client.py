@@ -19,8 +19,8 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from orchestrator.channel import frames, local_memory
@@ -46,6 +46,8 @@ REQUESTS_AHEAD = 2
 PIECE_BYTES = 1 << 20
 """Received between two looks at whether the pull is still wanted."""
 DAMAGED_RANGES_MAX = 3
+BROKEN_MAX = 32
+"""So many connections in a row that brought no whole range are no bad luck."""
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
 NEAR_S = 0.005
 """A server that answers a connection sooner needs no more than ``STREAMS_NEAR``: more only share the processor."""
@@ -84,9 +86,13 @@ class _Failed(Exception):
 class _Pull:
     """One pull in progress, shared by its streams."""
 
-    def __init__(self, ticket: Ticket, reception: Reception, guard: Guard) -> None:
-        self.ticket, self.reception, self.guard = ticket, reception, guard
+    def __init__(self, ticket: Ticket, reception: Reception, stall_s: float, abandoned: Callable[[], bool]) -> None:
+        self.ticket, self.reception = ticket, reception
         self.express = ticket.size <= EXPRESS_BYTES
+        self._stall_s, self._abandoned = stall_s, abandoned
+        self._moved_at = self._arrived_at = time.monotonic()
+        self._broken_count = 0
+        self._receiving: list[Guard] = []
         self._lock = threading.Lock()
         self._addresses = list(ticket.addresses)
         self._error: TransferError | PayloadDamaged | None = None
@@ -96,9 +102,30 @@ class _Pull:
     def error(self) -> TransferError | PayloadDamaged | None:
         return self._error
 
-    @property
-    def over(self) -> bool:
-        return self._error is not None or self.reception.complete
+    def unwanted(self) -> bool:
+        """True once its streams may stop: it is abandoned, has failed, or all is here."""
+        return self._abandoned() or self._error is not None or self.reception.complete
+
+    def guard(self) -> Guard:
+        """For one stream."""
+        return Guard(self._stall_s, self.unwanted)
+
+    @contextmanager
+    def receiving(self, guard: Guard) -> Iterator[None]:
+        """While a range's bytes come with this guard: they count as progress, and handshakes do not."""
+        with self._lock:
+            self._receiving.append(guard)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._receiving.remove(guard)
+                self._moved_at = max(self._moved_at, guard.moved_at)
+
+    def arrived(self, number: int, checksum: int) -> None:
+        self.reception.arrived(number, checksum)
+        with self._lock:
+            self._broken_count, self._arrived_at = 0, time.monotonic()
 
     def address(self, attempt: int) -> Address | None:
         with self._lock:
@@ -112,10 +139,6 @@ class _Pull:
             if not self._addresses:
                 self._error = self._error or reason
 
-    def fail(self, error: TransferError | PayloadDamaged) -> None:
-        with self._lock:
-            self._error = self._error or error
-
     def damaged(self, number: int) -> None:
         with self._lock:
             self._damaged_count += 1
@@ -126,10 +149,18 @@ class _Pull:
                 self._error = self._error or PayloadDamaged(payload=self.ticket.payload, detail=detail)
 
     def broken(self, error: Exception) -> None:
-        """A connection has failed. The pull fails, too, if nothing has moved on any for too long."""
-        if time.monotonic() - self.guard.moved_at >= self.guard.stall_s:
-            detail = f"No byte of {self.ticket.payload} has moved (last: {error})"
-            self.fail(TransferStalled(stall_s=self.guard.stall_s, detail=detail))
+        """A connection has failed. The pull fails, too, if no range moves on any, or all break before a range is whole."""
+        with self._lock:
+            self._broken_count += 1
+            now = time.monotonic()
+            moved_at = max([self._moved_at, *(guard.moved_at for guard in self._receiving)])
+            if now - moved_at >= self._stall_s:
+                detail = f"No byte of {self.ticket.payload} has moved (last: {error})"
+            elif self._broken_count > BROKEN_MAX and now - self._arrived_at >= self._stall_s:
+                detail = f"{self._broken_count} connections broke before a range of {self.ticket.payload} was whole"
+            else:
+                return
+            self._error = self._error or TransferStalled(stall_s=self._stall_s, detail=detail)
 
 
 class ChannelClient:
@@ -221,9 +252,7 @@ class ChannelClient:
     # ── the network ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _pull_far(self, ticket: Ticket, reception: Reception, abandoned: Callable[[], bool]) -> memoryview:
-        guard = Guard(self._pulling.stall_s, abandoned)
-        pull = _Pull(ticket, reception, guard)
-        guard.abandoned = lambda: abandoned() or pull.over
+        pull = _Pull(ticket, reception, self._pulling.stall_s, abandoned)
         others = [
             threading.Thread(target=self._work, args=(pull,), name=f"channel.pull.{number}", daemon=True)
             for number in range(1, self._stream_count(pull))
@@ -253,14 +282,14 @@ class ChannelClient:
 
     def _first_connection(self, pull: _Pull, address: Address) -> Stream | None:
         try:
-            return self._connected(_Lane(address, pull.express), pull.guard)
+            return self._connected(_Lane(address, pull.express), pull.guard())
         except (OSError, TransferError):
             return None  # ``_work`` meets it again, and judges it
 
     def _work(self, pull: _Pull) -> None:
         """Bring ranges until none is missing that no other stream has asked for."""
         attempt, retry_s = 0, RETRY_MIN_S
-        while not pull.guard.abandoned() and (address := pull.address(attempt)) is not None:
+        while not pull.unwanted() and (address := pull.address(attempt)) is not None:
             before = pull.reception.received_count
             try:
                 self._bring_ranges(pull, _Lane(address, pull.express))
@@ -279,12 +308,12 @@ class ChannelClient:
                 pull.broken(error)
             attempt += 1
             retry_s = RETRY_MIN_S if pull.reception.received_count > before else min(RETRY_MAX_S, 2 * retry_s)
-            wait(retry_s, pull.guard.abandoned, SLICE_S)
+            wait(retry_s, pull.unwanted, SLICE_S)
 
     def _bring_ranges(self, pull: _Pull, lane: _Lane) -> None:
         """Over one connection. Ranges that were asked for and have not arrived are given back, whatever happens."""
         owed: deque[int] = deque()
-        stream = self._stream(lane, pull.guard)
+        stream = self._stream(lane, pull.guard())
         try:
             while True:
                 while len(owed) < REQUESTS_AHEAD and (number := pull.reception.take()) is not None:
@@ -311,14 +340,15 @@ class ChannelClient:
         part = pull.reception.part(number)
         if reply.size != len(part):
             raise frames.NotOfThisProtocol(f"{reply.size:,} bytes for a range of {len(part):,}")
-        for start in range(0, len(part), PIECE_BYTES):
-            if pull.guard.abandoned():
-                raise _cancelled(pull.ticket)
-            stream.receive(part[start : start + PIECE_BYTES])
+        with pull.receiving(stream.guard):
+            for start in range(0, len(part), PIECE_BYTES):
+                if pull.unwanted():
+                    raise _cancelled(pull.ticket)
+                stream.receive(part[start : start + PIECE_BYTES])
         if checksum(part) != reply.checksum:
             pull.damaged(number)
             raise ConnectionError(f"range {number} has arrived damaged")
-        pull.reception.arrived(number, reply.checksum)
+        pull.arrived(number, reply.checksum)
 
     # ── connections ───────────────────────────────────────────────────────────────────────────────────────────────────
 

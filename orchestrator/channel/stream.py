@@ -26,6 +26,10 @@ SLICE_S = 0.1
 BATCH_BYTES = 256 << 10
 """Encrypted at once; a level-2 cache holds it and what becomes of it."""
 RECEIVE_BYTES = 1 << 20
+READY = memoryview(b"\x01")
+"""What the server sends first. In TLS 1.3 a client's handshake is over before the server has looked at its certificate;
+whoever asks before that may lose the alert which says that it is not trusted.
+"""
 
 
 @dataclass(slots=True)
@@ -134,6 +138,10 @@ class TlsStream:
                 self._flush()
                 break
         self._peer = _subject(self._tls)
+        if server_side:
+            self.send(READY)
+        else:
+            self.receive(memoryview(bytearray(len(READY))))
 
     @property
     def peer(self) -> str | None:
