@@ -387,9 +387,10 @@ class ChannelClient:
 
 
 def _is_distrust(error: ssl.SSLError) -> bool:
-    """True where certificates are the matter, which another try does not change."""
+    """True where certificates are the matter, which another try does not change. A damaged record is another matter."""
     reason = (error.reason or "").upper()
-    return isinstance(error, ssl.SSLCertVerificationError) or "UNKNOWN_CA" in reason or "CERTIFICATE" in reason
+    signs = ("UNKNOWN_CA", "CERTIFICATE", "DECRYPT_ERROR")  # the last is TLS's word for a signature that is not valid
+    return isinstance(error, ssl.SSLCertVerificationError) or any(sign in reason for sign in signs)
 
 
 def _cancelled(ticket: Ticket) -> TransferCancelled:

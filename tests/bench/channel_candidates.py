@@ -10,7 +10,6 @@ up in either process. No checksums: they cost every candidate the same.
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import socket
 import ssl
 import sys
@@ -32,43 +31,15 @@ import pyarrow.flight as flight
 
 from orchestrator.channel.certificates import JobAuthority
 from orchestrator.channel.stream import Guard, PlainStream, TlsStream
+from tests.bench.channel import LOOPBACK, Ticker, cpu_s
 
 RANGE_BYTES = 4 << 20
 BATCH_BYTES = 2 << 20
 REPEATS = 3
 STREAMS = (1, 2, 4)
 SIZES_MB = (8, 100, 400)
-LOOPBACK = "127.0.0.1"
 Pull = Callable[[int, int, memoryview], None]
 """Fetch ``size`` bytes from ``start`` into the view."""
-
-
-class Ticker:
-    """The longest gap of a thread that wants to run every millisecond."""
-
-    def __init__(self) -> None:
-        self.longest_s, self._over = 0.0, threading.Event()
-        self._thread = threading.Thread(target=self._tick, daemon=True)
-
-    def __enter__(self) -> Ticker:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _tick(self) -> None:
-        last = time.perf_counter()
-        while not self._over.is_set():
-            time.sleep(0.001)
-            now = time.perf_counter()
-            self.longest_s, last = max(self.longest_s, now - last), now
-
-
-def cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 # ── servers, each in its process ──────────────────────────────────────────────────────────────────────────────────────
