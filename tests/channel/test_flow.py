@@ -97,6 +97,14 @@ def test_a_small_payload_does_not_wait_for_a_large_one(job: Job) -> None:
     thread.join()
 
 
+def test_small_payloads_pass_a_cap_under_which_nothing_else_moves(job: Job) -> None:
+    server, client = job.server(), job.client(pulling=Pulling(stall_s=3.0))
+    server.cap(ISLAND).bytes_per_second = 1.0
+    server.serve("small", content_of(1000))
+    for _ in range(5):
+        assert client.pull(server.ticket("small", ISLAND)) == content_of(1000)
+
+
 def test_a_pull_that_is_replaced_asks_for_nothing_more(job: Job) -> None:
     server, client = job.server(), job.client()
     size = 16 * RANGE
