@@ -14,8 +14,14 @@
     │   └── TooManyFailures     … with tokens that are none, too often
     ├── InfrastructureError     nodes, Ray, disks, the network
     │   ├── ServiceUnreachable
-    │   └── StoreUnavailable    the service answers, and cannot read or keep what it must not forget
+    │   ├── StoreUnavailable    the service answers, and cannot read or keep what it must not forget
+    │   └── TransferError       a payload did not come over (channel/)
+    │       ├── TransferCancelled   … because nobody wants it any more
+    │       ├── TransferRefused     … its ticket is not valid at the server, or the server cannot be trusted
+    │       ├── PayloadWithdrawn    … the server does not hold it, or no longer
+    │       └── TransferStalled     … no byte moved for as long as the limit says
     ├── DataError               a tape or payload that is not what it claims to be
+    │   ├── PayloadDamaged      … on its way from process to process (channel/), again and again
     │   ├── InvalidPayload      … a payload (parameters/wire_format.py); becomes a refusal
     │   └── NotFinite           … parameters (parameters/outer_state.py); what they would have become is not published
     └── InternalError           us: an invariant does not hold
@@ -173,6 +179,37 @@ class StoreUnavailable(InfrastructureError):
 
 
 @dataclass(eq=False, kw_only=True)
+class TransferError(InfrastructureError):
+    """A payload did not come over; what has arrived of it stays usable for the next try."""
+
+
+@dataclass(eq=False, kw_only=True)
+class TransferCancelled(TransferError):
+    """Nobody wants this payload any more."""
+
+
+@dataclass(eq=False, kw_only=True)
+class TransferRefused(TransferError):
+    """The ticket is of another job, epoch or island, or forged; or what stands in it cannot be."""
+
+
+@dataclass(eq=False, kw_only=True)
+class PayloadWithdrawn(TransferError):
+    """No server of the ticket holds the payload."""
+
+
+@dataclass(eq=False, kw_only=True)
+class TransferStalled(TransferError):
+    """No byte has moved for ``stall_s`` seconds."""
+
+    stall_s: float
+    detail: str = "No byte of it has moved"
+
+    def __str__(self) -> str:
+        return f"{self.detail} for {self.stall_s:g} s. Look whether the other end lives and can be reached."
+
+
+@dataclass(eq=False, kw_only=True)
 class DataError(AtollError):
     """A tape or a payload is not what it claims to be."""
 
@@ -180,6 +217,16 @@ class DataError(AtollError):
 
     def __str__(self) -> str:
         return self.detail
+
+
+@dataclass(eq=False, kw_only=True)
+class PayloadDamaged(DataError):
+    """A payload whose bytes do not have the checksum that its ticket names."""
+
+    payload: str
+
+    def __str__(self) -> str:
+        return f"{self.payload}: {self.detail}"
 
 
 @dataclass(eq=False, kw_only=True)

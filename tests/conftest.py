@@ -35,6 +35,7 @@ STREAMS = {
     "web": "cluster",
     "bench": "cluster",
     "api": "service",
+    "channel": "service",
     "attack": "attack",
     "chaos": "chaos",
     "metrics": "chaos",

@@ -86,6 +86,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.parameters": frozenset(
         {CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes", "blake3", "crc32c"}
     ),
+    "orchestrator.channel": frozenset({"orchestrator.errors", "numpy", "cryptography", "crc32c"}),
     "orchestrator.checkpoints": frozenset(
         {CORE, "orchestrator.parameters", "orchestrator.roots", "orchestrator.errors", "numpy", "fsspec"}
     ),

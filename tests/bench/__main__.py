@@ -1,6 +1,7 @@
 """``make bench``: events per second of core and fleet model, what a specification costs to be read, the merge arithmetic,
-what synchronising, adopting and evaluating cost a step, what keeping a merge and a checkpoint costs, how soon operators are
-served, what attrition costs, how soon a killed island is back, and what that costs who gives it a state, and the others.
+what synchronising, adopting and evaluating cost a step, how fast payloads travel, what keeping a merge and a checkpoint
+costs, how soon operators are served, what attrition costs, how soon a killed island is back, and what that costs who gives
+it a state, and the others.
 
 The last line names the goals that were missed; the exit code is 1 if there is one. All parts run without arguments.
 """
@@ -14,6 +15,7 @@ from tests.bench import (
     adoption,
     attrition,
     attrition_real,
+    channel,
     checkpoints,
     checkpoints_load,
     core,
@@ -40,6 +42,7 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "adoption": adoption.main,
     "evaluation": evaluation.main,
     "device-memory": device_memory.main,
+    "channel": channel.main,
     "journal": journal.main,
     "checkpoints": checkpoints.main,
     "checkpoints-load": checkpoints_load.main,

@@ -28,7 +28,9 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
     )
     parser.add_argument("part", nargs="*", metavar="PART", help=f"{', '.join(parts)}; of recovery: {', '.join(KINDS)}")
     parser.add_argument("--json", action="store_true", help="surface, recovery: figures as JSON")
-    parser.add_argument("--small", action="store_true", help="core, merge, journal, surface: the smallest sizes")
+    parser.add_argument(
+        "--small", action="store_true", help="core, channel, merge, journal, surface: the smallest sizes"
+    )
     parser.add_argument("--minutes", type=float, default=Options.minutes, help="attrition, attrition-real: how long")
     parser.add_argument(
         "--step-seconds", type=float, help="journal: small's inner step, if it is not to be measured here"

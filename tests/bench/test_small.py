@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.bench import __main__ as bench
-from tests.bench import core, goals, journal, merge, surface
+from tests.bench import channel, core, goals, journal, merge, surface
 
 EASY = math.inf
 CHEAP = ["core", "merge", "journal", "--small"]
@@ -18,6 +18,9 @@ CHEAP = ["core", "merge", "journal", "--small"]
 def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goals that the slowest machine reaches."""
     monkeypatch.setattr(core, "EVENTS_PER_SECOND_GOAL", 1)
+    monkeypatch.setattr(channel, "GB_PER_SECOND_GOAL", 0.0)
+    for name in ("CLIENT_CPU_S_GOAL", "GIL_MS_GOAL"):
+        monkeypatch.setattr(channel, name, EASY)
     monkeypatch.setattr(journal, "KNOBS", journal.KNOBS.model_copy(update={"overlap_steps": 10**6}))
     for name in ("KILL_MEDIAN_GOAL_S", "KILL_P99_GOAL_S", "READ_P99_GOAL_S", "STEP_RATIO_GOAL"):
         monkeypatch.setattr(surface, name, EASY)
@@ -34,6 +37,13 @@ def test_the_cheap_parts_run_and_say_that_all_goals_are_met(capsys: pytest.Captu
     for part, rows in (("core", 1), ("merge", 4), ("journal", 3)):
         assert len([line for line in said if line.startswith(part)]) == rows, part
     assert not [line for line in said if "MISSED" in line]
+
+
+@pytest.mark.usefixtures("easy")
+def test_the_channel_is_measured_by_every_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["channel", "--small"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len([line for line in said if line.startswith("channel")]) == len(channel.WAYS)
 
 
 @pytest.mark.usefixtures("easy")

@@ -1,0 +1,322 @@
+"""The server of a process that has payloads to give, for the other processes of its job.
+
+    accept ─▶ unproven (few; the oldest makes room) ─▶ TLS handshake, first valid request ─▶ proven ─▶ request, range, …
+
+One thread a connection, at most ``connections_max`` of them. A range leaves straight from the payload's own buffer in
+batches that the link's cap paces, so what a slow peer costs is a thread and a socket's buffer. Small payloads are counted
+by the cap and never wait for it. Who shows no valid ticket learns why and nothing else; who speaks another protocol gets no
+answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.channel import frames, local_memory
+from orchestrator.channel.cap import Cap, wait
+from orchestrator.channel.certificates import Identity
+from orchestrator.channel.checksums import composite, range_bytes_of, range_checksums
+from orchestrator.channel.frames import Reply, Request, Status
+from orchestrator.channel.stream import SLICE_S, Guard, PlainStream, Stream, TlsStream
+from orchestrator.channel.ticket import EXPRESS_BYTES, Address, Ticket, issue, require_valid
+from orchestrator.errors import ConfigurationError, PayloadWithdrawn, TransferError, TransferRefused
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 128
+UNPROVEN_MAX = 64
+IDLE_S = 600.0
+"""How long a client may keep a connection without asking for anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a server listens and what it bears. ``ports`` is the first and last of a range; (0, 0) takes any free one.
+
+    ``advertised`` is the host in tickets where it is not ``host``. ``stall_s`` is the limit of progress.
+    """
+
+    host: str
+    ports: tuple[int, int] = (0, 0)
+    advertised: str | None = None
+    connections_max: int = 256
+    stall_s: float = 60.0
+    local_memory: bool = True
+
+
+class _Payload:
+    """One payload with its checksums, and its sealed copy once somebody on this machine wants it."""
+
+    def __init__(self, content: memoryview) -> None:
+        self.content = content.cast("B").toreadonly()
+        self.range_bytes = range_bytes_of(len(self.content))
+        self.checksums = range_checksums(self.content, self.range_bytes)
+        self.checksum = composite(self.checksums)
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._over = False
+
+    def send_copy(self, stream: PlainStream) -> None:
+        with self._lock:
+            if self._over:
+                raise ConnectionError("it was withdrawn meanwhile")
+            if self._descriptor is None:
+                self._descriptor = local_memory.sealed_copy(self.content)
+            local_memory.send_descriptor(stream, self._descriptor)
+
+    def close(self) -> None:
+        with self._lock:
+            self._over = True
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+
+class ChannelServer:
+    """Serves until ``close``. ``secret`` signs credentials and is shared by the servers of a job; no identity, no TLS."""
+
+    def __init__(
+        self, listening: Listening, *, job: str, epoch: int, secret: bytes, identity: Identity | None = None
+    ) -> None:
+        self._listening, self._job, self._epoch, self._secret = listening, job, epoch, secret
+        self._context = identity.context(server_side=True) if identity else None
+        if self._context is not None:
+            self._context.num_tickets = 0  # sessions are not resumed: connections are few and long
+        self._lock = threading.Lock()
+        self._payloads: dict[str, _Payload] = {}
+        self._caps: dict[str, Cap] = {}
+        self._connections: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._unproven: dict[socket.socket, None] = {}
+        self._closed = threading.Event()
+        self._listeners: list[socket.socket] = [_bound(listening.host, listening.ports)]
+        port = self._listeners[0].getsockname()[1]
+        self.address = Address(listening.advertised or listening.host, port)
+        self._local = local_memory.new_name() if listening.local_memory and local_memory.AVAILABLE else None
+        if self._local is not None:
+            self._listeners.append(local_memory.listen(self._local))
+        answers = (self._answer_far, self._answer_near)
+        self._accepting = [
+            threading.Thread(target=self._accept, args=(listener, answer), name="channel.accept", daemon=True)
+            for listener, answer in zip(self._listeners, answers, strict=False)
+        ]
+        for thread in self._accepting:
+            thread.start()
+
+    @property
+    def connection_count(self) -> int:
+        with self._lock:
+            return len(self._connections)
+
+    def serve(self, payload: str, content: memoryview) -> None:
+        """Have this content ready under this name. It must not change until ``withdraw``."""
+        if not frames.names_fit(payload):
+            raise ConfigurationError(detail=f"The name of payload {payload[:40]}… is too long.")
+        new = _Payload(content)
+        with self._lock:
+            before = self._payloads.get(payload)
+            self._payloads[payload] = new
+        if before is not None:
+            before.close()
+
+    def ticket(self, payload: str, island: str) -> Ticket:
+        with self._lock:
+            served, epoch = self._payloads.get(payload), self._epoch
+        if served is None:
+            raise PayloadWithdrawn(detail=f"{payload} is not served here.")
+        credential = issue(self._secret, job=self._job, epoch=epoch, island=island, payload=payload)
+        return Ticket(
+            (self.address,),
+            payload,
+            len(served.content),
+            served.range_bytes,
+            served.checksum,
+            credential,
+            self._context is not None,
+            self._local,
+        )
+
+    def withdraw(self, payload: str) -> None:
+        with self._lock:
+            served = self._payloads.pop(payload, None)
+        if served is not None:
+            served.close()
+
+    def advance(self, epoch: int) -> None:
+        """Tickets of other epochs are refused from now on."""
+        with self._lock:
+            self._epoch = epoch
+
+    def cap(self, island: str) -> Cap:
+        """The cap of the link to this island, for all its streams together; none until a rate is set."""
+        with self._lock:
+            return self._caps.setdefault(island, Cap())
+
+    def close(self) -> None:
+        """Nothing of it is left when this returns: no thread, no socket, no memory of payloads."""
+        self._closed.set()
+        for listener in self._listeners:
+            _shut(listener)
+        for thread in self._accepting:
+            thread.join()
+        with self._lock:
+            connections, payloads = list(self._connections), list(self._payloads.values())
+            self._payloads.clear()
+        for connection in connections:
+            _shut(connection)
+        for thread in self._threads:
+            thread.join()
+        for listener in self._listeners:
+            listener.close()
+        for payload in payloads:
+            payload.close()
+
+    # ── connections ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _accept(self, listener: socket.socket, answer: Callable[[PlainStream], None]) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError as error:  # closed; or without descriptors, which others may give back
+                if not self._closed.wait(SLICE_S):
+                    log.warning("a connection could not be accepted: %s", error)
+                continue
+            thread = threading.Thread(
+                target=self._attend, args=(connection, answer), name="channel.connection", daemon=True
+            )
+            with self._lock:
+                full = len(self._connections) >= self._listening.connections_max + UNPROVEN_MAX
+                full = full or self._closed.is_set()
+                if not full:
+                    self._connections.add(connection)
+                    self._unproven[connection] = None
+                    oldest = next(iter(self._unproven)) if len(self._unproven) > UNPROVEN_MAX else None
+                    if oldest is not None:
+                        del self._unproven[oldest]
+                        _shut(oldest)
+            if full:
+                connection.close()
+                continue
+            try:
+                thread.start()
+                self._threads = [*(before for before in self._threads if before.is_alive()), thread]
+            except RuntimeError as error:  # the system has no more threads: this peer may try again
+                log.warning("a connection could not be attended to: %s", error)
+                with self._lock:
+                    self._connections.discard(connection)
+                    self._unproven.pop(connection, None)
+                connection.close()
+
+    def _attend(self, connection: socket.socket, answer: Callable[[PlainStream], None]) -> None:
+        try:
+            answer(PlainStream(connection, Guard(self._listening.stall_s, self._closed.is_set)))
+        except (OSError, TransferError) as error:  # ssl.SSLError is an OSError
+            log.debug("a connection has ended: %s", error)
+        except Exception:
+            log.exception("a connection has failed")
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+                self._unproven.pop(connection, None)
+            connection.close()
+
+    def _prove(self, stream: PlainStream) -> None:
+        """A valid request came over it. Raises ConnectionError where there are enough of those already."""
+        with self._lock:
+            if stream.connection not in self._unproven:
+                return
+            del self._unproven[stream.connection]
+            if len(self._connections) - len(self._unproven) > self._listening.connections_max:
+                raise ConnectionError(f"there are {self._listening.connections_max} connections already")
+
+    def _answer_far(self, below: PlainStream) -> None:
+        stream: Stream = TlsStream(below, self._context, server_side=True) if self._context is not None else below
+        while True:
+            request = self._next_request(stream)
+            served = self._permitted(request, stream)
+            if served is None:
+                continue
+            self._prove(below)
+            self._send_range(stream, served, request)
+
+    def _answer_near(self, stream: PlainStream) -> None:
+        if not local_memory.same_user(stream.connection):
+            return
+        while True:
+            request = self._next_request(stream)
+            served = self._permitted(request, stream)
+            if served is None:
+                continue
+            self._prove(stream)
+            frames.send_head(stream, Reply(Status.CONTENT, served.checksum, len(served.content)))
+            served.send_copy(stream)
+
+    def _next_request(self, stream: Stream) -> Request:
+        stream.guard.stall_s = IDLE_S
+        request = frames.receive_request(stream)
+        stream.guard.stall_s = self._listening.stall_s
+        return request
+
+    def _permitted(self, request: Request, stream: Stream) -> _Payload | None:
+        """The payload, or None after the peer was told the reason."""
+        with self._lock:
+            epoch, served = self._epoch, self._payloads.get(request.credential.payload)
+        try:
+            require_valid(request.credential, self._secret, job=self._job, epoch=epoch, subject=stream.peer)
+            if served is not None and not _is_range(request, served):
+                raise TransferRefused(detail=f"{request.size:,} bytes from {request.start:,} are no range of it.")
+        except TransferRefused as error:
+            log.warning("a request is refused: %s", error)
+            frames.send_reason(stream, Status.REFUSED, str(error))
+            return None
+        if served is None:
+            frames.send_reason(stream, Status.WITHDRAWN, "It is not served here, or no longer.")
+        return served
+
+    def _send_range(self, stream: Stream, served: _Payload, request: Request) -> None:
+        part = served.content[request.start : request.start + request.size]
+        frames.send_head(
+            stream, Reply(Status.CONTENT, served.checksums[request.start // served.range_bytes], len(part))
+        )
+        cap, ahead = self.cap(request.credential.island), len(served.content) <= EXPRESS_BYTES
+        sent = 0
+        while sent < len(part):
+            batch = part[sent : sent + cap.batch_bytes()]
+            if not wait(cap.take(len(batch), time.monotonic(), ahead=ahead), self._closed.is_set, SLICE_S):
+                return
+            stream.send(batch)
+            sent += len(batch)
+
+
+def _is_range(request: Request, served: _Payload) -> bool:
+    size = min(served.range_bytes, len(served.content) - request.start)
+    return request.start % served.range_bytes == 0 and request.size == size >= 0
+
+
+def _bound(host: str, ports: tuple[int, int]) -> socket.socket:
+    """A listener on the first free port of the range, tried in random order; on this host's address and no other."""
+    numbers = list(range(ports[0], ports[1] + 1))
+    random.shuffle(numbers)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in numbers:
+        try:
+            return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            last = error
+    detail = f"No port of {ports[0]} to {ports[1]} can be listened on at {host}: {last}. Name an address of this host"
+    raise ConfigurationError(detail=f"{detail} and a range with free ports.")
+
+
+def _shut(connection: socket.socket) -> None:
+    """Wake whoever waits for it."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it has ended by itself

@@ -1,0 +1,1 @@
+"""The parameter channel against real sockets, real certificates and processes that are killed."""
