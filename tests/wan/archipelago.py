@@ -43,7 +43,7 @@ class Archipelago:
             served = ["--home", str(self.home.path), "--runs", str(self.runs), "--host", place.address, "--insecure"]
             command = [*place.enter, sys.executable, "-m", "api.serve", *served, "--control", "tests.wan.diary:connect"]
             with self.home.log.open("ab") as log:
-                self._service = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+                self._service = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
             wait_until(self._answers)
 
     def down(self) -> None:

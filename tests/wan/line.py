@@ -68,12 +68,17 @@ class RelayProgram:
 
 
 class Relay:
-    """One line's relay at work: two devices, which are there once this is made and gone after ``close``."""
+    """One line's relay at work: two devices, which are there once this is made and gone after ``close``.
+
+    It has a session of its own: who is ended by a terminal's Ctrl-C shall still be able to tidy up.
+    """
 
     def __init__(self, program: RelayProgram, ends: tuple[str, str], line: Line, seed: int) -> None:
         offload = "0" if line.loss_ratio > 0.0 else "1"
         command = [str(program.path), *ends, *line.relay_words(), str(seed), offload]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
             raise OSError(f"the relay of {ends[0]} ended with code {self._process.wait()}")

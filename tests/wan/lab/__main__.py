@@ -2,8 +2,8 @@
 
     python -m tests.wan.lab [quick|full|small] [--only METHOD …] [--no-loss] [--folder FOLDER] [--json]
 
-Needs root, for network namespaces, and iproute2, util-linux and gcc. Regions, lines, processes and the cluster are removed at the
-end, also by Ctrl-C; what was measured until then is kept in the folder: outcome.json, tables.md, utilisation.svg.
+Needs root, for network namespaces, and iproute2, util-linux and gcc. Regions, lines, processes and the cluster are removed
+at the end, also by Ctrl-C; what was measured until then is kept in the folder: outcome.json, tables.md, utilisation.svg.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.bench.goals import exit_code, told
+from tests.wan.lab import losses
 from tests.wan.lab.fleets import Fleet, archipelago_of, collective_fleet, lines_of, service_fleet
 from tests.wan.lab.outcome import DATA_PARALLEL, Outcome, goals, markdown, tables
 from tests.wan.lab.picture import picture
@@ -42,14 +43,17 @@ def refusal() -> str | None:
     return None
 
 
-def measure(outcome: Outcome, only: Sequence[str], folder: Path) -> None:
+def measure(outcome: Outcome, only: Sequence[str], folder: Path, *, with_loss: bool) -> None:
     """All that the plan has, into ``outcome``, which is kept after each window."""
     plan = outcome.plan
+    collectives = [method for method in plan.collectives if not only or method in only]
     first = lines_of(plan, max(plan.megabits), plan.round_trip_s)
-    for method in plan.collectives:
-        if not only or method in only:
-            with collective_fleet(method, plan, first) as fleet:
-                _sweep(fleet, outcome, folder, strike=method == DATA_PARALLEL)
+    for method in collectives:
+        with collective_fleet(method, plan, first) as fleet:
+            _sweep(fleet, outcome, folder, strike=method == DATA_PARALLEL)
+    if with_loss:
+        for curve in losses.of_collectives(plan, collectives):
+            _add(curve, outcome, folder)
     codecs = [codec for codec in plan.codecs if not only or OURS + codec in only or codec in only]
     if codecs:
         with (
@@ -61,6 +65,15 @@ def measure(outcome: Outcome, only: Sequence[str], folder: Path) -> None:
                     _sweep(fleet, outcome, folder, strike=codec == codecs[-1])
                 for name, line in first.items():
                     archipelago.regions.set_line(name, line)
+            for codec in codecs if with_loss else ():
+                _add(losses.of_service(plan, codec, archipelago), outcome, folder)
+
+
+def _add(curve: losses.Curve, outcome: Outcome, folder: Path) -> None:
+    outcome.curves.append(curve)
+    best = min((loss for _, loss in curve.points), default=float("nan"))
+    print(f"{curve.method:18} nano: {curve.step_s:.2f} s a step, best held-out loss {best:.4f}", file=sys.stderr)
+    keep(outcome, folder)
 
 
 def _sweep(fleet: Fleet, outcome: Outcome, folder: Path, *, strike: bool) -> None:
@@ -127,12 +140,20 @@ def show(outcome: Outcome) -> None:
         console.print(f"{goal.figure}: {goal.value:.4g} ({goal})", highlight=False)
 
 
+def _interrupt(*_: object) -> None:
+    """Once; what tidies up after it is not to be interrupted."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "python -m tests.wan.lab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("setting", nargs="?", default="quick", choices=tuple(SETTINGS))
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="methods or codecs")
+    parser.add_argument("--no-loss", action="store_true", help="without nano's real training")
     parser.add_argument("--folder", type=Path, help="for what was measured; by default runs/wan-lab/ and the time")
     parser.add_argument("--json", action="store_true", help="the outcome as JSON instead of tables")
     options = parser.parse_args(arguments)
@@ -142,10 +163,11 @@ def main(arguments: Sequence[str]) -> int:
     folder = options.folder or Path("runs", "wan-lab", time.strftime("%Y-%m-%d-%H%M%S"))
     plan: Plan = SETTINGS[options.setting]
     outcome = Outcome(plan)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
     interrupted = False
     try:
-        measure(outcome, options.only, folder)
+        measure(outcome, options.only, folder, with_loss=plan.loss_steps > 0 and not options.no_loss)
     except KeyboardInterrupt:
         interrupted = True
         print("interrupted; what was measured is kept", file=sys.stderr)

@@ -4,10 +4,11 @@
 
 The all-reduce is JAX's over gloo, one process a region; a process says where it is by its host's name, so that name is its
 address here. gloo sends float32, whatever it is given. The three methods give themselves every advantage of the formulas
-in ``simulation.bandwidth``: data-parallel sends during its backward pass, two thirds of a step; Streaming DiLoCo has τ steps.
+in ``simulation.bandwidth``: data-parallel sends during its backward pass, two thirds of a step; Streaming DiLoCo has τ
+steps. (A real backward pass is one compiled function here, and overlaps with nothing.)
 
-A line of JSON a step goes to standard output: when it ended, by the machine's monotonic clock. It steps until its standard input ends,
-or up to ``steps``; then one more line has the parameters' held-out losses, if there is text.
+A line of JSON a step goes to standard output: when it ended, by the machine's monotonic clock. It steps until its standard
+input ends, or up to ``steps``; then one more line has the parameters' held-out losses, if there is text.
 
 Sources: DiLoCo, arXiv:2311.08105, Algorithm 1; Streaming DiLoCo, arXiv:2501.18512, sections 2.2 and 2.3, with its α of 0.5.
 """
@@ -83,7 +84,7 @@ class Sleeper:
 
 
 class Learner:
-    """A real island: the product's trainer on its shard of the text; data-parallel takes the same model and optimizer apart."""
+    """A real island: the product's trainer on its shard; data-parallel takes the same model and optimizer apart."""
 
     def __init__(self, setting: dict[str, Any], fragment_count: int) -> None:
         from learners import corpus, data, jax_trainer
@@ -267,6 +268,8 @@ def main(setting: dict[str, Any]) -> None:
         print(json.dumps({"step": number, "at": time.monotonic()}), flush=True)
         if every and setting["rank"] == 0 and number % every == 0:
             moments.append((number, time.monotonic(), island.tensors()))
+    if setting["rank"] != 0:
+        threading.Event().wait()  # gone before rank 0 is done, it would take that along
     losses = [(number, at, island.trainer.evaluate(tensors)) for number, at, tensors in moments]
     print(json.dumps({"losses": losses}), flush=True)
     os._exit(0)

@@ -1,7 +1,7 @@
-"""Two kinds of jobs over the regions' lines, watched alike: processes held together by all-reduces, and a job of the service.
+"""Two kinds of jobs over the regions' lines, watched alike: one held together by all-reduces, and one of the service.
 
-A fleet tells when each region's steps ended, by the machine's clock, which all regions share. ``boundary`` waits for a moment
-at which what one window counts can be told from what the next one does.
+A fleet tells when each region's steps ended, by the machine's clock, which all regions share. ``boundary`` waits for a
+moment at which what one window counts can be told from what the next one does.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class CollectiveFleet:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                start_new_session=True,
             )
             self._processes.append(process)
             threading.Thread(target=self._follow, args=(rank, process), daemon=True).start()
@@ -133,7 +134,10 @@ class CollectiveFleet:
 
     def wait(self) -> None:
         """Until its last step, and the losses behind it."""
-        wait_until(lambda: self.losses, "held-out losses", pause_s=0.2)
+        while not self.losses:
+            time.sleep(0.1)
+            if self._processes[0].poll() not in (None, 0):
+                raise RuntimeError(f"{self.method} ended before its losses were known")
 
     def close(self) -> None:
         for process in self._processes:
@@ -191,7 +195,8 @@ class ServiceFleet:
     def close(self) -> None:
         if self.job is None:
             return
-        self.job.cancel()
+        if not (self.job.run_dir / "status.json").exists():
+            self.job.cancel()
         self.job.wait_for_end()
         self.job.close()
 
@@ -253,9 +258,8 @@ def service_fleet(
     lines: Mapping[str, Line],
     made: Callable[[Plan, str], dict[str, Any]] = document,
 ) -> Iterator[ServiceFleet]:
+    """Its job is over in the end; after a failure or Ctrl-C it ends with the archipelago."""
     fleet = ServiceFleet(codec, plan, archipelago, lines)
-    try:
-        fleet.start(made(plan, codec))
-        yield fleet
-    finally:
-        fleet.close()
+    fleet.start(made(plan, codec))
+    yield fleet
+    fleet.close()

@@ -1,4 +1,4 @@
-"""The lab's one drawing: utilisation against line speed, and bytes per token. It stands alone, and follows light and dark."""
+"""The lab's one drawing: utilisation against line speed, and bytes per token. It follows light and dark by itself."""
 
 from __future__ import annotations
 

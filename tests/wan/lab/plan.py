@@ -1,9 +1,9 @@
-"""What the lab tries: sizes, lines and methods, at three settings. Says what a size stands for; refuses to know how it is run.
+"""What the lab tries: sizes, lines and methods, at three settings. Refuses to know how it is run.
 
 Everything here is the paper's main setting (P = H = 24, τ = 2, arXiv:2604.21428) made smaller. What decides about waiting is
-a line's bits per second over N/T, parameters per second of step time: the lab's N/T is 9.6e6, so its lines stand for lines 506
-times as wide in ``simulation.bandwidth``'s 5B at 1.03 s. 1.7 Mbit/s is the paper's 0.84 Gbps; 6.4 Mbit/s is what a 12B
-model needs with 16 bits, which are the paper's 2 to 5 Gbps over four regions.
+a line's bits per second over N/T, parameters per second of step time: the lab's N/T is 9.6e6, so its lines stand for
+lines 506 times as wide in ``simulation.bandwidth``'s 5B at 1.03 s. 1.7 Mbit/s is the paper's 0.84 Gbps; 6.4 Mbit/s is
+what 12B with 16 bits take, the paper's 2 to 5 Gbps over four regions.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ OURS = "atoll "
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``megabits`` are the lines' rates, the same for every region; a round trip between two regions is ``round_trip_s``.
+
+    Losses are nano's, which trains in earnest: over ``loss_steps`` inner steps of each region, 0 for none at all.
 
     A rate at which one window of a method would take longer than ``window_max_s`` by the formulas is left out for it.
     """
@@ -43,6 +45,11 @@ class Plan:
     codecs: tuple[str, ...] = ("float32", "int8", "int4")
     window_s: float = 10.0
     window_max_s: float = 60.0
+    loss_steps: int = 240
+    loss_interval_steps: int = 12
+    loss_fragments: int = 6
+    loss_megabits: float = 5.0
+    loss_points: int = 12
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,6 +82,7 @@ FULL = replace(
     megabits=(1, 1.7, 4, 6.4, 10, 20, 40, 60, 100, 200, 400, 1_000, 2_500, 10_000),
     round_trips_s=(0.002, 0.01, 0.03, 0.06, 0.1, 0.15),
     codecs=("float32", "bfloat16", "int8", "int4", "e3m0"),
+    loss_steps=960,
     window_s=30.0,
     window_max_s=600.0,
 )
@@ -89,6 +97,7 @@ SMALL = replace(
     round_trips_s=(),
     codecs=("int4",),
     collectives=METHODS[:1],
+    loss_steps=0,
     window_s=3.0,
 )
 SETTINGS = {"quick": QUICK, "full": FULL, "small": SMALL}

@@ -90,7 +90,7 @@ def exchange_for(method: str, plan: Plan, round_trip_s: float) -> Exchange:
 
 
 def window_s_by_formula(method: str, plan: Plan, megabits: float, round_trip_s: float) -> float:
-    """How long the shortest window of this method would take, with the one before it: its exchanges, at least two of them."""
+    """How long the shortest window of this method would take, with the exchange before it."""
     exchange = exchange_for(method, plan, round_trip_s)
     ratio = utilisation(exchange, megabits * MEGA / HEADERS_RATIO)
     return 2 * exchange.gap / ratio
