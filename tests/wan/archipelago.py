@@ -28,10 +28,16 @@ from tests.wan.regions import NO_LINES, Regions
 class Archipelago:
     """The whole of it, seen from outside all regions."""
 
-    def __init__(self, folder: Path, groups: Sequence[NodeGroup], lines: Mapping[str, Line] = NO_LINES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        groups: Sequence[NodeGroup],
+        lines: Mapping[str, Line] = NO_LINES,
+        window_bytes: int | None = None,
+    ) -> None:
         self._groups = tuple(groups)
         self.names = (CONTROL_GROUP, *(name for group in groups for name in _nodes_of(group)))
-        self.regions = Regions(self.names, lines)
+        self.regions = Regions(self.names, lines, window_bytes)
         self.home, self.runs = Home(folder / "home"), folder / "runs"
         self._service: subprocess.Popen[bytes] | None = None
 

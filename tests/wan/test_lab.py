@@ -1,4 +1,4 @@
-"""The lab at its smallest: two regions, one line, data-parallel and a job of the service. Bytes and structure, never time."""
+"""The lab at its smallest: two regions, one line, data-parallel and a job of the service. Bytes and structure, no time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_smallest_lab_counts_bytes_as_the_formulas_do_and_keeps_tables_and_a
     assert dense["received_bytes_per_token"] == pytest.approx(dense["sent_bytes_per_token"], rel=0.1)
     control = ours["sent_bytes_per_token"] / ours["formula_bytes_per_token"] - 1
     assert control < CONTROL_RATIO_MAX
-    assert 0 < ours["merged_ratio"]
+    assert ours["merged_ratio"] > 0
     assert json.loads((tmp_path / "outcome.json").read_text()) == outcome
     assert "| data-parallel |" in (tmp_path / "tables.md").read_text()
     drawn = ElementTree.parse(tmp_path / "utilisation.svg").getroot()

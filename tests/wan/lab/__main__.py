@@ -77,12 +77,12 @@ def _add(curve: losses.Curve, outcome: Outcome, folder: Path) -> None:
 
 
 def _sweep(fleet: Fleet, outcome: Outcome, folder: Path, *, strike: bool) -> None:
-    """From wide lines to narrow ones; then far ones; then one is struck."""
+    """From wide lines to narrow ones; then far ones, for one codec only; then one line is struck."""
     plan = outcome.plan
     for megabits in _affordable(fleet.method, outcome):
         outcome.windows.append(window(fleet, plan, megabits, plan.round_trip_s))
         _say(outcome.windows[-1].method, outcome, folder)
-    for round_trip_s in plan.round_trips_s:
+    for round_trip_s in plan.round_trips_s if strike or not fleet.hub else ():
         if window_s_by_formula(fleet.method, plan, plan.round_trip_megabits, round_trip_s) <= plan.window_max_s:
             outcome.far.append(window(fleet, plan, plan.round_trip_megabits, round_trip_s))
             _say(fleet.method, outcome, folder, far=True)

@@ -23,7 +23,7 @@ from orchestrator.runtime.groups import NodeGroup
 from tests.api.installation import ROOT
 from tests.waiting import wait_until
 from tests.wan.archipelago import Archipelago, WideJob
-from tests.wan.lab.plan import OURS, Plan
+from tests.wan.lab.plan import OURS, WINDOW_BYTES, Plan
 from tests.wan.line import Line
 from tests.wan.regions import Regions
 
@@ -229,7 +229,7 @@ def document(plan: Plan, codec: str) -> dict[str, Any]:
 
 @contextmanager
 def collective_fleet(method: str, plan: Plan, lines: Mapping[str, Line], **more: Any) -> Iterator[CollectiveFleet]:
-    regions = Regions(plan.names, lines)
+    regions = Regions(plan.names, lines, WINDOW_BYTES)
     fleet = CollectiveFleet(method, plan, regions, lines)
     try:
         fleet.start(more)
@@ -242,7 +242,7 @@ def collective_fleet(method: str, plan: Plan, lines: Mapping[str, Line], **more:
 @contextmanager
 def archipelago_of(plan: Plan, lines: Mapping[str, Line], folder: Path) -> Iterator[Archipelago]:
     groups = [NodeGroup(name=name, region=name) for name in plan.names]
-    archipelago = Archipelago(folder, groups, lines)
+    archipelago = Archipelago(folder, groups, lines, WINDOW_BYTES)
     try:
         archipelago.up()
         yield archipelago

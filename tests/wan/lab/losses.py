@@ -21,7 +21,7 @@ from tests.wan.lab.fleets import SEED, collective_fleet, lines_of, service_fleet
 from tests.wan.lab.plan import METHODS, Plan
 
 OUTER_SYNCHRONOUS = {"outer_lr": 0.7, "outer_momentum": 0.9}
-NARROW_STEPS_MIN = 3
+NARROW_STEPS_MIN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,22 @@ def document(plan: Plan, codec: str) -> dict[str, Any]:
 def of_collectives(plan: Plan, methods: list[str]) -> Iterator[Curve]:
     spec = parse_job(document(plan, "float32")).model_dump(mode="json")
     sized = replace(plan, interval_steps=plan.loss_interval_steps, fragments=plan.loss_fragments)
-    narrow = lines_of(plan, plan.loss_megabits, plan.round_trip_s)
+    wide = lines_of(plan, max(plan.megabits), plan.round_trip_s)
     for method in methods:
         more = {
             "spec": spec,
             "steps": plan.loss_steps,
             "evaluate_every_steps": max(1, plan.loss_steps // plan.loss_points),
         }
-        with collective_fleet(method, sized, narrow, **more, **OUTER_SYNCHRONOUS) as fleet:
+        with collective_fleet(method, sized, wide, **more, **OUTER_SYNCHRONOUS) as fleet:
+            for name, line in lines_of(plan, plan.loss_megabits, plan.round_trip_s).items():
+                fleet.regions.set_line(name, line)
             began = fleet.boundary(1 if method != METHODS[2] else plan.overlap_steps + 1)
             ended = fleet.boundary(1)
             while fleet.step_count(began, ended) < NARROW_STEPS_MIN:
                 ended = fleet.boundary(1)
             step_s = (ended - began) / fleet.step_count(began, ended)
-            for name, line in lines_of(plan, max(plan.megabits), plan.round_trip_s).items():
+            for name, line in wide.items():
                 fleet.regions.set_line(name, line)
             fleet.wait()
             points = tuple((number * step_s, loss) for number, _, loss in fleet.losses)

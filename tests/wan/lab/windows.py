@@ -81,12 +81,15 @@ def window(fleet: Fleet, plan: Plan, megabits: float, round_trip_s: float) -> Wi
 
 
 def exchange_for(method: str, plan: Plan, round_trip_s: float) -> Exchange:
-    """The formulas' exchange; of Streaming DiLoCo by a ring, which sends more than a link to a synchroniser does."""
-    traffic = plan.traffic(method, round_trip_s)
-    system = "decoupled" if method.startswith(OURS) else method
-    exchange = exchange_of(system, traffic)
+    """The formulas' exchange. A ring's 2(M − 1) stages wait half a round trip each, one after the other.
+
+    Of Streaming DiLoCo by a ring, which sends more than a link to a synchroniser does.
+    """
+    if method.startswith(OURS):
+        return exchange_of("decoupled", plan.traffic(method, round_trip_s))
+    exchange = exchange_of(method, plan.traffic(method, (plan.regions - 1) * round_trip_s))
     ring = 2.0 * (plan.regions - 1) / plan.regions
-    return replace(exchange, bits=exchange.bits * ring) if system == "streaming-diloco" else exchange
+    return replace(exchange, bits=exchange.bits * ring) if method == "streaming-diloco" else exchange
 
 
 def window_s_by_formula(method: str, plan: Plan, megabits: float, round_trip_s: float) -> float:
