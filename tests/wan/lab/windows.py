@@ -50,7 +50,7 @@ def window(fleet: Fleet, plan: Plan, megabits: float, round_trip_s: float) -> Wi
     """Set the lines, let the exchanges that began before end, and count for a while."""
     for name, line in lines_of(plan, megabits, round_trip_s).items():
         fleet.regions.set_line(name, line)
-    began = fleet.boundary(plan.overlap_steps + 2 if fleet.method == "streaming-diloco" else 1)
+    began = fleet.boundary(_settling(fleet.method, plan))
     before, tokens_before = counted(fleet, plan), fleet.tokens()
     ended = fleet.boundary(1)
     while ended - began < plan.window_s:
@@ -97,6 +97,13 @@ def window_s_by_formula(method: str, plan: Plan, megabits: float, round_trip_s: 
     exchange = exchange_for(method, plan, round_trip_s)
     ratio = utilisation(exchange, megabits * MEGA / HEADERS_RATIO)
     return 2 * exchange.gap / ratio
+
+
+def _settling(method: str, plan: Plan) -> int:
+    """How many boundaries away what began on the former line has ended: for the service half an interval, one is τ steps."""
+    if method.startswith(OURS):
+        return plan.interval_steps // (2 * plan.overlap_steps)
+    return plan.overlap_steps + 2 if method == "streaming-diloco" else 1
 
 
 @dataclass(frozen=True, slots=True)
