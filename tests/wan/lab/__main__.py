@@ -51,9 +51,6 @@ def measure(outcome: Outcome, only: Sequence[str], folder: Path, *, with_loss: b
     for method in collectives:
         with collective_fleet(method, plan, first) as fleet:
             _sweep(fleet, outcome, folder, strike=method == DATA_PARALLEL)
-    if with_loss:
-        for curve in losses.of_collectives(plan, collectives):
-            _add(curve, outcome, folder)
     codecs = [codec for codec in plan.codecs if not only or OURS + codec in only or codec in only]
     if codecs:
         with (
@@ -67,6 +64,9 @@ def measure(outcome: Outcome, only: Sequence[str], folder: Path, *, with_loss: b
                     archipelago.regions.set_line(name, line)
             for codec in codecs if with_loss else ():
                 _add(losses.of_service(plan, codec, archipelago), outcome, folder)
+    if with_loss:
+        for curve in losses.of_collectives(plan, collectives):
+            _add(curve, outcome, folder)
 
 
 def _add(curve: losses.Curve, outcome: Outcome, folder: Path) -> None:
