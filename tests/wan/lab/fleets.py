@@ -64,7 +64,7 @@ class Fleet(Protocol):
 class CollectiveFleet:
     """A process a region, in lock-step: rank 0's steps are everybody's."""
 
-    hub = None
+    hub: str | None = None
 
     def __init__(self, method: str, plan: Plan, regions: Regions, lines: Mapping[str, Line]) -> None:
         self.method, self.regions, self.lines = method, regions, lines
@@ -162,7 +162,7 @@ class ServiceFleet:
 
     def __init__(self, codec: str, plan: Plan, archipelago: Archipelago, lines: Mapping[str, Line]) -> None:
         self.method, self.regions, self.lines = OURS + codec, archipelago.regions, lines
-        self.hub = archipelago.names[0]
+        self.hub: str | None = archipelago.names[0]
         self._plan, self._archipelago, self._codec = plan, archipelago, codec
         self.job: WideJob | None = None
 

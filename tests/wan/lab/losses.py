@@ -17,8 +17,9 @@ from orchestrator.config import parse_job
 from orchestrator.core import events
 from orchestrator.tape.storage import read_tape
 from tests.wan.archipelago import Archipelago
+from tests.wan.lab.collective import METHODS
 from tests.wan.lab.fleets import SEED, collective_fleet, lines_of, service_fleet
-from tests.wan.lab.plan import METHODS, Plan
+from tests.wan.lab.plan import Plan
 
 OUTER_SYNCHRONOUS = {"outer_lr": 0.7, "outer_momentum": 0.9}
 NARROW_STEPS_MIN = 2
