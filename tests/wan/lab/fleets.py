@@ -7,6 +7,8 @@ moment at which what one window counts can be told from what the next one does.
 from __future__ import annotations
 
 import json
+import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,11 +25,13 @@ from orchestrator.runtime.groups import NodeGroup
 from tests.api.installation import ROOT
 from tests.waiting import wait_until
 from tests.wan.archipelago import Archipelago, WideJob
+from tests.wan.diary import folder_of
 from tests.wan.lab.plan import OURS, WINDOW_BYTES, Plan
 from tests.wan.line import Line
 from tests.wan.regions import Regions
 
-SEED = 14
+SEED = secrets.randbelow(1 << 30)
+"""Of every method: the same in one run, and no other's, for diaries go by it."""
 STEPS_MAX = 10_000_000
 PAUSE_S = 0.002
 
@@ -260,6 +264,9 @@ def service_fleet(
 ) -> Iterator[ServiceFleet]:
     """Its job is over in the end; after a failure or Ctrl-C it ends with the archipelago."""
     fleet = ServiceFleet(codec, plan, archipelago, lines)
-    fleet.start(made(plan, codec))
-    yield fleet
-    fleet.close()
+    try:
+        fleet.start(made(plan, codec))
+        yield fleet
+        fleet.close()
+    finally:
+        shutil.rmtree(folder_of(SEED), ignore_errors=True)

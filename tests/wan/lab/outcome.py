@@ -48,7 +48,8 @@ def goals(outcome: Outcome) -> list[Goal]:
     dense = [window for window in outcome.windows if window.method == DATA_PARALLEL]
     ours = [window for window in outcome.windows if window.method.startswith(OURS)]
     if dense and ours:
-        least = min((window for window in ours if window.merged_ratio > 0.5), key=_bytes, default=min(ours, key=_bytes))
+        widest = max(window.megabits for window in ours)  # where nothing comes late, so that nothing is left unsent
+        least = min((window for window in ours if window.megabits == widest), key=_bytes)
         judged.append(
             at_least(f"bytes of data-parallel over {least.method}", _bytes(dense[0]) / _bytes(least), BYTES_GOAL)
         )

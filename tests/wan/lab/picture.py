@@ -45,7 +45,7 @@ def picture(outcome: Outcome) -> str:
     for name in methods:
         parts.append(_formula(outcome, name, x, y, colours[name]))
         parts += [_dot(one, x, y, colours[name]) for one in outcome.windows if one.method == name]
-    parts.append(text(24.0, bars_at - 28, "Bytes per token over a region's line", kind="title"))
+    parts.append(text(24.0, bars_at - 28, "Bytes per token over a region's line (logarithmic)", kind="title"))
     parts += _bars(outcome, methods, colours, bars_at)
     named = {"viewBox": f"0 0 {WIDTH:g} {height:g}", "role": "img", "xmlns": "http://www.w3.org/2000/svg"}
     return element(
