@@ -41,6 +41,11 @@ class Window:
     merged_ratio: float
 
     @property
+    def merged_tokens_per_s(self) -> float:
+        """Of what was trained in the window, at most: a backlog of an earlier one is not counted to it."""
+        return self.tokens_per_s * min(1.0, self.merged_ratio)
+
+    @property
     def line_bytes_per_token(self) -> float:
         """The mean of both directions, as the formulas have it."""
         return (self.sent_bytes_per_token + self.received_bytes_per_token) / 2
