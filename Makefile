@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parameters/kernels/*.pyx) deploy/build_kernels.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint bench soak compare dashboards reference lock clean
+.PHONY: help install demo test test-fast lint bench soak wan-lab compare dashboards reference lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -55,6 +55,9 @@ soak: $(STAMP)  ## the synchroniser's death at every point of a round and 200 ti
 	@ATOLL_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q --timeout=7200 tests/attack/test_fuzzed_service.py
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 5000
 	@$(BIN)/python -m orchestrator.simulation.swarm --first 1000 --count 10000 --deaths 4
+
+wan-lab: $(STAMP)  ## as root: four regions, lines of 1 Mbit/s to 10 Gbit/s, data-parallel to int4 on them (a quarter of an hour)
+	@$(BIN)/python -m tests.wan.lab $(or $(SETTING),quick)
 
 compare: $(STAMP)  ## Decoupled DiLoCo against data-parallel and synchronous DiLoCo (hours on two cores)
 	@$(BIN)/atoll compare deploy/configs/compare.yaml --baseline data-parallel --baseline diloco

@@ -1,7 +1,7 @@
 """Synthetic islands that keep a diary: a line for each inner step, so that what an island did does not rest on its word.
 
     trainer     a synthetic island that notes each step in a file of its process, by the machine's monotonic clock
-    connect     a control port to real Ray that makes all its jobs of such islands
+    connect     a control port to real Ray that makes its jobs of synthetic islands of such ones
 
 All regions are on one machine, so all diaries have one clock, and can be read from outside while lines are cut.
 """
@@ -20,6 +20,8 @@ from learners.contract import StepResult
 from learners.synthetic import SyntheticTrainer
 from orchestrator.config import JobSpec
 from orchestrator.runtime import control_port
+
+SYNTHETIC = "learners.synthetic:create"
 
 
 class DiaryTrainer(SyntheticTrainer):
@@ -68,7 +70,9 @@ class Diary:
 
 class DiaryKeeping(control_port.RayControlPort):
     def start_job(self, job_id: str, spec: JobSpec, *arguments: Any, **more: Any) -> None:
-        super().start_job(job_id, spec.model_copy(update={"trainer": f"{__name__}:create"}), *arguments, **more)
+        if spec.trainer == SYNTHETIC:
+            spec = spec.model_copy(update={"trainer": f"{__name__}:create"})
+        super().start_job(job_id, spec, *arguments, **more)
 
 
 def connect(home: Path) -> DiaryKeeping:

@@ -11,7 +11,8 @@ from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP
 from tests.ray.jobs import assert_sound
-from tests.wan.conftest import ASIA, EAST, Archipelago, WideJob
+from tests.wan.archipelago import Archipelago, WideJob
+from tests.wan.conftest import ASIA, EAST
 
 pytestmark = pytest.mark.ray
 Submit = Callable[..., WideJob]

@@ -14,7 +14,8 @@ import pytest
 
 from orchestrator.core import events
 from tests.ray.jobs import STEP_S, assert_sound, gone
-from tests.wan.conftest import ASIA, EAST, Archipelago, WideJob
+from tests.wan.archipelago import Archipelago, WideJob
+from tests.wan.conftest import ASIA, EAST
 
 CUT_S = float(os.environ.get("ATOLL_CUT_S", "10"))
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(round(CUT_S) + 900)]

@@ -1,0 +1,111 @@
+"""A service and its cluster, each node of it in a region of its own: the head's, and one for each node of every group."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from api.client import Client
+from api.installation.home import Home
+from orchestrator.core.events import ContributionArrived
+from orchestrator.core.vocabulary import Contribution
+from orchestrator.runtime import embedded
+from orchestrator.runtime.groups import NodeGroup
+from orchestrator.runtime.settings import CONTROL_GROUP
+from orchestrator.tape.storage import read_tape
+from tests.api.installation import ROOT
+from tests.ray.jobs import Job
+from tests.waiting import wait_until
+from tests.wan.diary import Diary
+from tests.wan.line import Line
+from tests.wan.regions import NO_LINES, Regions
+
+
+class Archipelago:
+    """The whole of it, seen from outside all regions."""
+
+    def __init__(
+        self,
+        folder: Path,
+        groups: Sequence[NodeGroup],
+        lines: Mapping[str, Line] = NO_LINES,
+        window_bytes: int | None = None,
+    ) -> None:
+        self._groups = tuple(groups)
+        self.names = (CONTROL_GROUP, *(name for group in groups for name in _nodes_of(group)))
+        self.regions = Regions(self.names, lines, window_bytes)
+        self.home, self.runs = Home(folder / "home"), folder / "runs"
+        self._service: subprocess.Popen[bytes] | None = None
+
+    def up(self) -> None:
+        """What does not run of it is started: what an operator does after a failure, too."""
+        embedded.up(self.home.path, self._groups, places=self.regions.places)
+        if self._service is None or self._service.poll() is not None:
+            place = self.regions.places[CONTROL_GROUP]
+            served = ["--home", str(self.home.path), "--runs", str(self.runs), "--host", place.address, "--insecure"]
+            command = [*place.enter, sys.executable, "-m", "api.serve", *served, "--control", "tests.wan.diary:connect"]
+            with self.home.log.open("ab") as log:
+                self._service = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+            wait_until(self._answers)
+
+    def down(self) -> None:
+        if self._service is not None:
+            self._service.kill()
+            self._service.wait()
+        embedded.down(self.home.path)
+        self.regions.close()
+
+    def client(self) -> Client:
+        return Client.at(self.home.path)
+
+    def region_of(self, pid: int) -> str:
+        """Where this process is."""
+        space = os.stat(f"/proc/{pid}/ns/net").st_ino
+        return next(name for name in self.names if os.stat(f"/run/netns/{self.regions.space(name)}").st_ino == space)
+
+    def _answers(self) -> bool:
+        if self.home.address() is None:
+            return False
+        with self.client() as client:
+            return bool(client.node_groups())
+
+
+class WideJob(Job):
+    """A job watched and commanded by REST, from outside."""
+
+    def __init__(self, archipelago: Archipelago, job_id: str, seed: int) -> None:
+        super().__init__(None, job_id, archipelago.runs / job_id)  # type: ignore[arg-type]
+        self._client, self.seed = archipelago.client(), seed
+
+    def status(self) -> dict[str, Any]:
+        seen = self._client.job(self.id)
+        islands = [{**island.model_dump(), "last_merge_at": island.last_merge_after_s} for island in seen.islands]
+        view = {"islands": islands, "epoch": seen.epoch}
+        self.last = {"view": view, "at": seen.after_s, "goodput": seen.goodput, "state": seen.state}
+        return self.last
+
+    def contributions_since(self, at: float) -> list[Contribution]:
+        records = read_tape(self.run_dir / "tape.jsonl").records
+        found = [record.event for record in records if isinstance(record.event, ContributionArrived)]
+        return [event.contribution for event in found if event.at > at]
+
+    def contributors_since(self, at: float) -> set[str]:
+        return {contribution.island for contribution in self.contributions_since(at)}
+
+    def diary(self, pid: int) -> Diary:
+        return Diary(self.seed, pid)
+
+    def cancel(self) -> None:
+        self._client.cancel(self.id)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _nodes_of(group: NodeGroup) -> list[str]:
+    """As an embedded cluster names them."""
+    return [group.name] if group.nodes == 1 else [f"{group.name}-{number}" for number in range(group.nodes)]
