@@ -4,7 +4,8 @@ All of the data plane that the control plane sees: it orders merges, restores an
 Links receive contributions and send publications past it. Where a job has several shards, this is what hands an order to
 the one that owns the fragment.
 
-Responsible for: the orders for one fragment carried out one after another; an event once what it says is journalled and can be published.
+Responsible for: the orders for one fragment carried out one after another; an event once what it says is journalled and
+can be published.
 Refuses to know why a merge is made, what islands are, and what a codec is (``parameters.shard``).
 """
 
