@@ -43,6 +43,11 @@ PLAIN = {"averaging": "mean", "outer_optimizer": {"kind": "sgd", "lr": 1.0}}
         ("rebase", 1.0, 0.4, "float32"),
         ("mix", 1.0, 0.4, "float32"),
         ("rebase", 2.5, 0.3, "bfloat16"),
+        ("rebase", 1.0, 0.4, "int4"),
+        ("replace", 1.0, 0.4, "int4"),
+        ("mix", 1.0, 0.4, "int8"),
+        ("rebase", 2.5, 0.3, "e3m0"),
+        ("rebase", 0.0, 0.0, "int4"),
         ("replace", 0.0, 0.0, "float32"),
     ],
 )
