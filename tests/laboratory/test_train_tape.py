@@ -33,7 +33,7 @@ from tests.laboratory.quadratic import QuadraticTrainer
 from tests.laboratory.train_by_tape import FRAGMENTS, INTERVAL, ISLANDS, job, train, world
 
 ADOPTIONS = ("replace", "rebase", "mix")
-PLAIN = {"averaging": "mean", "outer_optimizer": {"kind": "sgd", "lr": 1.0}}
+PLAIN = {"wire": "float32", "averaging": "mean", "outer_optimizer": {"kind": "sgd", "lr": 1.0}}
 
 
 @pytest.mark.parametrize(
