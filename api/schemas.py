@@ -148,6 +148,9 @@ class Job(JobSummary):
     report_ready: bool
     resumed_from: str | None = Field(default=None, description="the checkpoint that the job goes on from")
     wire: dict[str, str] = Field(default={}, description="the codecs, up of contributions and down of updates")
+    schedule: dict[str, int] = Field(
+        default={}, description="fragments, and their interval_steps and overlap_steps, as the specification has them"
+    )
     resume_refused: list[str] = Field(default=[], description="newer checkpoints that are not sound, and why")
 
 

@@ -25,6 +25,7 @@ UNREADABLE_REMEDY = "Submit it again, and remove this one."
 LAST_KNOWN = {"epoch": 1, "global_version": 0, "tokens_trained": 0}
 """The figures that the store keeps of a job that trains, and the least value of each."""
 
+SCHEDULE = ("fragments", "interval_steps", "overlap_steps")
 WAITS = "its job has not taken it yet; it is handed over until it has"
 
 
@@ -83,15 +84,18 @@ def job_of(
         report_ready=report,
         resumed_from=resume.get("checkpoint"),
         resume_refused=resume.get("refused", []),
-        wire=_wire_of(row),
+        wire={way: codec for way, codec in _mapping(_knobs(row).get("wire")).items() if isinstance(codec, str)},
+        schedule={name: value for name in SCHEDULE if type(value := _knobs(row).get(name)) is int},
     )
 
 
-def _wire_of(row: JobRow) -> dict[str, str]:
-    """The codecs by direction, as far as the row's specification says them."""
-    synchroniser = row.spec.get("synchroniser") if isinstance(row.spec, dict) else None
-    wire = synchroniser.get("wire") if isinstance(synchroniser, dict) else None
-    return {way: name for way, name in wire.items() if isinstance(name, str)} if isinstance(wire, dict) else {}
+def _knobs(row: JobRow) -> dict[str, Any]:
+    """``synchroniser`` of the row's specification, as far as that can be read."""
+    return _mapping(_mapping(row.spec).get("synchroniser"))
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def readable(row: JobRow) -> JobRow:

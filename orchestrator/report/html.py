@@ -168,13 +168,13 @@ def _islands(report: Report) -> str:
 def _wire_cards(report: Report) -> list[str]:
     """What lines carried and what codecs owe; nothing of jobs that do not say it: simulated ones, and earlier builds'."""
     lines, norms = report.get("lines", {}).get("islands", {}), report.get("fragment_norms", [])
-    made = []
+    shown = []
     if lines:
-        made.append(card("Lines", _wire_words(report), _lines(lines, report["islands"]), wide=True))
+        shown.append(card("Lines", _wire_words(report), _lines(lines, report["islands"]), wide=True))
     if norms:
         words = "What the last outer step changed, and how much of that the codec of updates still owed."
-        made.append(card("Fragments", words, _norms(norms)))
-    return made
+        shown.append(card("Fragments", words, _norms(norms)))
+    return shown
 
 
 def _wire_words(report: Report) -> str:

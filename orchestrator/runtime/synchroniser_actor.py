@@ -328,7 +328,10 @@ class SynchroniserActor:
         return LinesRecord(islands=lines, regions=by_region(lines, {plan.island: plan.region for plan in plans}))
 
     def _norm_records(self) -> list[NormsRecord]:
-        return [NormsRecord(fragment=p, **asdict(own)) for p, own in self._shard.norms().items()]
+        return [
+            NormsRecord(fragment=p, version=own.version, update_norm=own.update_norm, residue_norm=own.residue_norm)
+            for p, own in self._shard.norms().items()
+        ]
 
     def _incarnation_of(self, island: IslandId) -> Incarnation:
         return self._state.islands()[island].incarnation
