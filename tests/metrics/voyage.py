@@ -16,19 +16,19 @@ import numpy as np
 
 from orchestrator.accounting.histogram import Histogram
 from orchestrator.accounting.merges import JOURNAL_BOUNDS_S
-from orchestrator.actors.records import LineRecord, NodeGroupRecord, NormsRecord, StatusRecord
+from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId
 from orchestrator.errors import NotFound
-from orchestrator.host.line_traffic import LineCounter, by_region
 from orchestrator.parameters import tensors
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
+from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
 PACE = 5.0
@@ -103,35 +103,12 @@ class Voyage:
         status = self._job.status(job_id, self._began - PAST_S, self._job.now)
         status["statistics"] |= {"journal_seconds": self._keeping.seconds.summary()}
         status["fragment_parameters"] = [FRAGMENT_PARAMETERS] * self._job.policy.fragment_count
-        lines = {island["island"]: line_of(merges) for island, merges in self._merges_by_island(status)}
-        regions = {island["island"]: island["region"] for island in status["view"]["islands"]}
-        status["lines"] = {"islands": lines, "regions": by_region(lines, regions)}
-        status["fragment_norms"] = [
-            NormsRecord(fragment=p["fragment"], version=p["version"], update_norm=1.0, residue_norm=0.25)
-            for p in status["view"]["fragments"]
-        ]
+        add_lines(status)
         status["disk_trouble"] = None
         return status
 
-    def _merges_by_island(self, status: StatusRecord) -> list[tuple[dict[str, Any], int]]:
-        merges = status["statistics"]["merges_per_island"]
-        return [(island, merges.get(island["island"], 0)) for island in status["view"]["islands"]]
-
     def _catch_up(self) -> None:
         self._job.resume(PAST_S + PACE * (time.time() - self._began))
-
-
-def line_of(merges: int) -> LineRecord:
-    """What a line may have carried by then: no simulated byte is real."""
-    counter, size = LineCounter(), 4 * FRAGMENT_PARAMETERS
-    for _ in range(merges):
-        counter.received(size, 0.01)
-        counter.sent("update", size)
-        counter.delivered(0.01)
-    counter.sent("values", size)
-    counter.sent("state", size)
-    counter.waits(1, size)
-    return counter.record()
 
 
 class Keeping:
