@@ -114,7 +114,7 @@ def _demand(subject: Subject, parameters: float | None, step_s: float | None, is
         raise ConfigurationError(detail="How large the model is cannot be told. Say it with --parameters.")
     if not step_s:
         raise ConfigurationError(detail="How long an inner step takes cannot be told. Say it with --step-s.")
-    return Demand(float(parameters), float(step_s), islands)
+    return Demand(float(parameters), float(step_s), dict(islands))
 
 
 def _knobs(schedule: dict[str, Any], wire: dict[str, str]) -> Knobs:
