@@ -11,7 +11,6 @@ import { command } from "./commands.js";
 import { askToken } from "./dialogs.js";
 import { fill, h } from "./dom.js";
 import { groups } from "./groups.js";
-import { lines } from "./lines.js";
 import { Merges } from "./merges.js";
 import { Refused, file, forget, get, keep, token } from "./session.js";
 import { follow } from "./stream.js";
@@ -229,7 +228,7 @@ function draw() {
   drawChart("loss", "Loss", "Held-out loss of the merged parameters.", charts.lossChart);
   drawChart("goodput", "Where island time went", "Productive time is what reached a merge.", charts.goodputChart);
   drawChart("timeline", "Islands over time", "× marks a loss.", charts.timelineChart);
-  fill(place("lines"), lines(job));
+  fill(place("lines"), views.lines(job));
   const alive = !FINAL.has(job.state);
   fill(place("groups"), alive && page.groups.length > 0 && groups(page.groups, job, mayChange()));
   if (!page.looked) return drawUnknown(alive);
