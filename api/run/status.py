@@ -105,8 +105,8 @@ class _Line(_Part):
 
 
 class _Lines(_Part):
-    islands: dict[str, _Line] = {}
-    regions: dict[str, _Line] = {}
+    islands: dict[str, _Line]
+    regions: dict[str, _Line]
 
 
 class _Norms(_Part):
@@ -127,7 +127,7 @@ class _Status(_Part):
     loss_curve: list[Annotated[list[float | None], Field(min_length=3, max_length=3)]]
     commands: dict[str, _Command]
     fragment_parameters: list[Count] = []
-    lines: _Lines = _Lines()
+    lines: _Lines = _Lines(islands={}, regions={})
     fragment_norms: Annotated[list[_Norms], Field(max_length=FRAGMENTS_MAX)] = []
     last_known: bool = False
 
