@@ -58,17 +58,27 @@ def test_lines_alone_are_measured_and_printed(probe: Any) -> None:
     assert "--job JOB" in text
 
 
-def test_with_a_size_and_a_step_the_least_change_is_advised(probe: Any) -> None:
+@pytest.fixture
+def large(tmp_path: Path) -> list[str]:
+    """Options for 1e9 parameters in float32, and a step of a second."""
+    synchroniser = {"fragments": 8, "interval_steps": 24, "wire": "float32"}
+    spec = Installation(tmp_path).spec_file(
+        islands=[{"node_group": "europe"}, {"node_group": "asia"}], synchroniser=synchroniser
+    )
+    return ["--config", spec, "--parameters", "1e9", "--step-s", "1"]
+
+
+def test_with_a_size_and_a_step_the_least_change_is_advised(probe: Any, large: list[str]) -> None:
     probe(head_to("europe", FAST), head_to("asia", SLOW))
-    code, text = doctor("--parameters", "1e9", "--step-s", "1")
+    code, text = doctor(*large)
     assert code == 0
     assert "on the line to asia" in text
     assert "set wire bfloat16" in text
 
 
-def test_as_json_it_has_lines_subject_utilisation_and_advice(probe: Any) -> None:
+def test_as_json_it_has_lines_subject_utilisation_and_advice(probe: Any, large: list[str]) -> None:
     probe(head_to("europe", FAST), head_to("asia", SLOW))
-    code, text = doctor("--parameters", "1e9", "--step-s", "1", "--json")
+    code, text = doctor(*large, "--json")
     answer = json.loads(text)
     assert code == 0
     assert [line["other"] for line in answer["lines"]] == ["europe", "asia"]

@@ -108,7 +108,7 @@ def test_lines_codecs_and_what_they_owe_are_shown(visit: Visit) -> None:
     page = visit.open()
     panel = page.locator("#lines")
     expect(panel.get_by_role("heading", name="Lines and codecs")).to_be_visible()
-    expect(panel).to_contain_text("Contributions travel in float32, updates in float32.")
+    expect(panel).to_contain_text("Contributions travel in int4, updates in int4.")
     rows = panel.get_by_role("row")
     expect(rows.filter(has_text="us-west")).to_contain_text("kB")
     expect(rows.filter(has_text="us-west")).to_contain_text("1, 100 kB")
