@@ -50,6 +50,21 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="ignore", ser_json_inf_nan="null")
 
 
+class Line(Answer):
+    """What was carried between an island and the synchroniser since that began."""
+
+    up_payloads: int
+    up_bytes: int
+    up_busy_seconds: float = Field(description="how long contributions were under way")
+    down_payloads: dict[str, int] = Field(description="by kind, as down_bytes")
+    down_bytes: dict[str, int] = Field(
+        description="update: in the codec of updates; values: whole float32 values; state: those of every fragment"
+    )
+    down_busy_seconds: float = Field(description="how long publications were under way")
+    queued_fragments: int = Field(description="published for the island and not arrived, right now")
+    queued_bytes: int
+
+
 class Island(Answer):
     island: str
     node_group: str
@@ -73,6 +88,7 @@ class Island(Answer):
     flag: str = Field(default="", description="what is wrong with what it contributes; empty once good work is merged")
     quarantines: int = Field(default=0, description="times it was replaced for that, since an operator re-added it")
     standby: bool = Field(default=False, description="no island yet: a process that waits to take a lost one's place")
+    line: Line | None = Field(default=None, description="null before it has one")
 
 
 class Fragment(Answer):
@@ -81,6 +97,8 @@ class Fragment(Answer):
     phase: str
     offered: list[str]
     step: int
+    update_norm: float | None = Field(default=None, description="norm of what the last outer step changed")
+    residue_norm: float | None = Field(default=None, description="norm of what the codec of updates still owes")
 
 
 class LossPoint(Answer):
@@ -129,6 +147,10 @@ class Job(JobSummary):
     statistics: dict[str, Any]
     report_ready: bool
     resumed_from: str | None = Field(default=None, description="the checkpoint that the job goes on from")
+    wire: dict[str, str] = Field(default={}, description="the codecs, up of contributions and down of updates")
+    schedule: dict[str, int] = Field(
+        default={}, description="fragments, and their interval_steps and overlap_steps, as the specification has them"
+    )
     resume_refused: list[str] = Field(default=[], description="newer checkpoints that are not sound, and why")
 
 

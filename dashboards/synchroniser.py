@@ -190,11 +190,12 @@ def _traffic() -> list[Panel]:
     return [
         curves(
             "Payload bytes",
-            "Tensor bytes per second, up from islands and down to them. What peers hand each other is not among them.",
+            "Bytes per second as they were carried, up from islands and down to them. Values and states are what islands "
+            "get that missed versions, or came anew. What peers hand each other is not among them.",
             "Bps",
             Query(
-                f"sum by (direction, codec) (rate(atoll_payload_bytes_total{{{JOB}}}[{RATE}]))",
-                "{{direction}} {{codec}}",
+                f"sum by (direction, kind, codec) (rate(atoll_payload_bytes_total{{{JOB}}}[{RATE}]))",
+                "{{direction}} {{kind}} {{codec}}",
             ),
         ),
         curves(
@@ -202,5 +203,48 @@ def _traffic() -> list[Panel]:
             "Fragments per second, up from islands and down to them.",
             "cps",
             Query(f"sum by (direction) (rate(atoll_payloads_total{{{JOB}}}[{RATE}]))", "{{direction}}"),
+        ),
+        curves(
+            "Line utilisation",
+            "Part of the time in which something is under way on an island's line. Near 1: the line is full.",
+            "percentunit",
+            Query(
+                f"max by (island, direction) (rate(atoll_line_busy_seconds_total{{{JOB}}}[{RATE}]))",
+                "{{island}} {{direction}}",
+            ),
+        ),
+        curves(
+            "Line speed",
+            "Bytes over the seconds in which something was under way, by region.",
+            "Bps",
+            Query(
+                f"sum by (region, direction) (rate(atoll_payload_bytes_total{{{JOB}}}[{RATE}])) "
+                f"/ sum by (region, direction) (rate(atoll_line_busy_seconds_total{{{JOB}}}[{RATE}]))",
+                "{{region}} {{direction}}",
+            ),
+        ),
+        curves(
+            "Queued for islands",
+            "Fragments that are published and have not arrived. Steadily as many as there are: the line is too slow.",
+            "none",
+            Query(f"sum by (island) (atoll_line_queued_fragments{{{JOB}}})", "{{island}}"),
+        ),
+        curves(
+            "Queued bytes",
+            "The bytes of those fragments.",
+            "bytes",
+            Query(f"sum by (region) (atoll_line_queued_bytes{{{JOB}}})", "{{region}}"),
+        ),
+        curves(
+            "Update of each fragment",
+            "Norm of what the last outer step changed.",
+            "none",
+            Query(f"atoll_fragment_update_norm{{{JOB}}}", "{{job}} {{fragment}}"),
+        ),
+        curves(
+            "Owed by the codec",
+            "Norm of what updates lost so far, over that of the last update. Level: it is paid back as it grows.",
+            "percentunit",
+            Query(f"atoll_fragment_residue_ratio{{{JOB}}}", "{{job}} {{fragment}}"),
         ),
     ]

@@ -26,9 +26,34 @@ def doctor(
             "--url", help="A service elsewhere, to compare clocks with. Default: the home's.", show_default=False
         ),
     ] = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Measure the lines between node groups instead, and advise on them.")
+    ] = False,
+    job: Annotated[
+        str | None, typer.Option("--job", help="With --lines: advise for this job, or `latest`.", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="With --lines: advise for this specification.", show_default=False)
+    ] = None,
+    parameters: Annotated[
+        float | None,
+        typer.Option("--parameters", min=1, max=1e15, help="With --lines: the model's size.", show_default=False),
+    ] = None,
+    step_s: Annotated[
+        float | None,
+        typer.Option("--step-s", min=1e-6, max=1e6, help="With --lines: an inner step's time.", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine: Python, Ray, JAX, ports, disk, clocks, home, memory, cores, leftovers. Each with its remedy."""
+    """Check this machine: Python, Ray, JAX, ports, disk, clocks, home, memory, cores, leftovers. Each with its remedy.
+
+    With --lines: measure the lines between the node groups of the running cluster, a few MB each way, and say which of H, τ,
+    P and codec to change so that every fragment is back in time.
+    """
+    if lines or any(option is not None for option in (job, config, parameters, step_s)):
+        from api.commands.doctor_lines import Subject, examine_lines
+
+        raise typer.Exit(examine_lines(Home(home), url, Subject(job, config, parameters, step_s), as_json=as_json))
     from api.installation.check_result import State
     from api.installation.doctor import examine
 

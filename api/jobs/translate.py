@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, LossPoint
+from api.schemas import Command, CommandState, Fragment, Island, Job, JobState, JobSummary, Line, LossPoint
 from api.storage.store import CommandRow, JobRow
-from orchestrator.actors.records import StatusRecord
+from orchestrator.actors.records import LineRecord, NormsRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core import commands
 from orchestrator.errors import DataError, NotFound, first_line
@@ -25,6 +25,7 @@ UNREADABLE_REMEDY = "Submit it again, and remove this one."
 LAST_KNOWN = {"epoch": 1, "global_version": 0, "tokens_trained": 0}
 """The figures that the store keeps of a job that trains, and the least value of each."""
 
+SCHEDULE = ("fragments", "interval_steps", "overlap_steps")
 WAITS = "its job has not taken it yet; it is handed over until it has"
 
 
@@ -36,7 +37,9 @@ def job_of(
     Of one that failed, or of which nothing runs, it is told how far it was when it was last seen, if it says less itself.
     """
     view: Mapping[str, Any] = record["view"] if record else {}
-    islands = [island_of(island) for island in view.get("islands", ())] or island_plans
+    lines = record.get("lines", {}).get("islands", {}) if record else {}
+    norms = {own["fragment"]: own for own in record.get("fragment_norms", [])} if record else {}
+    islands = [island_of(island, lines.get(island["island"])) for island in view.get("islands", ())] or island_plans
     curve = [
         LossPoint(tokens=int(t), loss=finite(v), after_s=at) for t, v, at in (record["loss_curve"] if record else ())
     ]
@@ -74,14 +77,25 @@ def job_of(
         last_known=progress != reported or bool(record and record.get("last_known")),
         loss_train=math.fsum(losses) / len(losses) if losses else None,
         islands=islands,
-        fragments=[fragment_of(fragment) for fragment in view.get("fragments", ())],
+        fragments=[fragment_of(own, norms.get(own["fragment"])) for own in view.get("fragments", ())],
         loss_curve=curve,
         goodput=goodput,
         statistics=finite(record["statistics"]) if record else {},
         report_ready=report,
         resumed_from=resume.get("checkpoint"),
         resume_refused=resume.get("refused", []),
+        wire={way: codec for way, codec in _mapping(_knobs(row).get("wire")).items() if isinstance(codec, str)},
+        schedule={name: value for name in SCHEDULE if type(value := _knobs(row).get(name)) is int},
     )
+
+
+def _knobs(row: JobRow) -> dict[str, Any]:
+    """``synchroniser`` of the row's specification, as far as that can be read."""
+    return _mapping(_mapping(row.spec).get("synchroniser"))
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def readable(row: JobRow) -> JobRow:
@@ -174,7 +188,7 @@ def state_of(view: Mapping[str, Any]) -> JobState:
     return JobState.FINISHING if view["phase"] == "finishing" else JobState.RUNNING
 
 
-def island_of(view: Mapping[str, Any]) -> Island:
+def island_of(view: Mapping[str, Any], line: LineRecord | None = None) -> Island:
     step_seconds = view.get("step_seconds")
     return Island(
         island=view["island"],
@@ -196,6 +210,7 @@ def island_of(view: Mapping[str, Any]) -> Island:
         flag=view.get("flag", ""),
         quarantines=view.get("quarantines", 0),
         standby=view.get("standby", False),
+        line=None if line is None else Line.model_validate(line),
     )
 
 
@@ -208,13 +223,15 @@ def island_in(job: Job, island: str) -> Island:
     raise NotFound(detail=f"Job {job.job} has no island {island!r}.", remedy=f"Its islands are {names}.")
 
 
-def fragment_of(view: Mapping[str, Any]) -> Fragment:
+def fragment_of(view: Mapping[str, Any], norms: NormsRecord | None = None) -> Fragment:
     return Fragment(
         fragment=view["fragment"],
         version=view["version"],
         phase=str(view["phase"]),
         offered=list(view["offered"]),
         step=view["step"],
+        update_norm=finite(norms["update_norm"]) if norms else None,
+        residue_norm=finite(norms["residue_norm"]) if norms else None,
     )
 
 

@@ -183,8 +183,34 @@ _FAMILIES = (
     Family(
         "counter",
         "atoll_payload_bytes",
-        ("job", "direction", "codec"),
-        "Bytes of tensors in those payloads; what peers hand each other is not among them.",
+        (*ISLAND, "direction", "kind", "codec"),
+        "Bytes carried between island and synchroniser, headers included, since the synchroniser began. Many of values or "
+        "states beside updates: islands miss versions.",
+    ),
+    Family(
+        "counter",
+        "atoll_line_busy_seconds",
+        (*ISLAND, "direction"),
+        "Time in which something was under way. A rate near 1: the line is full, or nothing comes through.",
+    ),
+    Family(
+        "gauge",
+        "atoll_line_queued_fragments",
+        ISLAND,
+        "Fragments published for the island that have not arrived. Steadily as many as there are: the line is too slow.",
+    ),
+    Family("gauge", "atoll_line_queued_bytes", ISLAND, "Their bytes, as updates where there are any."),
+    Family(
+        "gauge",
+        "atoll_fragment_update_norm",
+        _FRAGMENT,
+        "Norm of the last outer step's change of the fragment. A jump: its contributions changed.",
+    ),
+    Family(
+        "gauge",
+        "atoll_fragment_residue_ratio",
+        _FRAGMENT,
+        "Norm of what the codec of updates still owes, over that of the last update. A steady rise: too few bits.",
     ),
     # ── operators ─────────────────────────────────────────────────────────────────────────────────────────────────
     Family("counter", "atoll_commands", ("job", "kind", "outcome"), "Operators' commands that were decided."),

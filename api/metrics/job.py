@@ -1,7 +1,7 @@
 """One job's samples: a ``StatusRecord`` as the metrics of ``metrics.catalogue``.
 
 Pure: the same record gives the same samples. It computes nothing that the folds did not count, except that it adds up
-buckets and multiplies payloads by their size. Parts that a record of an earlier build lacks are left out.
+buckets and divides norms. Parts that a record of an earlier build lacks are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.actors.records import StatusRecord
 from orchestrator.chaos.kinds import Kind
 from orchestrator.core.vocabulary import IslandState, JobPhase, RefusalReason
-from orchestrator.parameters.codec.registry import CodecName, codec
+from orchestrator.parameters.codec.registry import EXACT
 
 CONTRIBUTOR_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -54,7 +54,10 @@ def samples(record: StatusRecord, spec: Mapping[str, Any]) -> Iterator[Sample]:
         regions = {island["island"]: island["region"] for island in record["view"]["islands"]}
         traffic = record["statistics"]["traffic"]
         yield from _of_traffic(job, traffic, regions)
-        yield from _of_payloads(job, traffic, record.get("fragment_parameters", []), knobs["wire"])
+        for direction in ("up", "down"):
+            yield Sample("atoll_payloads", (job, direction), sum(traffic[f"payloads_{direction}"]))
+    yield from _of_lines(job, record, knobs["wire"])
+    yield from _of_norms(job, record)
     yield from _of_commands(job, record)
 
 
@@ -159,16 +162,30 @@ def _of_traffic(job: str, traffic: Mapping[str, Any], regions: Mapping[str, str]
     yield Sample("atoll_merge_failures", (job,), traffic.get("merge_failures", 0))
 
 
-def _of_payloads(
-    job: str, traffic: Mapping[str, Any], fragment_parameters: Sequence[int], wire: Mapping[str, CodecName]
-) -> Iterator[Sample]:
-    for direction, codec_name in wire.items():
-        counts = traffic[f"payloads_{direction}"]
-        yield Sample("atoll_payloads", (job, direction), sum(counts))
-        if fragment_parameters:
-            sizes = map(codec(codec_name).data_bytes, fragment_parameters)
-            size = sum(n * size for n, size in zip(counts, sizes, strict=True))
-            yield Sample("atoll_payload_bytes", (job, direction, codec_name), size)
+def _of_lines(job: str, record: StatusRecord, wire: Mapping[str, str]) -> Iterator[Sample]:
+    if "lines" not in record:
+        return
+    lines = record["lines"]["islands"]
+    for island in record["view"]["islands"]:
+        if (line := lines.get(island["island"])) is None:
+            continue
+        labels = (job, island["island"], island["region"])
+        yield Sample("atoll_payload_bytes", (*labels, "up", "contribution", wire["up"]), line["up_bytes"])
+        for kind, size in line["down_bytes"].items():
+            codec_name = wire["down"] if kind == "update" else EXACT
+            yield Sample("atoll_payload_bytes", (*labels, "down", kind, codec_name), size)
+        yield Sample("atoll_line_busy_seconds", (*labels, "up"), line["up_busy_seconds"])
+        yield Sample("atoll_line_busy_seconds", (*labels, "down"), line["down_busy_seconds"])
+        yield Sample("atoll_line_queued_fragments", labels, line["queued_fragments"])
+        yield Sample("atoll_line_queued_bytes", labels, line["queued_bytes"])
+
+
+def _of_norms(job: str, record: StatusRecord) -> Iterator[Sample]:
+    for norms in record.get("fragment_norms", []):
+        labels = (job, str(norms["fragment"]))
+        yield Sample("atoll_fragment_update_norm", labels, norms["update_norm"])
+        if norms["update_norm"]:
+            yield Sample("atoll_fragment_residue_ratio", labels, norms["residue_norm"] / norms["update_norm"])
 
 
 def _of_commands(job: str, record: StatusRecord) -> Iterator[Sample]:

@@ -93,6 +93,29 @@ class _Goodput(_Part):
     goodput_ratio: Ratio | None = None
 
 
+class _Line(_Part):
+    up_payloads: Count
+    up_bytes: Count
+    up_busy_seconds: Seconds
+    down_payloads: dict[str, Count]
+    down_bytes: dict[str, Count]
+    down_busy_seconds: Seconds
+    queued_fragments: Count
+    queued_bytes: Count
+
+
+class _Lines(_Part):
+    islands: dict[str, _Line]
+    regions: dict[str, _Line]
+
+
+class _Norms(_Part):
+    fragment: Count
+    version: Count
+    update_norm: float
+    residue_norm: float
+
+
 class _Status(_Part):
     job_id: str
     name: str
@@ -104,6 +127,8 @@ class _Status(_Part):
     loss_curve: list[Annotated[list[float | None], Field(min_length=3, max_length=3)]]
     commands: dict[str, _Command]
     fragment_parameters: list[Count] = []
+    lines: _Lines = _Lines(islands={}, regions={})
+    fragment_norms: Annotated[list[_Norms], Field(max_length=FRAGMENTS_MAX)] = []
     last_known: bool = False
 
 

@@ -35,12 +35,12 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
         step_jitter_ratio=spec.synthetic.step_jitter_ratio,
         tokens_per_step=spec.tokens_per_step,
         adoption=spec.synchroniser.adoption,
-        payload_bytes=codec(spec.synchroniser.wire.up).data_bytes(_parameters(spec)) // spec.synchroniser.fragments,
+        payload_bytes=codec(spec.synchroniser.wire.up).data_bytes(parameters_of(spec)) // spec.synchroniser.fragments,
     )
     return policy, plan
 
 
-def _parameters(spec: JobSpec) -> int:
+def parameters_of(spec: JobSpec) -> int:
     """The number of parameters of the job's model; 0 where only its own code knows."""
     if spec.trainer.startswith("learners.synthetic"):
         return spec.synthetic.parameters

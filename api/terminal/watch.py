@@ -104,6 +104,8 @@ def _watch_lines(poller: Poller[Job], console: Console) -> Job:
 def render(job: Job, note: str | None = None) -> RenderableType:
     """The whole picture: headline, progress to the budget, islands, and what keeps the job from going on."""
     parts: list[RenderableType] = [_headline(job), _progress(job), island_table(job.islands, job.after_s)]
+    if job.wire:
+        parts.append(Text(wire_words(job), style="dim"))
     if job.queue_position:
         parts.append(Text(queue_place(job), style="bold yellow"))
     if job.pause_reason:
@@ -136,6 +138,17 @@ def island_table(islands: list[Island], now_s: float | None) -> Table:
             Text(island.flag, style="bold red") if island.flag else Text(_why(island), style="dim"),
         )
     return table
+
+
+def wire_words(job: Job) -> str:
+    """The codecs, and what lines carried in all since the synchroniser began."""
+    words = f"wire: {job.wire.get('up', '–')} up, {job.wire.get('down', '–')} down"
+    if not (lines := [island.line for island in job.islands if island.line is not None]):
+        return words
+    up, down = sum(line.up_bytes for line in lines), sum(sum(line.down_bytes.values()) for line in lines)
+    queued = sum(line.queued_fragments for line in lines)
+    waiting = f"; {queued} fragments queued for islands" if queued else ""
+    return f"{words}; {up / 1e6:,.1f} MB up, {down / 1e6:,.1f} MB down{waiting}"
 
 
 def queue_place(job: JobSummary) -> str:

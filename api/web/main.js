@@ -228,6 +228,7 @@ function draw() {
   drawChart("loss", "Loss", "Held-out loss of the merged parameters.", charts.lossChart);
   drawChart("goodput", "Where island time went", "Productive time is what reached a merge.", charts.goodputChart);
   drawChart("timeline", "Islands over time", "× marks a loss.", charts.timelineChart);
+  fill(place("lines"), views.lines(job));
   const alive = !FINAL.has(job.state);
   fill(place("groups"), alive && page.groups.length > 0 && groups(page.groups, job, mayChange()));
   if (!page.looked) return drawUnknown(alive);

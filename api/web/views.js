@@ -8,6 +8,8 @@
 import { badge, h } from "./dom.js";
 import { JOB_TONES, ago, clock, count, day, looks, loss, percent, plural, rate, sentence } from "./words.js";
 
+export { lines } from "./lines.js";
+
 const JOB_ICONS = { good: "play", busy: "dots", bad: "cross", calm: "pause" };
 
 export function jobOptions(jobs, chosen) {

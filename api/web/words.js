@@ -13,6 +13,9 @@ export function count(value) {
   return unit ? `${Number((value / unit[0]).toPrecision(3))} ${unit[1]}` : `${Math.round(value)}`;
 }
 
+/** 1234567 → 1.23 MB */
+export const bytes = (value) => (value === null || value === undefined ? "–" : `${count(value)}${Math.abs(value) < 1e3 ? " " : ""}B`);
+
 /** Milliseconds, then seconds up to two minutes, then minutes, then hours. */
 export function seconds(value) {
   if (value === null || value === undefined) return "–";

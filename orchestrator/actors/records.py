@@ -27,6 +27,40 @@ class CommandRecord(TypedDict):
     detail: str
 
 
+class LineRecord(TypedDict):
+    """What an island's line carried since its synchroniser began, as ``host.line_traffic`` counts it.
+
+    down_payloads, down_bytes  by kind: update, values, state
+    *_busy_seconds             how long something was under way in that direction
+    queued_*                   published for the island and not arrived, right now
+    """
+
+    up_payloads: int
+    up_bytes: int
+    up_busy_seconds: float
+    down_payloads: dict[str, int]
+    down_bytes: dict[str, int]
+    down_busy_seconds: float
+    queued_fragments: int
+    queued_bytes: int
+
+
+class LinesRecord(TypedDict):
+    """Every line of a job, and their sums by region."""
+
+    islands: dict[str, LineRecord]
+    regions: dict[str, LineRecord]
+
+
+class NormsRecord(TypedDict):
+    """Of a fragment's last merge in this life of the synchroniser: ‖Θ' − Θ‖, and the norm of what its codec still owes."""
+
+    fragment: int
+    version: int
+    update_norm: float
+    residue_norm: float
+
+
 class StatusRecord(TypedDict):
     """One job as it stands, as plain data. ``RUN_DIR/status.json`` holds the same once the job has ended.
 
@@ -37,7 +71,9 @@ class StatusRecord(TypedDict):
     statistics   ``orchestrator.accounting.statistics.Statistics.summary``
     loss_curve   [tokens trained, held-out loss in nats per token, at] of every evaluation, oldest first
     commands     every command on the tape, by id
-    fragment_parameters  how many parameters each fragment has, by which payload counts become bytes
+    fragment_parameters  how many parameters each fragment has
+    lines        bytes as they were carried between islands and synchroniser
+    fragment_norms  of each fragment that was merged in this life of the synchroniser
     disk_trouble what the disk of journal and tape refuses, while it does; nothing is merged meanwhile
     last_known   set where its files are damaged: version, epoch and tokens are what could still be read of them
     """
@@ -53,5 +89,7 @@ class StatusRecord(TypedDict):
     commands: dict[str, CommandRecord]
     unigram_loss: NotRequired[float | None]
     fragment_parameters: NotRequired[list[int]]
+    lines: NotRequired[LinesRecord]
+    fragment_norms: NotRequired[list[NormsRecord]]
     disk_trouble: NotRequired[str | None]
     last_known: NotRequired[bool]

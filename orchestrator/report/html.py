@@ -6,7 +6,7 @@ network, no plotting library. Names that users chose are escaped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -40,6 +40,7 @@ def render(report: Report) -> str:
             ),
             card("Recoveries", _recovery_words(report), _recoveries(report), wide=True),
             card("Islands", "Each with its own data and inner optimizer.", _islands(report), wide=True),
+            *_wire_cards(report),
         )
         + _footer(report)
     )
@@ -162,6 +163,59 @@ def _islands(report: Report) -> str:
     )
     head = ("island", "region", "tokens trained", "of them merged", "merges", "step", "longest gap", "goodput")
     return table(head, rows, "The job has no islands.")
+
+
+def _wire_cards(report: Report) -> list[str]:
+    """What lines carried and what codecs owe; nothing of jobs that do not say it: simulated ones, and earlier builds'."""
+    lines, norms = report.get("lines", {}).get("islands", {}), report.get("fragment_norms", [])
+    shown = []
+    if lines:
+        shown.append(card("Lines", _wire_words(report), _lines(lines, report["islands"]), wide=True))
+    if norms:
+        words = "What the last outer step changed, and how much of that the codec of updates still owed."
+        shown.append(card("Fragments", words, _norms(norms)))
+    return shown
+
+
+def _wire_words(report: Report) -> str:
+    wire = report["wire"]
+    return (
+        f"Contributions travelled in {escape(wire['up'])}, updates in {escape(wire['down'])}. "
+        "Counted since the synchroniser last began."
+    )
+
+
+def _lines(lines: Mapping[str, Any], islands: Mapping[str, Any]) -> str:
+    rows = (
+        (
+            escape(name),
+            escape(islands[name]["region"] if name in islands else "–"),
+            _megabytes(line["up_bytes"]),
+            *(_megabytes(line["down_bytes"][kind]) for kind in ("update", "values", "state")),
+            seconds(line["up_busy_seconds"]),
+            seconds(line["down_busy_seconds"]),
+        )
+        for name, line in lines.items()
+    )
+    head = ("island", "region", "up", "updates", "values", "states", "busy up", "busy down")
+    return table(head, rows, "Nothing was carried.")
+
+
+def _norms(norms: Sequence[Mapping[str, Any]]) -> str:
+    rows = (
+        (
+            str(own["fragment"]),
+            str(own["version"]),
+            f"{own['update_norm']:.3g}",
+            percent(own["residue_norm"] / own["update_norm"]) if own["update_norm"] else "–",
+        )
+        for own in norms
+    )
+    return table(("fragment", "version", "update", "owed by the codec"), rows, "Nothing was merged.")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
 
 
 def _footer(report: Report) -> str:

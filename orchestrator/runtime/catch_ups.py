@@ -54,6 +54,7 @@ class CatchUps:
             case f.FromSynchroniser():
                 versions, step, payloads = self._shard.whole_state()
                 contents = map(as_received, payloads)
+                connection.line.sent("state", self._shard.state_bytes())
                 call = island.call(IslandInterface.load, self._epoch, versions, step, effect.cursor, *contents)
             case f.FromCheckpoint():
                 folder = self._checkpoints.resumed_from

@@ -32,8 +32,9 @@ class Connection:
         self.actor = actor
         self._closed = threading.Event()
         self.link = ImpairedLink(self._closed)
+        self.line = context.lines.of(island)
         name, shared = f"{island}.{incarnation}", (self.link, self._closed)
-        self.parameters = ParameterLink(name, actor, context, *shared, shard)
+        self.parameters = ParameterLink(name, actor, context, *shared, shard, self.line)
         self.reports = ReportLink(
             island, incarnation, actor, context, *shared, self.parameters, durable_count, lost=lost
         )

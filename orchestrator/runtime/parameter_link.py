@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import dataclass
 
 import ray
@@ -25,6 +26,7 @@ from orchestrator.actors.island import IslandInterface
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor, Version
 from orchestrator.host.job_context import JobContext
+from orchestrator.host.line_traffic import LineCounter
 from orchestrator.parameters.shard import Held, Unusable
 from orchestrator.parameters.tensors import ByteArray
 from orchestrator.runtime.impaired_link import ImpairedLink
@@ -61,10 +63,12 @@ class ParameterLink:
         link: ImpairedLink,
         closed: threading.Event,
         shard: ShardWorker,
+        line: LineCounter,
     ) -> None:
         self._name, self._actor, self._epoch = name, actor, context.epoch
-        self._link, self._closed, self._shard = link, closed, shard
+        self._link, self._closed, self._shard, self._line = link, closed, shard, line
         self._outgoing: dict[FragmentId, Delivery] = {}
+        self._under_way: dict[FragmentId, Delivery] = {}
         self._held: dict[FragmentId, Version] = {}
         """What the island said that it holds."""
         self._marker: tuple[int, str] | None = None
@@ -84,10 +88,12 @@ class ParameterLink:
 
         None where nothing came: the offer was replaced meanwhile, or died with its island.
         """
+        began = time.monotonic()
         answer = self._pull(offer, request)
         content = self._link.impaired(None if answer is None else answer.data)
         if content is None or self._closed.is_set():
             return None
+        self._line.received(len(content), time.monotonic() - began)
         return self._shard.receive(payload, offer.fragment, content)
 
     def _pull(self, offer: Offer, request: ray.ObjectRef[ByteArray | None]) -> ByteArray | None:
@@ -112,6 +118,7 @@ class ParameterLink:
         """Send this version on when the batch before it has arrived."""
         with self._outgoing_changed:
             self._outgoing[fragment] = delivery
+            self._count_waiting()
             self._outgoing_changed.notify()
 
     def mark(self, checkpoint: int, folder: str) -> None:
@@ -129,15 +136,30 @@ class ParameterLink:
             with self._outgoing_changed:
                 self._outgoing_changed.wait_for(lambda: self._outgoing or self._marker or self._closed.is_set())
                 batch, self._outgoing = self._outgoing, {}
+                self._under_way = batch
+                self._count_waiting()
                 marker, self._marker = self._marker, None
             if marker is not None:
                 self._deliver_marker(*marker)
             shipments = {fragment: d.published.since(self._held.get(fragment)) for fragment, d in batch.items()}
+            began = time.monotonic()
             self._link.delay(sum(shipment.byte_count for shipment in shipments.values()))
             if not self._link.wait_until_open():
+                self._line.waits(0, 0)
                 return
+            for shipment in shipments.values():
+                self._line.sent("values" if shipment.since is None else "update", shipment.byte_count)
             calls = {self._call(p, batch[p], shipments[p]): (p, batch[p]) for p in sorted(batch)}
             self._await(calls)
+            self._line.delivered(time.monotonic() - began)
+            with self._outgoing_changed:
+                self._under_way = {}
+                self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        """The caller has locked what is outgoing."""
+        deliveries = [*self._outgoing.values(), *self._under_way.values()]
+        self._line.waits(len(deliveries), sum(delivery.published.usual_bytes for delivery in deliveries))
 
     def _call(self, fragment: FragmentId, delivery: Delivery, shipment: Shipment) -> ray.ObjectRef[int]:
         published = delivery.published

@@ -55,6 +55,16 @@ class Published:
             earlier = before._updates if before is not None and before.version == publication.version - 1 else ()
             self._updates = _worth_sending((*earlier, latest), publication.values_bytes)
 
+    @property
+    def values_bytes(self) -> int:
+        """The bytes of the values themselves, without header."""
+        return self._publication.values_bytes
+
+    @property
+    def usual_bytes(self) -> int:
+        """The bytes that an island which holds the version before is sent: the newest update, or else the values."""
+        return self._updates[-1].byte_count if self._updates else self._publication.values_bytes
+
     def values(self) -> Carried:
         """The payload of the values themselves."""
         return self._encoded_values()[0]

@@ -26,6 +26,7 @@ from orchestrator.errors import first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.parameters import fragment_map
+from orchestrator.parameters.norms import UpdateNorms, norms_of_update
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
 from orchestrator.parameters.tensors import Array, digest, shapes
@@ -40,6 +41,7 @@ class ShardWorker:
         self._context, self._shard = context, shard
         self._pool = MergePool()
         self._published: dict[FragmentId, Published] = {}
+        self._norms: dict[FragmentId, UpdateNorms] = {}
 
     # ── orders, from the pump ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -90,6 +92,10 @@ class ShardWorker:
         published = [self._published[fragment] for fragment in sorted(self._published)]
         return tuple(p.version for p in published), self._shard.step(), [p.values() for p in published]
 
+    def state_bytes(self) -> int:
+        """How many bytes ``whole_state`` is."""
+        return sum(published.values_bytes for published in list(self._published.values()))
+
     # ── values, for evaluation, exports and the status ────────────────────────────────────────────────────────────
 
     @property
@@ -105,6 +111,10 @@ class ShardWorker:
     def fragment_parameters(self) -> list[int]:
         """How many parameters each fragment has; empty while there is no Θ."""
         return list(self._shard.sizes().values())
+
+    def norms(self) -> dict[FragmentId, UpdateNorms]:
+        """Of each fragment's last update, where one was made in this life."""
+        return dict(sorted(self._norms.copy().items()))
 
     # ── in the merge threads ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -130,7 +140,7 @@ class ShardWorker:
         self._context.post(lambda at: events.OuterStateSeeded(at, count, name))
 
     def _merge(self, order: effects.MergeFragment) -> None:
-        began = time.monotonic()
+        began, before = time.monotonic(), self._shard.state(order.fragment).parameters
         try:
             new = self._shard.merge(order)
         except NotFinite as error:
@@ -144,6 +154,8 @@ class ShardWorker:
                 at, order.fragment, order.version, facts.digest, seconds, facts.base_digest, new.journal_seconds
             )
         )
+        after = self._shard.state(order.fragment)  # nobody waits for what is computed of it
+        self._norms[order.fragment] = norms_of_update(after.version, before, after.parameters, after.residue)
 
     def _restore(self, order: saving.RestoreFragments, folder_of: Callable[[int], Folder]) -> None:
         number = order.checkpoint

@@ -26,7 +26,7 @@ from orchestrator import logbook
 from orchestrator.accounting import report
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
-from orchestrator.actors.records import CommandRecord, StatusRecord
+from orchestrator.actors.records import CommandRecord, LinesRecord, NormsRecord, StatusRecord
 from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.chaos.kinds import ISLANDLESS
 from orchestrator.checkpoints.resumption import Resumption
@@ -40,6 +40,7 @@ from orchestrator.host import records, tape_sync
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import SNAPSHOT
+from orchestrator.host.line_traffic import by_region
 from orchestrator.host.posting import Undated
 from orchestrator.host.retry import RUN_FOLDER_REFUSES, TAPE_REFUSES, RetryingSink, only_full
 from orchestrator.host.snapshot_writer import SnapshotWriter
@@ -100,6 +101,7 @@ class SynchroniserActor:
         controller = controller_of(job, spec, run_dir, roots)
         epoch, retry = self._files.epoch, self._retrier.until_done
         context = JobContext(job, spec, self._run_dir, roots, epoch, self._now, self._post, self._queue.put)
+        self._lines = context.lines
         self._shard = ShardWorker(context, ParameterShard(self._files.journal, epoch, retry))
         self._evaluation = Evaluation(context, self._shard.parameters)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
@@ -314,9 +316,22 @@ class SynchroniserActor:
         records.write_report(self._run_dir, document)
 
     def _report(self) -> dict[str, Any]:
-        facts = {"job_id": self._job, "name": self._spec.name, "started_at": self._started_at}
+        facts: dict[str, Any] = {"job_id": self._job, "name": self._spec.name, "started_at": self._started_at}
         facts["loss_unigram"] = self._evaluation.unigram_loss
+        facts |= {"wire": self._spec.synchroniser.wire.model_dump(), "lines": self._line_records()}
+        facts["fragment_norms"] = self._norm_records()
         return report.build(self._policy, self._goodput, self._statistics, facts)
+
+    def _line_records(self) -> LinesRecord:
+        lines = self._lines.records()
+        plans = (*self._policy.islands, *self._policy.standbys)
+        return LinesRecord(islands=lines, regions=by_region(lines, {plan.island: plan.region for plan in plans}))
+
+    def _norm_records(self) -> list[NormsRecord]:
+        return [
+            NormsRecord(fragment=p, version=own.version, update_norm=own.update_norm, residue_norm=own.residue_norm)
+            for p, own in self._shard.norms().items()
+        ]
 
     def _incarnation_of(self, island: IslandId) -> Incarnation:
         return self._state.islands()[island].incarnation
@@ -336,6 +351,8 @@ class SynchroniserActor:
             "commands": {name: noted.copy() for name, noted in self._commands.items()},
             "unigram_loss": self._evaluation.unigram_loss,
             "fragment_parameters": self._shard.fragment_parameters(),
+            "lines": self._line_records(),
+            "fragment_norms": self._norm_records(),
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,29 @@ import httpx
 import pytest
 
 from api.client import Client
+from api.commands.common import console
 from api.jobs.service import Service
-from api.storage.store import Store
+from api.jobs.translate import job_of
+from api.storage.store import JobRow, Store
+from api.terminal.watch import render, wire_words
+from orchestrator.actors.records import StatusRecord
 from orchestrator.core import commands
 from orchestrator.errors import Conflict, NotFound
-from tests.api.clockwork import Clockwork
+from tests.api.clockwork import Clockwork, connect
 from tests.api.installation import Installation
+from tests.harness.carried import add_lines
 from tests.waiting import wait_until
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[tuple[JobRow, StatusRecord]]:
+    """A job as the store and its control port hold it."""
+    control, store = connect(tmp_path), Store(f"sqlite:///{tmp_path / 'service.sqlite'}")
+    job = Service(control, store, tmp_path / "runs").submit(Installation(tmp_path).spec(), "me", None).job
+    row = store.job(job)
+    assert row is not None
+    yield row, control.status(job)
+    store.close()
 
 
 def ended_job(service: Installation, client: Client, **changes: object) -> str:
@@ -55,6 +72,38 @@ def test_jobs_are_filtered_by_the_state_they_are_in_now(service: Installation, c
     listed = json.loads(service.atoll("jobs", "--state", "running", "--name", "filtered", "--json"))
     assert [job["job"] for job in listed] == [running]
     assert "no job matches" in service.atoll("jobs", "--name", "nobody")
+
+
+def test_a_job_and_its_picture_say_codecs_and_what_lines_carried(
+    stored: tuple[JobRow, StatusRecord],
+) -> None:
+    row, record = stored
+    row.spec = {**row.spec, "synchroniser": {**row.spec["synchroniser"], "wire": {"up": "int8", "down": "int4"}}}
+    before = job_of(row, record, [], 0, report=False)
+    assert {island.line for island in before.islands} == {None}
+    assert wire_words(before) == "wire: int8 up, int4 down"
+    add_lines(record)
+    record["lines"]["islands"]["asia"] |= {"up_bytes": 2_500_000, "queued_fragments": 3}
+    job = job_of(row, record, [], 0, report=False)
+    assert job.schedule == {"fragments": 4, "interval_steps": 8, "overlap_steps": 2}
+    asia = next(island.line for island in job.islands if island.island == "asia")
+    assert asia is not None
+    assert (asia.up_bytes, asia.queued_fragments) == (2_500_000, 3)
+    assert {fragment.residue_norm for fragment in job.fragments} == {0.5}
+    words = wire_words(job)
+    assert words.startswith("wire: int8 up, int4 down; ")
+    assert words.endswith(f"; {3 + 3} fragments queued for islands")
+    with (screen := console()).capture() as drawn:
+        screen.print(render(job))
+    assert "wire: int8 up, int4 down" in drawn.get()
+
+
+@pytest.mark.parametrize("spec", [{}, {"synchroniser": None}, {"synchroniser": {"wire": "int4", "fragments": "8"}}, []])
+def test_of_a_specification_that_cannot_be_read_nothing_is_said(stored: tuple[JobRow, StatusRecord], spec: Any) -> None:
+    row, _ = stored
+    row.spec = spec
+    job = job_of(row, None, [], 0, report=False)
+    assert (job.wire, job.schedule) == ({}, {})
 
 
 def test_nothing_is_left_of_a_removed_job(service: Installation, client: Client) -> None:

@@ -21,9 +21,11 @@ from api.metrics.exposition import Metrics
 from api.metrics.job import samples
 from api.storage.store import Store
 from orchestrator.accounting.goodput import CLASSES
+from orchestrator.actors.records import NormsRecord
 from orchestrator.core import commands
 from tests.api.clockwork import connect
 from tests.api.installation import Installation
+from tests.harness.carried import RESIDUE_RATIO, add_lines
 from tests.metrics.conftest import Voyaging
 from tests.waiting import wait_until
 
@@ -165,7 +167,38 @@ def test_a_record_of_an_earlier_build_is_shown_as_far_as_it_goes(desk: Desk) -> 
         "atoll_round_part_seconds",
         "atoll_journal_seconds",
         "atoll_journal_failing",
+        "atoll_payload_bytes",
+        "atoll_line_busy_seconds",
+        "atoll_fragment_update_norm",
     }
+
+
+def test_bytes_are_those_that_lines_carried_under_the_codec_that_they_were_in(desk: Desk) -> None:
+    wait_until(lambda: desk.scrape().one("atoll_merges_total", job=desk.job, fragment="0") > 1)
+    row, record = desk.store.job(desk.job), desk.control.status(desk.job)
+    assert row is not None
+    add_lines(record)
+    spec = {**row.spec, "synchroniser": {**row.spec["synchroniser"], "wire": {"up": "int8", "down": "int4"}}}
+    shown = {(sample.family, sample.labels[1:]): sample.value for sample in samples(record, spec)}
+    lines = record["lines"]["islands"]
+    for island, line in lines.items():
+        at = (island, island)  # these regions have the names of their islands
+        assert line["up_bytes"] > 0
+        assert shown["atoll_payload_bytes", (*at, "up", "contribution", "int8")] == line["up_bytes"]
+        assert shown["atoll_payload_bytes", (*at, "down", "update", "int4")] == line["down_bytes"]["update"]
+        assert shown["atoll_payload_bytes", (*at, "down", "state", "float32")] == line["down_bytes"]["state"]
+        assert shown["atoll_line_busy_seconds", (*at, "down")] == line["down_busy_seconds"]
+        assert shown["atoll_line_queued_bytes", at] == line["queued_bytes"]
+    assert shown["atoll_fragment_residue_ratio", ("0",)] == RESIDUE_RATIO
+
+
+def test_a_fragment_that_did_not_move_owes_no_share_of_its_update(desk: Desk) -> None:
+    row, record = desk.store.job(desk.job), desk.control.status(desk.job)
+    assert row is not None
+    record["fragment_norms"] = [NormsRecord(fragment=0, version=1, update_norm=0.0, residue_norm=1.0)]
+    shown = {sample.family for sample in samples(record, row.spec)}
+    assert "atoll_fragment_update_norm" in shown
+    assert "atoll_fragment_residue_ratio" not in shown
 
 
 def test_a_disk_that_refuses_the_journal_is_told_until_it_takes_it(desk: Desk) -> None:

@@ -28,6 +28,7 @@ from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
+from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
 PACE = 5.0
@@ -102,6 +103,7 @@ class Voyage:
         status = self._job.status(job_id, self._began - PAST_S, self._job.now)
         status["statistics"] |= {"journal_seconds": self._keeping.seconds.summary()}
         status["fragment_parameters"] = [FRAGMENT_PARAMETERS] * self._job.policy.fragment_count
+        add_lines(status)
         status["disk_trouble"] = None
         return status
 

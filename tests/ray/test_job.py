@@ -41,6 +41,30 @@ def test_a_job_runs_to_its_budget_and_leaves_report_parameters_and_a_tape_that_r
     tape = read_tape(job.run_dir / "tape.jsonl")
     assert tape.footer is not None
     assert replay(tape).divergence is None
+    assert report["lines"] == status["lines"]
+
+
+def test_bytes_are_counted_as_they_were_carried_and_four_bits_both_ways_are_few(start: Start) -> None:
+    document = synthetic(steps=60, groups=("us-east", "asia"))
+    document["synchroniser"] |= {"wire": "int4"}
+    status = start(document).wait_for_end()
+    assert status["view"]["outcome"] == "completed"
+    sizes, traffic = status["fragment_parameters"], status["statistics"]["traffic"]
+    lines = status["lines"]["islands"].values()
+    assert status["lines"]["islands"].keys() == {"us-east", "asia"}
+    up, down = sum(line["up_bytes"] for line in lines), sum(line["down_bytes"]["update"] for line in lines)
+    float32 = [
+        sum(4 * size * count for size, count in zip(sizes, traffic[f"payloads_{way}"], strict=True))
+        for way in ("up", "down")
+    ]
+    assert sum(line["up_payloads"] for line in lines) == sum(traffic["payloads_up"])
+    assert 0.125 * float32[0] < up < 0.25 * float32[0], "four bits, their scales, and the first one whole perhaps"
+    assert 0 < down < 0.25 * float32[1]
+    assert all(line["up_busy_seconds"] > 0 and line["down_busy_seconds"] > 0 for line in lines)
+    assert [norms["fragment"] for norms in status["fragment_norms"]] == list(range(len(sizes)))
+    for norms in status["fragment_norms"]:
+        assert norms["update_norm"] > 0
+        assert 0 < norms["residue_norm"] < norms["update_norm"]
 
 
 def test_a_page_that_cannot_be_made_says_so_beside_the_figures(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from orchestrator.accounting.report import build
+from orchestrator.host.line_traffic import LineCounter
 from orchestrator.report.html import render
 from orchestrator.report.svg import Scale
 from orchestrator.report.words import count, seconds
@@ -63,6 +64,21 @@ def test_nothing_is_loaded_from_anywhere(report):
     page = render(report)
     assert not re.search(r"<script|<link|<img|@import|url\(|src=|href=", page)
     assert set(re.findall(r"https?://[^\"]*", page)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_lines_and_what_codecs_owe_are_shown_where_the_job_says_them(report):
+    assert "owed by the codec" not in render(report)
+    counter = LineCounter()
+    counter.received(12_000_000, 3.0)
+    counter.sent("update", 2_000_000)
+    lines = {"islands": {"asia": counter.record(), "<gone>": counter.record()}, "regions": {}}
+    norms = [{"fragment": 3, "version": 7, "update_norm": 2.0, "residue_norm": 0.5}]
+    page = render({**report, "wire": {"up": "int8", "down": "int4"}, "lines": lines, "fragment_norms": norms})
+    assert "Contributions travelled in int8, updates in int4." in page
+    assert "<td>12.0 MB</td><td>2.0 MB</td>" in page
+    assert "<td>3</td><td>7</td><td>2</td><td>25.0 %</td>" in page
+    assert "&lt;gone&gt;" in page
+    assert "<gone>" not in page
 
 
 def test_the_headline_says_loss_goodput_and_recovery(report):

@@ -19,6 +19,7 @@ from orchestrator.errors import NotFound
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
 from tests.api.clockwork import leave_results
+from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
 BEAT_S = 0.1
@@ -101,4 +102,6 @@ class Job:
             self.over = True
 
     def _status(self, now: float) -> StatusRecord:
-        return self._world.status(self._id, self._started_at, now)
+        status = self._world.status(self._id, self._started_at, now)
+        add_lines(status)
+        return status

@@ -104,6 +104,17 @@ def test_islands_and_figures_are_live_without_a_storm_of_requests(visit: Visit) 
         assert len(panel.get_by_role("img").get_attribute("aria-label") or "") > 20
 
 
+def test_lines_codecs_and_what_they_owe_are_shown(visit: Visit) -> None:
+    page = visit.open()
+    panel = page.locator("#lines")
+    expect(panel.get_by_role("heading", name="Lines and codecs")).to_be_visible()
+    expect(panel).to_contain_text("Contributions travel in int4, updates in int4.")
+    rows = panel.get_by_role("row")
+    expect(rows.filter(has_text="us-west")).to_contain_text("kB")
+    expect(rows.filter(has_text="us-west")).to_contain_text("1, 100 kB")
+    expect(panel.get_by_role("row", name="0 2.00 25.0 %")).to_be_visible()
+
+
 def test_a_killed_island_turns_red_and_green_again(visit: Visit) -> None:
     page = visit.open()
     for island in ("asia", "us-west", "europe-0"):

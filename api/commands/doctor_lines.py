@@ -1,0 +1,205 @@
+"""`atoll doctor --lines`: the lines between node groups, and what they mean for a job's H, τ, P and codec.
+
+Responsible for what is trained (a job that runs, a specification, or two figures), and for what is printed. Measuring is
+``api.installation.lines``', advice ``orchestrator.simulation.line_advice``'s business.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from api.commands.common import connect, console, echo, print_json, say
+from api.installation.home import Home
+from api.installation.lines import HEAD, MeasuredLine, measured_lines
+from api.simulation.worlds import parameters_of
+from orchestrator.config import JobSpec, parse_job, read_document
+from orchestrator.errors import ConfigurationError
+from orchestrator.parameters.codec.registry import CODEC_NAMES, EXACT
+from orchestrator.sections import SynchroniserSection
+from orchestrator.simulation.line_advice import (
+    COMPARED,
+    UTILISATION_MIN,
+    Advice,
+    Demand,
+    Knobs,
+    Line,
+    advised,
+    bits_of,
+    table,
+)
+
+LINES_FOR_ADVICE = "For advice say what is trained: --job JOB, --config SPEC, or --parameters N and --step-s T."
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the advice is for: a job, or a specification; figures that are given outrank theirs."""
+
+    job: str | None
+    config: Path | None
+    parameters: float | None
+    step_s: float | None
+
+
+def examine_lines(home: Home, url: str | None, subject: Subject, *, as_json: bool) -> int:
+    """Measure, print, advise; returns the exit code, 1 where a line carries nothing or is too slow for any advice."""
+    request = _request(home, url, subject)
+    lines = []
+    for line in measured_lines(home):
+        if not as_json:
+            say(f"measured {line.one} ─ {line.other}")
+        lines.append(line)
+    used = [] if request is None else _used(lines, request[0])
+    advice = advised(used, *request) if request is not None and used else None
+    if as_json:
+        print_json(_plain(lines, request, used, advice))
+    else:
+        console().print(_measured_table(lines))
+        if request is None:
+            echo(LINES_FOR_ADVICE)
+        elif advice is not None:
+            console().print(_utilisation_table(used, *request))
+            for text in _words(advice, request[1]):
+                echo(text)
+    return int(any(line.problem for line in lines) or (advice is not None and advice.settings is None))
+
+
+# ── what is trained ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _request(home: Home, url: str | None, subject: Subject) -> tuple[Demand, Knobs] | None:
+    """Demand and knobs; None where only the lines are wanted. Raises ConfigurationError where a figure is missing."""
+    if subject.job is not None and subject.config is not None:
+        raise ConfigurationError(detail="Give --job or --config: one of the two.")
+    if subject.job is not None:
+        return _of_job(home, url, subject, subject.job)
+    if subject.config is not None:
+        return _of_spec(subject, parse_job(read_document(subject.config)))
+    if subject.parameters is None and subject.step_s is None:
+        return None
+    knobs = SynchroniserSection()
+    return _demand(subject, None, None, {}), _knobs(knobs.model_dump(), knobs.wire.model_dump())
+
+
+def _of_job(home: Home, url: str | None, subject: Subject, name: str) -> tuple[Demand, Knobs]:
+    with connect(home.path, url) as client:
+        job = client.job(name)
+    rates = [island.steps_per_second for island in job.islands if island.steps_per_second]
+    islands = Counter(island.node_group for island in job.islands if not island.standby)
+    step_s = 1.0 / statistics.median(rates) if rates else None
+    if job.schedule.keys() < {"fragments", "interval_steps", "overlap_steps"}:
+        raise ConfigurationError(detail=f"The service does not say the schedule of job {job.job}. Give --config.")
+    return _demand(subject, job.statistics.get("parameter_count"), step_s, islands), _knobs(job.schedule, job.wire)
+
+
+def _of_spec(subject: Subject, spec: JobSpec) -> tuple[Demand, Knobs]:
+    synthetic = spec.trainer.startswith("learners.synthetic")
+    islands = Counter({section.node_group: 0 for section in spec.islands})
+    for section in spec.islands:
+        islands[section.node_group] += section.count
+    demand = _demand(subject, parameters_of(spec) or None, spec.synthetic.step_s if synthetic else None, islands)
+    return demand, _knobs(spec.synchroniser.model_dump(), spec.synchroniser.wire.model_dump())
+
+
+def _demand(subject: Subject, parameters: float | None, step_s: float | None, islands: dict[str, int]) -> Demand:
+    parameters, step_s = subject.parameters or parameters, subject.step_s or step_s
+    if not parameters:
+        raise ConfigurationError(detail="How large the model is cannot be told. Say it with --parameters.")
+    if not step_s:
+        raise ConfigurationError(detail="How long an inner step takes cannot be told. Say it with --step-s.")
+    return Demand(float(parameters), float(step_s), dict(islands))
+
+
+def _knobs(schedule: dict[str, Any], wire: dict[str, str]) -> Knobs:
+    """The codec is that of the two that has more bits."""
+    name = max((name for name in CODEC_NAMES if name in wire.values()), key=bits_of, default=EXACT)
+    return Knobs(schedule["interval_steps"], schedule["overlap_steps"] or 0, schedule["fragments"], name)
+
+
+def _used(lines: list[MeasuredLine], demand: Demand) -> list[Line]:
+    """The head's lines to the groups that train, all groups if it is not known which."""
+    return [
+        Line(line.other, line.round_trip_s, min(line.forth_bits_per_second, line.back_bits_per_second))
+        for line in lines
+        if line.one == HEAD and (not demand.islands or line.other in demand.islands)
+        if line.round_trip_s is not None
+        if line.forth_bits_per_second is not None and line.back_bits_per_second is not None
+    ]
+
+
+# ── what is printed ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _measured_table(lines: list[MeasuredLine]) -> Table:
+    drawn = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    drawn.add_column("line")
+    for heading in ("round trip", "forth", "back"):
+        drawn.add_column(heading, justify="right")
+    for line in lines:
+        name = f"{line.one} ─ {line.other}"
+        if line.problem is not None:
+            drawn.add_row(name, Text("–"), Text("–"), Text(line.problem, style="bold red"))
+        else:
+            drawn.add_row(
+                name,
+                f"{1e3 * (line.round_trip_s or 0.0):.2f} ms",
+                _speed(line.forth_bits_per_second),
+                _speed(line.back_bits_per_second),
+            )
+    return drawn
+
+
+def _speed(bits_per_second: float | None) -> str:
+    if bits_per_second is None:
+        return "–"
+    if bits_per_second < 1e9:
+        return f"{bits_per_second / 1e6:,.1f} Mbit/s"
+    return f"{bits_per_second / 1e9:,.2f} Gbit/s"
+
+
+def _utilisation_table(lines: list[Line], demand: Demand, knobs: Knobs) -> Table:
+    drawn = Table(
+        box=None, header_style="dim", padding=(0, 2, 0, 0), title="utilisation by codec", title_justify="left"
+    )
+    drawn.add_column("group")
+    for name in COMPARED:
+        drawn.add_column(name, justify="right")
+    for row in table(lines, demand, knobs):
+        cells = (Text(f"{100 * row[n]:.1f} %", style="" if row[n] >= UTILISATION_MIN else "yellow") for n in COMPARED)
+        drawn.add_row(row["line"], *cells)
+    return drawn
+
+
+def _words(advice: Advice, current: Knobs) -> list[str]:
+    enough = f"{100 * UTILISATION_MIN:.0f} %"
+    stands = f"{100 * advice.utilisations[advice.slowest]:.1f} % on the line to {advice.slowest}"
+    if advice.settings is None:
+        need = f"It would have to carry {_speed(advice.needed_bits_per_second)} for the settings as they are."
+        return [f"The job reaches {stands}, and nothing that can be advised brings it to {enough}. {need}"]
+    changes = advice.changes(current)
+    if not changes:
+        return [f"The settings are good as they are: {stands}, with {enough} wanted."]
+    turned = ", ".join(f"{name} {value}" for name, value in changes.items())
+    reached = min(advice.reached.values())
+    return [f"The settings reach {stands}; set {turned} under synchroniser for {100 * reached:.1f} %."]
+
+
+def _plain(
+    lines: list[MeasuredLine], request: tuple[Demand, Knobs] | None, used: list[Line], advice: Advice | None
+) -> dict[str, Any]:
+    if request is None or advice is None:
+        return {"lines": [line.model_dump() for line in lines], "subject": None, "utilisation": [], "advice": None}
+    demand, knobs = request
+    return {
+        "lines": [line.model_dump() for line in lines],
+        "subject": {**asdict(demand), **asdict(knobs)},
+        "utilisation": table(used, demand, knobs),
+        "advice": {**asdict(advice), "changes": advice.changes(knobs)},
+    }

@@ -1,0 +1,43 @@
+/**
+ * What travels between the islands and the synchroniser: codecs, bytes each way, how busy each line is and what waits for
+ * it, and per fragment how much the codec of updates still owes. A view, as those of `views.js`.
+ */
+
+import { h } from "./dom.js";
+import { bytes, percent, seconds } from "./words.js";
+
+/** The panel, or nothing where the job does not say what it carried. */
+export function lines(job) {
+  const carried = job.islands.filter((island) => island.line);
+  const merged = job.fragments.filter((fragment) => fragment.update_norm !== null);
+  if (!carried.length && !merged.length) return null;
+  return [
+    h("h2", { id: "lines-title" }, "Lines and codecs"),
+    h("p", { class: "soft" }, codecs(job.wire), "Counted since the synchroniser last began."),
+    carried.length > 0 &&
+      table("What each line carried, and how long it was busy", ["Island", "Up", "Down", "Of it whole", "Queued"], carried.map(lineRow)),
+    merged.length > 0 &&
+      table("What each fragment's last update changed", ["Fragment", "Norm", "Owed by the codec"], merged.map(normRow)),
+  ];
+}
+
+const codecs = ({ up, down }) => (up ? `Contributions travel in ${up}, updates in ${down}. ` : "");
+
+function lineRow({ island, line }) {
+  const whole = line.down_bytes.values + line.down_bytes.state;
+  const down = line.down_bytes.update + whole;
+  const queued = line.queued_fragments ? `${line.queued_fragments}, ${bytes(line.queued_bytes)}` : "nothing";
+  const up = `${bytes(line.up_bytes)}, ${seconds(line.up_busy_seconds)}`;
+  return row(island, [up, `${bytes(down)}, ${seconds(line.down_busy_seconds)}`, down ? percent(whole / down) : "–", queued]);
+}
+
+function normRow({ fragment, update_norm: update, residue_norm: residue }) {
+  return row(`${fragment}`, [update.toPrecision(3), update ? percent(residue / update) : "–"]);
+}
+
+const row = (name, cells) => h("tr", { "data-key": name }, h("th", { scope: "row" }, name), cells.map((cell) => h("td", {}, cell)));
+
+function table(caption, heads, rows) {
+  const head = heads.map((name) => h("th", { scope: "col" }, name));
+  return h("table", { class: "shares" }, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
+}

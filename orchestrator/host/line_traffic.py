@@ -1,0 +1,112 @@
+"""The traffic of a job's lines, in bytes as they were carried: one counter for each island, written by its parameter links.
+
+    up    a contribution's payload, as it arrived
+    down  by kind: *update* (a publication as one update or a chain of them), *values* (a publication as whole float32
+          values), *state* (every fragment's values, for an island that takes its state from the synchroniser)
+
+Busy seconds are those in which something was under way in that direction, so their rate is the line's utilisation by
+time, and bytes over busy seconds its speed. Counted since the synchroniser's own start: they begin at zero with every
+life of it, as Prometheus' counters may. Refuses to know how bytes travel, and what peers hand each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from orchestrator.actors.records import LineRecord
+from orchestrator.core.vocabulary import IslandId
+
+Kind = Literal["update", "values", "state"]
+KINDS: tuple[Kind, ...] = ("update", "values", "state")
+
+
+class LineCounter:
+    """Of one island, over all its incarnations. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._record = _nothing()
+
+    def received(self, byte_count: int, seconds: float) -> None:
+        """A contribution arrived, ``seconds`` after it was first waited for."""
+        with self._lock:
+            self._record["up_payloads"] += 1
+            self._record["up_bytes"] += byte_count
+            self._record["up_busy_seconds"] += seconds
+
+    def sent(self, kind: Kind, byte_count: int) -> None:
+        """A fragment, or with ``state`` all of them, was put on its way; once more for each time that it was."""
+        with self._lock:
+            self._record["down_payloads"][kind] += 1
+            self._record["down_bytes"][kind] += byte_count
+
+    def delivered(self, seconds: float) -> None:
+        """What was sent together has arrived, or is given up, after so long."""
+        with self._lock:
+            self._record["down_busy_seconds"] += seconds
+
+    def waits(self, fragments: int, byte_count: int) -> None:
+        """So much is published for the island and has not arrived, right now."""
+        with self._lock:
+            self._record["queued_fragments"], self._record["queued_bytes"] = fragments, byte_count
+
+    def record(self) -> LineRecord:
+        with self._lock:
+            return _sum((self._record,))
+
+
+class JobLines:
+    """The counters of a job's islands. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counters: dict[IslandId, LineCounter] = {}
+
+    def of(self, island: IslandId) -> LineCounter:
+        """The island's counter; all its incarnations have the same."""
+        with self._lock:
+            return self._counters.setdefault(island, LineCounter())
+
+    def records(self) -> dict[str, LineRecord]:
+        """By island, of those that ever had a line."""
+        with self._lock:
+            counters = sorted(self._counters.items())
+        return {island: counter.record() for island, counter in counters}
+
+
+def by_region(lines: Mapping[str, LineRecord], regions: Mapping[str, str]) -> dict[str, LineRecord]:
+    """The sums over each region's islands; ``regions`` is each island's."""
+    members: dict[str, list[LineRecord]] = {}
+    for island, line in lines.items():
+        members.setdefault(regions[island], []).append(line)
+    return {region: _sum(own) for region, own in sorted(members.items())}
+
+
+def _nothing() -> LineRecord:
+    return LineRecord(
+        up_payloads=0,
+        up_bytes=0,
+        up_busy_seconds=0.0,
+        down_payloads=dict.fromkeys(KINDS, 0),
+        down_bytes=dict.fromkeys(KINDS, 0),
+        down_busy_seconds=0.0,
+        queued_fragments=0,
+        queued_bytes=0,
+    )
+
+
+def _sum(lines: Iterable[LineRecord]) -> LineRecord:
+    total = _nothing()
+    for line in lines:
+        total["up_payloads"] += line["up_payloads"]
+        total["up_bytes"] += line["up_bytes"]
+        total["up_busy_seconds"] += line["up_busy_seconds"]
+        total["down_busy_seconds"] += line["down_busy_seconds"]
+        total["queued_fragments"] += line["queued_fragments"]
+        total["queued_bytes"] += line["queued_bytes"]
+        for kind in KINDS:
+            total["down_payloads"][kind] += line["down_payloads"][kind]
+            total["down_bytes"][kind] += line["down_bytes"][kind]
+    return total

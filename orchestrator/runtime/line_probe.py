@@ -1,0 +1,122 @@
+"""The lines between the node groups of a running cluster, measured for `atoll doctor --lines`.
+
+    python -m orchestrator.runtime.line_probe --home .atoll      one JSON object a line on stdout, for each line measured
+
+One short-lived actor on one node of every group, and one on the head, answer and call each other beside Ray, over a plain
+TCP connection (``line_measurement``), one line at a time so that none slows another. They book nothing and end with this
+process. Each object has ``one``, ``other``, and either ``round_trip_s`` and ``forth_bits_per_second``,
+``back_bits_per_second``, or ``problem``. Exit codes: 0 measured, 1 there is no cluster to measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import AtollError, first_line
+from orchestrator.runtime import cluster
+from orchestrator.runtime.line_measurement import KEY_BYTES, Answerer, Bounds, measured
+from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL
+
+START_TIMEOUT_S = 60.0
+MEASURE_TIMEOUT_S = 60.0
+BOUNDS = Bounds(bytes_max=4 << 20, seconds_max=2.0)
+ALL_PAIRS_MAX = 8
+"""Of node groups: beyond that only their lines to the head are measured, which are those that parameters take."""
+
+
+class LineProbe:
+    """On one node: the answering end of lines to it, and the calling end of lines from it."""
+
+    def __init__(self, host: str, key: bytes) -> None:
+        self._key, self._host = key, host
+        self._answerer = Answerer(host, key, BOUNDS)
+
+    def address(self) -> tuple[str, int]:
+        return self._host, self._answerer.port
+
+    def measure(self, host: str, port: int) -> dict[str, Any]:
+        """The line from here to the probe there, or what is in its way."""
+        try:
+            return asdict(measured(host, port, self._key, BOUNDS))
+        except OSError as error:
+            return {"problem": f"nothing comes through to {host}:{port}: {first_line(error)}"}
+
+
+def lines() -> Iterator[dict[str, Any]]:
+    """Measure the head's line to every node group, then those between groups. This process has joined the cluster."""
+    import ray
+
+    key = secrets.token_bytes(KEY_BYTES)
+    places = _places(ray.nodes())
+    probes = {group: _probe(node, host, key) for group, (node, host) in places.items()}
+    addresses: dict[str, tuple[str, int]] = {}
+    problems: dict[str, str] = {}
+    for group, probe in probes.items():
+        try:
+            addresses[group] = ray.get(probe.address.remote(), timeout=START_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            problems[group] = f"no process could be started on a node of {group}: {type(error).__name__}"
+    for one, other in _pairs(list(places)):
+        problem = problems.get(one) or problems.get(other)
+        figures: dict[str, Any] = {"problem": problem}
+        if not problem:
+            try:
+                figures = ray.get(probes[one].measure.remote(*addresses[other]), timeout=MEASURE_TIMEOUT_S)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                figures = {"problem": f"no answer from {one}: {type(error).__name__}"}
+        yield {"one": one, "other": other, **figures}
+    for probe in probes.values():
+        ray.kill(probe)
+
+
+def _places(nodes: list[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Of each group, the head's first, the id and address of one node that Ray believes alive."""
+    places: dict[str, tuple[str, str]] = {}
+    for entry in sorted(nodes, key=lambda entry: str(entry["NodeID"])):
+        group = entry.get("Labels", {}).get(GROUP_LABEL, "")
+        if entry["Alive"] and group:
+            places.setdefault(group, (entry["NodeID"], entry["NodeManagerAddress"]))
+    return {group: places[group] for group in sorted(places, key=lambda group: (group != CONTROL_GROUP, group))}
+
+
+def _pairs(groups: list[str]) -> list[tuple[str, str]]:
+    pairs = list(itertools.combinations(groups, 2))
+    return pairs if len(groups) <= ALL_PAIRS_MAX + 1 else [pair for pair in pairs if pair[0] == CONTROL_GROUP]
+
+
+def _probe(node: str, host: str, key: bytes) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(LineProbe).options(num_cpus=0, scheduling_strategy=strategy).remote(host, key)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="The lines between node groups, as JSON.")
+    parser.add_argument("--home", type=Path, required=True)
+    home = parser.parse_args(arguments).home
+    try:
+        cluster.join(home)
+        for line in lines():
+            print(json.dumps(line), flush=True)
+    except AtollError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        cluster.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Bytes are counted as they are carried, for each island over all its incarnations, and add up by region."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from orchestrator.core.vocabulary import IslandId
+from orchestrator.host.line_traffic import JobLines, LineCounter, by_region
+
+EAST, WEST, ASIA = IslandId("us-east"), IslandId("us-west"), IslandId("asia")
+
+
+def test_an_islands_next_incarnation_goes_on_with_the_same_counter() -> None:
+    lines = JobLines()
+    lines.of(ASIA).received(100, 0.5)
+    lines.of(ASIA).received(50, 0.25)
+    record = lines.records()["asia"]
+    assert (record["up_payloads"], record["up_bytes"], record["up_busy_seconds"]) == (2, 150, 0.75)
+
+
+def test_what_goes_down_is_told_apart_by_kind() -> None:
+    counter = LineCounter()
+    for kind, size in (("update", 5), ("values", 40), ("state", 80), ("update", 6)):
+        counter.sent(kind, size)  # type: ignore[arg-type]  # they are kinds
+    counter.delivered(2.0)
+    record = counter.record()
+    assert record["down_bytes"] == {"update": 11, "values": 40, "state": 80}
+    assert record["down_payloads"] == {"update": 2, "values": 1, "state": 1}
+    assert record["down_busy_seconds"] == 2.0
+
+
+def test_what_waits_is_what_waits_now_and_no_sum() -> None:
+    counter = LineCounter()
+    counter.waits(3, 300)
+    counter.waits(1, 100)
+    assert (counter.record()["queued_fragments"], counter.record()["queued_bytes"]) == (1, 100)
+
+
+def test_a_record_stays_as_it_was_taken() -> None:
+    counter = LineCounter()
+    before = counter.record()
+    counter.sent("update", 5)
+    assert before["down_bytes"]["update"] == 0
+
+
+def test_regions_are_the_sums_of_their_islands() -> None:
+    lines = JobLines()
+    for island, size in ((EAST, 1), (WEST, 10), (ASIA, 100)):
+        lines.of(island).received(size, 1.0)
+        lines.of(island).sent("values", 2 * size)
+        lines.of(island).waits(1, size)
+    regions = by_region(lines.records(), {EAST: "america", WEST: "america", ASIA: "asia"})
+    assert (regions["america"]["up_bytes"], regions["asia"]["up_bytes"]) == (11, 100)
+    assert (regions["america"]["down_bytes"]["values"], regions["america"]["queued_fragments"]) == (22, 2)
+    assert lines.records()["us-east"]["up_bytes"] == 1, "an island's own record is not touched"
+
+
+def test_nothing_is_lost_where_links_count_at_once() -> None:
+    counter = LineCounter()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(2000):
+            pool.submit(counter.sent, "update", 3)
+    assert counter.record()["down_bytes"]["update"] == 6000

@@ -1,0 +1,104 @@
+"""Advice for measured lines: sufficient by the closed forms, and by the cheapest knob that is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from orchestrator.simulation.line_advice import (
+    UTILISATION_MIN,
+    Demand,
+    Knobs,
+    Line,
+    advised,
+    bits_of,
+    table,
+    utilisation_on,
+)
+
+KNOBS = Knobs(interval_steps=24, overlap_steps=2, fragments=8, codec="float32")
+DEMAND = Demand(1e9, 1.0, {})
+
+
+def line(bits_per_second: float, round_trip_s: float = 0.05, name: str = "europe") -> Line:
+    return Line(name, round_trip_s, bits_per_second)
+
+
+def test_a_good_line_changes_nothing() -> None:
+    advice = advised([line(1e11)], DEMAND, KNOBS)
+    assert advice.settings == KNOBS
+    assert advice.changes(KNOBS) == {}
+
+
+def test_fewer_bits_come_first() -> None:
+    """1e9 parameters in 8 fragments, one every 3 s with 1.95 s of slack: 4 Gbit at 1 Gbit/s are late, 2 Gbit are not."""
+    advice = advised([line(1e9)], DEMAND, KNOBS)
+    assert advice.utilisations["europe"] == pytest.approx(3.0 / (3.0 + 4.0 - 1.95))
+    assert advice.changes(KNOBS) == {"wire": "bfloat16"}
+    assert advice.reached["europe"] >= UTILISATION_MIN
+
+
+def test_the_slowest_line_decides_and_is_named() -> None:
+    advice = advised([line(1e11, name="us-east"), line(2e8, name="asia")], DEMAND, KNOBS)
+    assert advice.slowest == "asia"
+    assert advice.changes(KNOBS)
+    assert min(advice.reached.values()) >= UTILISATION_MIN
+
+
+def test_islands_of_one_group_share_its_line() -> None:
+    alone, crowded = (utilisation_on(line(2e9), Demand(1e9, 1.0, {"europe": n}), KNOBS) for n in (1, 4))
+    assert crowded < alone
+
+
+def test_where_the_model_is_too_large_for_the_line_nothing_is_advised() -> None:
+    advice = advised([line(1e3)], DEMAND, KNOBS)
+    assert advice.settings is None
+    assert advice.changes(KNOBS) == {}
+    assert advice.needed_bits_per_second > 1e9
+
+
+def test_the_interval_is_the_last_to_change() -> None:
+    """Whatever is advised with a longer interval could not be had with the shorter ones and the fewest bits."""
+    slow = line(1e7)
+    advice = advised([slow], DEMAND, KNOBS)
+    assert advice.settings is not None
+    assert advice.settings.interval_steps > KNOBS.interval_steps
+    shorter = replace(advice.settings, interval_steps=advice.settings.interval_steps // 2)
+    for overlap in range(1, shorter.interval_steps):
+        for fragments in (8, 16, 32, 64):
+            other = replace(shorter, overlap_steps=overlap, fragments=fragments, codec="int4")
+            assert utilisation_on(slow, DEMAND, other) < UTILISATION_MIN
+
+
+@given(
+    megabits=st.floats(1.0, 1e5),
+    round_trip_s=st.floats(0.0, 0.5),
+    parameters=st.floats(1e6, 1e10),
+    step_s=st.floats(0.01, 10.0),
+    interval=st.integers(2, 200),
+    codec=st.sampled_from(["float32", "bfloat16", "int8", "int4"]),
+)
+def test_advice_is_sufficient_and_never_more_bits_shorter_rounds_or_less_overlap(
+    megabits: float, round_trip_s: float, parameters: float, step_s: float, interval: int, codec: str
+) -> None:
+    current = Knobs(interval, 1, 8, codec)  # type: ignore[arg-type]  # it is one of them
+    demand, slow = Demand(parameters, step_s, {}), line(1e6 * megabits, round_trip_s)
+    advice = advised([slow], demand, current)
+    assume(advice.settings is not None)
+    settings = advice.settings
+    assert settings is not None
+    assert utilisation_on(slow, demand, settings) >= UTILISATION_MIN
+    assert bits_of(settings.codec) <= bits_of(current.codec)
+    assert settings.interval_steps >= interval
+    assert settings.fragments >= 8
+    assert 1 <= settings.overlap_steps < settings.interval_steps
+
+
+def test_the_table_has_the_utilisation_of_each_codec() -> None:
+    (row,) = table([line(5e8)], DEMAND, KNOBS)
+    assert row["line"] == "europe"
+    assert row["float32"] < row["int8"] <= row["int4"] <= 1.0
+    assert bits_of("int4") == pytest.approx(4.125, abs=0.5)
