@@ -30,6 +30,7 @@ from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp, in_words
 from learners.contract import tokens_per_schedule_step
 from learners.exports import HeldStates, Throttle
+from learners.handed_over import HandedOver
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.state_fetch import Donor
@@ -38,13 +39,13 @@ from learners.watchdog import Watchdog
 from orchestrator import logbook
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandFactory, IslandInterface
+from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import Broken, IslandReport, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
 from orchestrator.errors import InfrastructureError
 from orchestrator.parameters import fragment_map, wire_format
-from orchestrator.parameters.tensors import ByteArray, byte_array
 from orchestrator.replica.replica import Publication
 from orchestrator.roots import AllowedRoots
 
@@ -70,6 +71,7 @@ class Island:
         self._roots = AllowedRoots()
         self._saves: set[int] = set()
         self._outbox = Outbox(self._standing)
+        self._handed_over = HandedOver()
         self._loop: IslandLoop | None = None
         self._catching_up = CatchingUp(self._outbox)
         self._ready: Ready | None = None
@@ -102,12 +104,13 @@ class Island:
             target=self._prepare, args=(spec, shard_index, shard_count, normal_priority), name="prepare", daemon=True
         ).start()
 
-    def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: ByteArray) -> None:
+    def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: Carried) -> None:
         """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._outbox.heed(epoch)
+        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
 
         def load() -> tuple[tuple[Version, ...], int]:
-            arrays = {name: array for payload in payloads for name, array in wire_format.decode(payload.data).items()}
+            arrays = {name: array for content in contents for name, array in wire_format.decode(content).items()}
             self._built().load(arrays, versions, step, cursor)
             return tuple(versions), step
 
@@ -175,15 +178,20 @@ class Island:
         anchor: ScheduleAnchor,
         since: Version | None,
         digest: str,
-        *payloads: ByteArray,
+        *payloads: Carried,
     ) -> int:
         """Put a published fragment into the mailbox: updates since a version, oldest first, or its values.
 
         Returns the version of it that is here, −1 for none: below ``version`` where these bytes do not lead to it.
         """
         self._outbox.heed(epoch)
+        loop = self._built()
+        held = loop.published_version(fragment)
+        if held >= version or since not in (None, held):
+            return held  # before bytes are pulled that lead nowhere
+        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
         publication = Publication(fragment, version, step, merged_offer, anchor)
-        return self._built().receive(publication, since, digest, [payload.data for payload in payloads])
+        return loop.receive(publication, since, digest, contents)
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
         """Cut at the next boundary, and write this island's part while it trains on. ``Saved`` or ``NotSaved`` follows."""
@@ -204,10 +212,20 @@ class Island:
         limit = math.inf if limit_s is None else limit_s
         self._built().request_evaluation(EvaluationRequest(global_version, versions, limit))
 
-    def take_payload(self, fragment: FragmentId, offer: int) -> ByteArray | None:
-        """The offer's bytes, or ``None`` if a newer offer has replaced it."""
-        payload = self._built().take(fragment, offer)
-        return None if payload is None else byte_array(payload)
+    def join_channel(self, epoch: Epoch, membership: Membership) -> None:
+        """Take part in the job's channel, by which this synchroniser hands payloads over."""
+        self._outbox.heed(epoch)
+        self._handed_over.join(membership, ray.util.get_node_ip_address())
+
+    def take_payload(self, epoch: Epoch, fragment: FragmentId, offer: int) -> Carried | None:
+        """The offer's bytes, or a ticket for them; ``None`` if a newer offer has replaced it."""
+        self._outbox.heed(epoch)
+        content = self._built().take(fragment, offer)
+        return None if content is None else self._handed_over.offer(epoch, fragment, offer, content)
+
+    def release_payload(self, fragment: FragmentId, offer: int) -> None:
+        """The offer's bytes have arrived."""
+        self._handed_over.release(fragment, offer)
 
     def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> list[tuple[int, IslandReport]]:
         """See ``Outbox.read``."""

@@ -40,7 +40,8 @@ IDLE_S = 600.0
 class Listening:
     """Where a server listens and what it bears. ``ports`` is the first and last of a range; (0, 0) takes any free one.
 
-    ``advertised`` is the host in tickets where it is not ``host``. ``stall_s`` is the limit of progress.
+    ``advertised`` is the host in tickets where it is not ``host``. ``stall_s`` is the limit of progress, and
+    ``bytes_per_second`` the cap of a link for which nobody sets another.
     """
 
     host: str
@@ -48,6 +49,7 @@ class Listening:
     advertised: str | None = None
     connections_max: int = 256
     stall_s: float = 60.0
+    bytes_per_second: float | None = None
     local_memory: bool = True
 
 
@@ -155,9 +157,9 @@ class ChannelServer:
             self._epoch = epoch
 
     def cap(self, island: str) -> Cap:
-        """The cap of the link to this island, for all its streams together; none until a rate is set."""
+        """The cap of the link to this island, for all its streams together."""
         with self._lock:
-            return self._caps.setdefault(island, Cap())
+            return self._caps.setdefault(island, Cap(self._listening.bytes_per_second))
 
     def close(self) -> None:
         """Nothing of it is left when this returns: no thread, no socket, no memory of payloads."""
