@@ -1,12 +1,15 @@
 """What an island's process hands over and is handed through its job's channel (``orchestrator.channel.endpoint``).
 
 It joins the channel once for each synchroniser; what needs the channel of a synchroniser that it has not joined yet waits a
-little. An offer is served until the synchroniser has it, or a newer one of its fragment takes its place. Thread-safe.
+little. An offer is served until the synchroniser has it, or a newer one of its fragment takes its place; a part of the own
+state until its receiver has it, wants another one, or has not been heard of for ``idle_s``. Thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from time import monotonic
 
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Payload
 from orchestrator.channel.ticket import SHARD
@@ -20,10 +23,12 @@ JOIN_S = 10.0
 class HandedOver:
     """One process's; no member of any channel at first."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_s: float, clock: Callable[[], float] = monotonic) -> None:
+        self._idle_s, self._clock = idle_s, clock
         self._joined = threading.Condition()
         self._endpoint: Endpoint | None = None
         self._offered: dict[FragmentId, tuple[int, Payload]] = {}
+        self._donated: dict[str, tuple[float, Payload]] = {}
 
     def join(self, membership: Membership, host: str) -> None:
         """Take part in the channel of this synchroniser, and no more in that of one before it, whose pulls are cancelled."""
@@ -31,7 +36,7 @@ class HandedOver:
             before = self._endpoint
             if before is not None and membership.epoch <= before.membership.epoch:
                 return
-            self._endpoint, self._offered = Endpoint(membership, host), {}
+            self._endpoint, self._offered, self._donated = Endpoint(membership, host), {}, {}
             self._joined.notify_all()
         if before is not None:
             before.close()
@@ -53,9 +58,28 @@ class HandedOver:
                 del self._offered[fragment]
                 self._endpoint.withdraw_unheld()
 
-    def received(self, epoch: Epoch, carried: Carried) -> memoryview:
-        """What a call of this synchroniser carried. It is cancelled when another one is joined."""
-        return self._of(epoch).received(carried)
+    def donate(self, epoch: Epoch, receiver: str, content: memoryview) -> Carried:
+        """A part of the own state for a call to this process, in place of what was for it before."""
+        endpoint, now = self._of(epoch), self._clock()
+        with self._joined:
+            self._donated = {name: (at, one) for name, (at, one) in self._donated.items() if now - at <= self._idle_s}
+            payload = endpoint.payload(f"state/{receiver}", content)
+            self._donated[receiver] = (now, payload)
+        return payload.carried(receiver)
+
+    def forget_donation(self, receiver: str) -> None:
+        """Serve nothing of the own state to this process any more."""
+        with self._joined:
+            if self._donated.pop(receiver, None) is not None and self._endpoint is not None:
+                self._endpoint.withdraw_unheld()
+
+    def received(self, epoch: Epoch, carried: Carried, abandoned: Callable[[], bool] = lambda: False) -> memoryview:
+        """What a call of this synchroniser, or of a process of its job, carried. It is cancelled when another is joined."""
+        return self._of(epoch).received(carried, abandoned)
+
+    def subject(self, epoch: Epoch) -> str:
+        """What this process is called in the channel of this synchroniser."""
+        return self._of(epoch).membership.subject
 
     def _of(self, epoch: Epoch) -> Endpoint:
         with self._joined:

@@ -25,11 +25,13 @@ from functools import partial
 from typing import Any
 
 import ray
+from ray.exceptions import ActorDiedError, RayError
 
 from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp, in_words
 from learners.contract import tokens_per_schedule_step
 from learners.exports import HeldStates, Throttle
+from learners.flat_arrays import flattened, restored
 from learners.handed_over import HandedOver
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox
@@ -53,8 +55,32 @@ SYNTHETIC = "learners.synthetic"
 
 HELD_IDLE_S = 600.0
 """Whoever takes a state from here, and has asked for nothing for so long, asks for nothing more."""
+ABSENCE_CHECK_S = 1.0
 
 log = logging.getLogger(__name__)
+
+
+class Absence:
+    """Whether another island's process is gone, called as often as one likes: it is asked once a second at most."""
+
+    def __init__(self, actor: ActorHandle[IslandInterface]) -> None:
+        self._actor, self._lock = actor, threading.Lock()
+        self._hello, self._asked_at, self._gone = actor.call(IslandInterface.hello), time.monotonic(), False
+
+    def __call__(self) -> bool:
+        with self._lock:
+            if not self._gone and time.monotonic() - self._asked_at >= ABSENCE_CHECK_S:
+                done, _ = ray.wait([self._hello], timeout=0)
+                try:
+                    if done:
+                        ray.get(self._hello)
+                        self._hello = self._actor.call(IslandInterface.hello)
+                except ActorDiedError:
+                    self._gone = True
+                except RayError:  # it is not answered, which says nothing of the channel
+                    self._hello = self._actor.call(IslandInterface.hello)
+                self._asked_at = time.monotonic()
+            return self._gone
 
 
 class Island:
@@ -71,7 +97,7 @@ class Island:
         self._roots = AllowedRoots()
         self._saves: set[int] = set()
         self._outbox = Outbox(self._standing)
-        self._handed_over = HandedOver()
+        self._handed_over = HandedOver(HELD_IDLE_S)
         self._loop: IslandLoop | None = None
         self._catching_up = CatchingUp(self._outbox)
         self._ready: Ready | None = None
@@ -122,7 +148,7 @@ class Island:
         loop = self._built()
         self._catching_up.fetch(
             (epoch, count),
-            {actor: Donor(island, partial(self._export_of, actor)) for actor, island in donors.items()},
+            {actor: Donor(island, partial(self._export_of, epoch, actor)) for actor, island in donors.items()},
             loop.fragment_count,
             lambda state: loop.load_peer(state, cursor),
             of_one_boundary=self._of_one_boundary,
@@ -233,9 +259,10 @@ class Island:
         self._watchdog.reset()
         return reports
 
-    def export_state(self, fragment: int, receiver: str) -> dict[str, Any]:
+    def export_state(self, epoch: Epoch, fragment: int, receiver: str) -> dict[str, Any]:
         """A peer's way to a fragment of this island's state; raises when it has none to give, or not soon enough.
 
+        ``{"table": what lies in it, "content": the bytes or a ticket for them, "versions": (…), "step": int}``.
         Where one donor gives all, what this ``receiver`` gets is of one boundary, held on the host meanwhile.
         """
         if self._of_one_boundary:
@@ -244,7 +271,13 @@ class Island:
             state = self._built().export_state(transfer_limit.BOUNDARY_S, (fragment,))
         byte_count = sum(array.nbytes for array in state["trainer"].values())
         self._throttle.wait(byte_count, transfer_limit.queue_s(byte_count, self._throttle.bytes_per_s))
-        return state
+        table, content = flattened(state["trainer"])
+        carried = self._handed_over.donate(epoch, receiver, content)
+        return {"table": table, "content": carried, "versions": state["versions"], "step": state["step"]}
+
+    def release_state(self, receiver: str) -> None:
+        """What this receiver asked for has arrived, or is not wanted any more."""
+        self._handed_over.forget_donation(receiver)
 
     def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool) -> None:
         began, before = time.monotonic(), thread_ids()
@@ -286,8 +319,8 @@ class Island:
     def _export_fragments(self) -> list[Callable[[], dict[str, Any]]]:
         return self._built().export_fragments(transfer_limit.BOUNDARY_S)
 
-    def _export_of(self, actor: str, fragments: tuple[int, ...]) -> dict[str, Any]:
-        """The donor's state. The timeout is for links that the service does not watch; a silent donor it notices."""
+    def _export_of(self, epoch: Epoch, actor: str, fragments: tuple[int, ...]) -> dict[str, Any]:
+        """The donor's state: asked for with a limit, for links that the service does not watch, and pulled without one."""
         handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
         donor: ActorHandle[IslandInterface] = ActorHandle(handle)
         (fragment,) = fragments
@@ -295,8 +328,13 @@ class Island:
         byte_count, state_bytes = (transfer_limit.STATE_BYTES_PER_PARAMETER * size for size in (part, whole))
         timeout_s = transfer_limit.limit_s(byte_count, self._throttle.bytes_per_s)
         timeout_s += state_bytes / transfer_limit.TO_HOST_BYTES_PER_S
-        receiver = f"{self._island}.{self._incarnation}"
-        return ray.get(donor.call(IslandInterface.export_state, fragment, receiver), timeout=timeout_s)
+        receiver = self._handed_over.subject(epoch)
+        reply = ray.get(donor.call(IslandInterface.export_state, epoch, fragment, receiver), timeout=timeout_s)
+        try:
+            content = self._handed_over.received(epoch, reply["content"], Absence(donor))
+        finally:
+            donor.call(IslandInterface.release_state, receiver)
+        return {"trainer": restored(reply["table"], content), "versions": reply["versions"], "step": reply["step"]}
 
     def _standing(self) -> Iterable[IslandReport]:
         """What a new synchroniser may not know: that this island is ready, and later what it offers."""

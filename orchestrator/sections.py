@@ -283,11 +283,11 @@ class ResumeSection(Section):
 class TransportSection(Section):
     """How payloads travel between the islands and the shard: by a channel of the job's own, beside Ray's calls.
 
-    The receiver pulls, over up to ``streams`` connections where the line is long, or through ``shared_memory`` on one machine.
-    Each process listens at its node's address, on a free port of ``ports`` (0, 0: any); connections from one process to
-    another carry at most ``bytes_per_s`` together. A transfer has no time limit but that of progress: ``stall_s`` without a
-    byte. Payloads up to ``inline_bytes_max`` travel inside the calls. With ``tls: auto`` both ends prove who they are and all
-    is encrypted, unless the cluster is on loopback.
+    The receiver pulls, over up to ``streams`` connections where the line is long, or on one machine through its
+    ``shared_memory``. Each process listens at its node's address, on a free port of ``ports`` (0, 0: any); connections from
+    one process to another carry at most ``bytes_per_s`` together. A transfer has no time limit but that of progress:
+    ``stall_s`` without a byte. Payloads up to ``inline_bytes_max`` travel inside the calls. With ``tls: auto`` both ends
+    prove who they are and all is encrypted, unless the cluster is on loopback.
     """
 
     streams: StreamCount = 8

@@ -75,7 +75,9 @@ class IslandInterface(Protocol):
 
     # ── to another island ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def export_state(self, fragment: int, receiver: str, /) -> dict[str, Any]: ...
+    def export_state(self, epoch: Epoch, fragment: int, receiver: str, /) -> dict[str, Any]: ...
+
+    def release_state(self, receiver: str, /) -> None: ...
 
 
 IslandFactory = Callable[[IslandId, Mapping[str, str], Logbook, float], IslandInterface]

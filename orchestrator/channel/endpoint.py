@@ -3,8 +3,8 @@
     Payload(content) ─▶ carried ─┬─ small: the bytes themselves, inside the call that hands them over
                                  └─ else: a ticket, by which the receiver pulls them ─▶ received
 
-A payload is served for as long as somebody holds its ``Payload``. Each process signs its own tickets with a secret that never
-leaves it; what it is handed to become a member (``Membership``) travels by the job's authenticated calls.
+A payload is served for as long as somebody holds its ``Payload``. Each process signs its own tickets with a secret that
+never leaves it; what it is handed to become a member (``Membership``) travels by the job's authenticated calls.
 """
 
 from __future__ import annotations

@@ -43,7 +43,10 @@ class CatchUps:
         self._count = count(1)
 
     def begin(self, effect: f.BeginCatchUp) -> tuple[Connection, ray.ObjectRef[None], Sequence[Payload]] | None:
-        """The call under way and what the island pulls meanwhile, for ``wait``; ``None`` where nobody listens to the island any more."""
+        """The call under way and what the island pulls meanwhile, for ``wait``.
+
+        ``None`` where nobody listens to the island any more.
+        """
         connection = self._connection(effect.island, effect.incarnation)
         if connection is None:
             return None
