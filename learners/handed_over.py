@@ -81,6 +81,13 @@ class HandedOver:
         """What this process is called in the channel of this synchroniser."""
         return self._of(epoch).membership.subject
 
+    def close(self) -> None:
+        """Take part in no channel any more."""
+        with self._joined:
+            before, self._endpoint, self._offered, self._donated = self._endpoint, None, {}, {}
+        if before is not None:
+            before.close()
+
     def _of(self, epoch: Epoch) -> Endpoint:
         with self._joined:
             self._joined.wait_for(lambda: self._has_joined(epoch), JOIN_S)

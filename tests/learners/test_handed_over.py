@@ -1,0 +1,158 @@
+"""What an island hands over is served until it has arrived, is replaced, or another synchroniser comes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from learners.handed_over import HandedOver
+from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Terms
+from orchestrator.channel.ticket import SHARD
+from orchestrator.core.vocabulary import Epoch, FragmentId
+from orchestrator.errors import PayloadWithdrawn, TransferError
+
+LOOPBACK = "127.0.0.1"
+ISLAND, PEER = "europe:1", "asia:2"
+TERMS = Terms(inline_bytes_max=0, stall_s=0.5)
+FIRST, SECOND = Epoch(1), Epoch(2)
+FRAGMENT = FragmentId(3)
+IDLE_S = 100.0
+
+
+def membership(subject: str, epoch: Epoch) -> Membership:
+    return Membership("job", subject, epoch, TERMS)
+
+
+@pytest.fixture
+def shard() -> Iterator[Endpoint]:
+    endpoint = Endpoint(membership(SHARD, FIRST), LOOPBACK)
+    yield endpoint
+    endpoint.close()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def island(clock: Clock) -> Iterator[HandedOver]:
+    made = HandedOver(IDLE_S, clock)
+    made.join(membership(ISLAND, FIRST), LOOPBACK)
+    yield made
+    made.close()
+
+
+def offered(island: HandedOver, number: int, content: bytes) -> Carried:
+    return island.offer(FIRST, FRAGMENT, number, memoryview(content))
+
+
+def test_an_offer_comes_as_often_as_it_is_asked_for_until_it_is_released(island: HandedOver, shard: Endpoint) -> None:
+    tickets = [offered(island, 1, b"bytes") for _ in range(2)]
+    assert [bytes(shard.received(ticket)) for ticket in tickets] == [b"bytes"] * 2
+    island.release(FRAGMENT, 1)
+    for ticket in tickets:
+        with pytest.raises(PayloadWithdrawn):
+            shard.received(ticket)
+    assert bytes(shard.received(offered(island, 1, b"bytes"))) == b"bytes"  # it still stands
+
+
+def test_a_newer_offer_takes_the_place_of_the_older_and_a_late_release_of_that_one_changes_nothing(
+    island: HandedOver, shard: Endpoint
+) -> None:
+    older, newer = offered(island, 1, b"older"), offered(island, 2, b"newer")
+    island.release(FRAGMENT, 1)
+    assert bytes(shard.received(newer)) == b"newer"
+    island.release(FRAGMENT, 2)
+    with pytest.raises(PayloadWithdrawn):
+        shard.received(older)
+
+
+def test_whoever_needs_the_channel_waits_until_this_process_has_joined_it(shard: Endpoint) -> None:
+    island, carried = HandedOver(IDLE_S), []
+    payload = shard.payload("0/1", memoryview(b"published"))
+    waiting = threading.Thread(target=lambda: carried.append(island.received(FIRST, payload.carried(ISLAND))))
+    waiting.start()
+    island.join(membership(ISLAND, FIRST), LOOPBACK)
+    waiting.join()
+    assert [bytes(content) for content in carried] == [b"published"]
+    island.close()
+
+
+def test_another_synchroniser_cancels_pulls_from_the_one_before(island: HandedOver) -> None:
+    dead = Endpoint(membership(SHARD, FIRST), LOOPBACK)
+    dead.server.cap(ISLAND).bytes_per_second = 1.0
+    payload = dead.payload("0/1", memoryview(bytes(1 << 20)))
+    ticket = payload.carried(ISLAND)
+    errors: list[Exception] = []
+
+    def pull() -> None:
+        try:
+            island.received(FIRST, ticket, pulling)
+        except TransferError as error:
+            errors.append(error)
+
+    begun = threading.Event()
+
+    def pulling() -> bool:
+        begun.set()
+        return False
+
+    dead.server.close()
+    thread = threading.Thread(target=pull)
+    thread.start()
+    begun.wait()
+    island.join(membership(ISLAND, SECOND), LOOPBACK)
+    thread.join()
+    assert len(errors) == 1
+    dead.close()
+
+
+def test_joining_again_changes_nothing_within_an_epoch_and_an_earlier_one_is_no_way_back(
+    island: HandedOver, shard: Endpoint
+) -> None:
+    ticket = offered(island, 1, b"bytes")
+    island.join(membership(ISLAND, FIRST), LOOPBACK)
+    assert bytes(shard.received(ticket)) == b"bytes"
+    island.join(membership(ISLAND, SECOND), LOOPBACK)
+    island.join(membership(ISLAND, FIRST), LOOPBACK)
+    with pytest.raises(TransferError):
+        shard.received(ticket)
+    assert bytes(shard.received(offered(island, 1, b"bytes"))) == b"bytes"
+
+
+def test_a_part_of_the_state_is_served_until_its_receiver_has_it_or_is_heard_of_no_more(
+    island: HandedOver, clock: Clock
+) -> None:
+    peer = HandedOver(IDLE_S, clock)
+    peer.join(membership(PEER, FIRST), LOOPBACK)
+    assert peer.subject(FIRST) == PEER
+
+    def donated(receiver: str = PEER) -> Carried:
+        return island.donate(FIRST, receiver, memoryview(b"moments"))
+
+    def comes(ticket: Carried) -> bool:
+        try:
+            return bytes(peer.received(FIRST, ticket)) == b"moments"
+        except PayloadWithdrawn:
+            return False
+
+    released = donated()
+    assert comes(released)
+    island.forget_donation(PEER)
+    assert not comes(released)
+
+    idle = donated()
+    clock.now = IDLE_S + 1.0
+    donated("somebody:1")
+    assert not comes(idle)
+    peer.close()
