@@ -2,7 +2,7 @@
 
 It joins the channel once for each synchroniser; what needs the channel of a synchroniser that it has not joined yet waits a
 little. An offer is served until the synchroniser has it, or a newer one of its fragment takes its place; a part of the own
-state until its receiver has it, wants another one, or has not been heard of for ``idle_s``. Thread-safe.
+state until its receiver has it, or for ``idle_s``. Thread-safe.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class HandedOver:
                 self._endpoint.withdraw_unheld()
 
     def donate(self, epoch: Epoch, receiver: str, content: memoryview) -> Carried:
-        """A part of the own state for a call to this process, in place of what was for it before."""
+        """A part of the own state for a call to this process."""
         endpoint, now = self._of(epoch), self._clock()
         with self._joined:
             self._donated = {name: (at, one) for name, (at, one) in self._donated.items() if now - at <= self._idle_s}
             payload = endpoint.payload(f"state/{receiver}", content)
-            self._donated[receiver] = (now, payload)
+            self._donated[payload.name] = (now, payload)
         return payload.carried(receiver)
 
-    def forget_donation(self, receiver: str) -> None:
-        """Serve nothing of the own state to this process any more."""
+    def forget_donation(self, name: str) -> None:
+        """The part under this name, which its ticket says, is served no more; others for the same process are."""
         with self._joined:
-            if self._donated.pop(receiver, None) is not None and self._endpoint is not None:
+            if self._donated.pop(name, None) is not None and self._endpoint is not None:
                 self._endpoint.withdraw_unheld()
 
     def received(self, epoch: Epoch, carried: Carried, abandoned: Callable[[], bool] = lambda: False) -> memoryview:

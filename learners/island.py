@@ -42,6 +42,7 @@ from orchestrator import logbook
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandFactory, IslandInterface
 from orchestrator.channel.endpoint import Carried, Membership
+from orchestrator.channel.ticket import Ticket
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import Broken, IslandReport, NotSaved, Ready, Saved
@@ -275,9 +276,9 @@ class Island:
         carried = self._handed_over.donate(epoch, receiver, content)
         return {"table": table, "content": carried, "versions": state["versions"], "step": state["step"]}
 
-    def release_state(self, receiver: str) -> None:
-        """What this receiver asked for has arrived, or is not wanted any more."""
-        self._handed_over.forget_donation(receiver)
+    def release_state(self, payload: str) -> None:
+        """What this ticket is for has arrived, or is not wanted any more."""
+        self._handed_over.forget_donation(payload)
 
     def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool) -> None:
         began, before = time.monotonic(), thread_ids()
@@ -330,10 +331,12 @@ class Island:
         timeout_s += state_bytes / transfer_limit.TO_HOST_BYTES_PER_S
         receiver = self._handed_over.subject(epoch)
         reply = ray.get(donor.call(IslandInterface.export_state, epoch, fragment, receiver), timeout=timeout_s)
+        carried = reply["content"]
         try:
-            content = self._handed_over.received(epoch, reply["content"], Absence(donor))
+            content = self._handed_over.received(epoch, carried, Absence(donor))
         finally:
-            donor.call(IslandInterface.release_state, receiver)
+            if isinstance(carried, Ticket):
+                donor.call(IslandInterface.release_state, carried.payload)
         return {"trainer": restored(reply["table"], content), "versions": reply["versions"], "step": reply["step"]}
 
     def _standing(self) -> Iterable[IslandReport]:

@@ -61,12 +61,12 @@ class Payload:
     def __init__(self, endpoint: Endpoint, name: str, content: memoryview) -> None:
         self.byte_count = len(content)
         self.inline = self.byte_count <= endpoint.membership.terms.inline_bytes_max
-        self._endpoint, self._name = endpoint, name
+        self.name, self._endpoint = name, endpoint
         self._content = np.frombuffer(content, np.uint8) if self.inline else None
 
     def carried(self, receiver: str) -> Carried:
         """For a call to the process with this subject. Raises PayloadWithdrawn once the endpoint is closed."""
-        return self._endpoint.server.ticket(self._name, receiver) if self._content is None else self._content
+        return self._endpoint.server.ticket(self.name, receiver) if self._content is None else self._content
 
 
 class Endpoint:

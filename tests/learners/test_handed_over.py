@@ -9,7 +9,7 @@ import pytest
 
 from learners.handed_over import HandedOver
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Terms
-from orchestrator.channel.ticket import SHARD
+from orchestrator.channel.ticket import SHARD, Ticket
 from orchestrator.core.vocabulary import Epoch, FragmentId
 from orchestrator.errors import PayloadWithdrawn, TransferError
 
@@ -146,10 +146,12 @@ def test_a_part_of_the_state_is_served_until_its_receiver_has_it_or_is_heard_of_
         except PayloadWithdrawn:
             return False
 
-    released = donated()
+    released, other = donated(), donated()
     assert comes(released)
-    island.forget_donation(PEER)
+    assert isinstance(released, Ticket)
+    island.forget_donation(released.payload)
     assert not comes(released)
+    assert comes(other), "the end of one part's transfer ends no other's"
 
     idle = donated()
     clock.now = IDLE_S + 1.0
