@@ -2,14 +2,13 @@
 
 It joins the channel once for each synchroniser; what needs the channel of a synchroniser that it has not joined yet waits a
 little. An offer is served until the synchroniser has it, or a newer one of its fragment takes its place; a part of the own
-state until its receiver has it, or for ``idle_s``. Thread-safe.
+state until its receiver has it, or has not asked for any of it for ``idle_s``. Thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import monotonic
 
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Payload
 from orchestrator.channel.ticket import SHARD
@@ -23,12 +22,12 @@ JOIN_S = 10.0
 class HandedOver:
     """One process's; no member of any channel at first."""
 
-    def __init__(self, idle_s: float, clock: Callable[[], float] = monotonic) -> None:
-        self._idle_s, self._clock = idle_s, clock
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
         self._joined = threading.Condition()
         self._endpoint: Endpoint | None = None
         self._offered: dict[FragmentId, tuple[int, Payload]] = {}
-        self._donated: dict[str, tuple[float, Payload]] = {}
+        self._donated: dict[str, Payload] = {}
 
     def join(self, membership: Membership, host: str) -> None:
         """Take part in the channel of this synchroniser, and no more in that of one before it, whose pulls are cancelled."""
@@ -60,11 +59,12 @@ class HandedOver:
 
     def donate(self, epoch: Epoch, receiver: str, content: memoryview) -> Carried:
         """A part of the own state for a call to this process."""
-        endpoint, now = self._of(epoch), self._clock()
+        endpoint = self._of(epoch)
         with self._joined:
-            self._donated = {name: (at, one) for name, (at, one) in self._donated.items() if now - at <= self._idle_s}
+            for name in [name for name in self._donated if endpoint.server.idle_s(name) > self._idle_s]:
+                del self._donated[name]
             payload = endpoint.payload(f"state/{receiver}", content)
-            self._donated[payload.name] = (now, payload)
+            self._donated[payload.name] = payload
         return payload.carried(receiver)
 
     def forget_donation(self, name: str) -> None:

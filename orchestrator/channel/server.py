@@ -61,6 +61,7 @@ class _Payload:
         self.range_bytes = range_bytes_of(len(self.content))
         self.checksums = range_checksums(self.content, self.range_bytes)
         self.checksum = composite(self.checksums)
+        self.requested_at = time.monotonic()
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._over = False
@@ -150,6 +151,12 @@ class ChannelServer:
             served = self._payloads.pop(payload, None)
         if served is not None:
             served.close()
+
+    def idle_s(self, payload: str) -> float:
+        """How long nobody with a ticket has asked for a part of this payload; 0 where there is none of this name."""
+        with self._lock:
+            served = self._payloads.get(payload)
+        return 0.0 if served is None else time.monotonic() - served.requested_at
 
     def advance(self, epoch: int) -> None:
         """Tickets of other epochs are refused from now on."""
@@ -278,7 +285,9 @@ class ChannelServer:
             log.warning("a request is refused: %s", error)
             frames.send_reason(stream, Status.REFUSED, str(error))
             return None
-        if served is None:
+        if served is not None:
+            served.requested_at = time.monotonic()
+        else:
             frames.send_reason(stream, Status.WITHDRAWN, "It is not served here, or no longer.")
         return served
 

@@ -32,21 +32,9 @@ def shard() -> Iterator[Endpoint]:
     endpoint.close()
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def island(clock: Clock) -> Iterator[HandedOver]:
-    made = HandedOver(IDLE_S, clock)
+def island() -> Iterator[HandedOver]:
+    made = HandedOver(IDLE_S)
     made.join(membership(ISLAND, FIRST), LOOPBACK)
     yield made
     made.close()
@@ -130,31 +118,34 @@ def test_joining_again_changes_nothing_within_an_epoch_and_an_earlier_one_is_no_
     assert bytes(shard.received(offered(island, 1, b"bytes"))) == b"bytes"
 
 
-def test_a_part_of_the_state_is_served_until_its_receiver_has_it_or_is_heard_of_no_more(
-    island: HandedOver, clock: Clock
-) -> None:
-    peer = HandedOver(IDLE_S, clock)
-    peer.join(membership(PEER, FIRST), LOOPBACK)
-    assert peer.subject(FIRST) == PEER
+@pytest.fixture
+def peer() -> Iterator[HandedOver]:
+    made = HandedOver(IDLE_S)
+    made.join(membership(PEER, FIRST), LOOPBACK)
+    yield made
+    made.close()
 
-    def donated(receiver: str = PEER) -> Carried:
-        return island.donate(FIRST, receiver, memoryview(b"moments"))
 
-    def comes(ticket: Carried) -> bool:
-        try:
-            return bytes(peer.received(FIRST, ticket)) == b"moments"
-        except PayloadWithdrawn:
-            return False
+def comes(peer: HandedOver, ticket: Carried) -> bool:
+    try:
+        return bytes(peer.received(FIRST, ticket)) == b"moments"
+    except PayloadWithdrawn:
+        return False
 
-    released, other = donated(), donated()
-    assert comes(released)
+
+def test_the_end_of_one_parts_transfer_ends_no_others(island: HandedOver, peer: HandedOver) -> None:
+    released, other = (island.donate(FIRST, PEER, memoryview(b"moments")) for _ in range(2))
+    assert comes(peer, released)
     assert isinstance(released, Ticket)
     island.forget_donation(released.payload)
-    assert not comes(released)
-    assert comes(other), "the end of one part's transfer ends no other's"
+    assert not comes(peer, released)
+    assert comes(peer, other)
 
-    idle = donated()
-    clock.now = IDLE_S + 1.0
-    donated("somebody:1")
-    assert not comes(idle)
-    peer.close()
+
+def test_a_part_that_nobody_asks_for_any_more_is_let_go_of(peer: HandedOver) -> None:
+    donor = HandedOver(idle_s=0.0)
+    donor.join(membership(ISLAND, FIRST), LOOPBACK)
+    idle = donor.donate(FIRST, PEER, memoryview(b"moments"))
+    donor.donate(FIRST, "somebody:1", memoryview(b"moments"))
+    assert not comes(peer, idle)
+    donor.close()
