@@ -286,8 +286,9 @@ class TransportSection(Section):
     The receiver pulls, over up to ``streams`` connections where the line is long, or on one machine through its
     ``shared_memory``. Each process listens at its node's address, on a free port of ``ports`` (0, 0: any); connections from
     one process to another carry at most ``bytes_per_s`` together. A transfer has no time limit but that of progress:
-    ``stall_s`` without a byte. Payloads up to ``inline_bytes_max`` travel inside the calls. With ``tls: auto`` both ends
-    prove who they are and all is encrypted, unless the cluster is on loopback.
+    ``stall_s`` without a byte. Payloads up to ``inline_bytes_max`` travel inside the calls, past the cap and as safe as
+    those. With ``tls: auto`` both ends prove who they are and what is pulled is encrypted, unless the cluster is on
+    loopback.
     """
 
     streams: StreamCount = 8
