@@ -137,10 +137,10 @@ class ParameterLink:
             except TimeoutError:
                 continue  # the same call: a stopped island answers it when it goes on
             except TransferCancelled:
-                if superseded() and not over():
-                    self._passed_over.add(fragment)
+                if over() or not self._link.wait_until_open():
                     return None
-                if not self._link.wait_until_open():
+                if superseded():
+                    self._passed_over.add(fragment)
                     return None
             except PayloadDamaged as error:  # it was pulled again and again
                 log.error("%s: offer %d is skipped: %s", self._name, offer.offer, error)
