@@ -132,8 +132,8 @@ class WireSection(Section):
     What a codec loses is not lost: its sender adds it to what it sends next.
     """
 
-    up: CodecName = "float32"
-    down: CodecName = "float32"
+    up: CodecName = "int4"
+    down: CodecName = "int4"
 
     @model_validator(mode="before")
     @classmethod

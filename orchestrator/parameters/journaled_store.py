@@ -51,7 +51,10 @@ class JournaledVersion:
 
 
 class JournaledStore:
-    """Not for several threads at once. ``retry`` is given every write to the journal; ``clock`` times outer steps."""
+    """Orders for different fragments may come from several threads at once.
+
+    ``retry`` is given every write to the journal; ``clock`` times outer steps.
+    """
 
     def __init__(
         self, outer: OuterState, journal: MergeLog, retry: Retry, clock: Callable[[], float] = time.monotonic

@@ -8,7 +8,8 @@ reads. So a job may have one shard in the synchroniser's process or several in p
 of its own and a part of the fragments; which one owns a fragment is the business of whoever drives them.
 
 A shard has no thread, and knows no time of the job's. ``receive``, ``hold``, ``release`` and everything that only reads may
-be called from any thread at any time; orders that change Θ come one at a time, in the order in which they take effect.
+be called from any thread at any time; orders that change a fragment come one at a time, in the order in which they take
+effect, those for different fragments also at once.
 Refuses to know why a merge is ordered, who gets a version, and how bytes travel.
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (the synchroniser is sharded by fragment).

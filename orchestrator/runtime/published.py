@@ -65,12 +65,13 @@ class Published:
     def since(self, held: Version | None) -> Shipment:
         """What leads here from the version that somebody holds; None: that is not known.
 
-        Who is not known is believed to hold the version before, which is so but for newcomers, and costs little.
+        Who is not known is believed to hold the version before, which is so but for newcomers, and costs little. Who holds
+        this version, or a later one, takes nothing, so that anything will do.
         """
         updates = self._updates
-        if updates and held is None:
+        if updates and (held is None or held >= self.version):
             updates = updates[-1:]
-        elif held is None or not updates or not updates[0].version <= held + 1 <= self.version:
+        elif held is None or not updates or held + 1 < updates[0].version:
             return Shipment(None, (self.values(),))
         else:
             updates = tuple(update for update in updates if update.version > held)

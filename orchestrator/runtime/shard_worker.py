@@ -1,10 +1,11 @@
-"""The job's parameter shard in the synchroniser's process: a thread that carries out its orders, whose results are events.
+"""The job's parameter shard in the synchroniser's process: threads that carry out its orders, whose results are events.
 
 All of the data plane that the control plane sees: it orders merges, restores and cuts, and hears of versions and digests.
 Links receive contributions and send publications past it. Where a job has several shards, this is what hands an order to
 the one that owns the fragment.
 
-Responsible for: orders carried out in the order asked; an event once what it says is journalled and can be published.
+Responsible for: the orders for one fragment carried out one after another; an event once what it says is journalled and
+can be published.
 Refuses to know why a merge is made, what islands are, and what a codec is (``parameters.shard``).
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from orchestrator.actors.evaluator import InitialModel
 from orchestrator.channel.endpoint import Payload
@@ -30,6 +31,7 @@ from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterS
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
 from orchestrator.parameters.tensors import Array, digest, shapes
 from orchestrator.runtime.job_channel import JobChannel
+from orchestrator.runtime.merge_pool import MergePool
 from orchestrator.runtime.published import Published
 
 
@@ -38,18 +40,18 @@ class ShardWorker:
 
     def __init__(self, context: JobContext, shard: ParameterShard, channel: JobChannel) -> None:
         self._context, self._shard, self.channel = context, shard, channel
-        self._merging = ThreadPoolExecutor(1, "merge")
+        self._pool = MergePool()
         self._published: dict[FragmentId, Published] = {}
 
     # ── orders, from the pump ─────────────────────────────────────────────────────────────────────────────────────
 
     def seed(self, initial: Future[InitialModel]) -> None:
         """Begin with this model; ``OuterStateSeeded`` follows."""
-        self._merging.submit(self._context.guarded, lambda: self._seed(initial.result()))
+        self._pool.submit_alone(lambda: self._context.guarded(lambda: self._seed(initial.result())))
 
     def resume(self, resumption: Resumption) -> None:
         """Begin with Θ and momentum of a checkpoint; ``OuterStateSeeded`` follows."""
-        self._merging.submit(self._context.guarded, lambda: self._resume(resumption))
+        self._pool.submit_alone(lambda: self._context.guarded(lambda: self._resume(resumption)))
 
     def recover(self, files: JobFiles) -> None:
         """Go on from Θ as the journal has it."""
@@ -60,21 +62,21 @@ class ShardWorker:
 
     def merge(self, order: effects.MergeFragment) -> None:
         """``MergeCompleted`` follows, or ``MergeFailed`` when nothing that may be published came of it."""
-        self._merging.submit(self._context.guarded, lambda: self._merge(order))
+        self._pool.submit(order.fragment, lambda: self._context.guarded(lambda: self._merge(order)))
 
     def restore(self, order: saving.RestoreFragments, folder: Callable[[int], Folder]) -> None:
         """Behind the merges ordered so far; ``FragmentRestored`` of each follows, or ``RollbackFailed``."""
-        self._merging.submit(self._context.guarded, lambda: self._restore(order, folder))
+        self._pool.submit_alone(lambda: self._context.guarded(lambda: self._restore(order, folder)))
 
     def cut(self) -> Future[OuterCut]:
         """Θ and momentum for a checkpoint, once the merges ordered so far are done."""
-        return self._merging.submit(lambda: cut_of(self._shard.states()))
+        return self._pool.submit_alone(lambda: cut_of(self._shard.states()))
 
     def release(self, payload: PayloadId) -> None:
         self._shard.release(payload)
 
     def close(self) -> None:
-        self._merging.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
         self.channel.close()
 
     # ── contributions and publications, from links ────────────────────────────────────────────────────────────────
@@ -107,7 +109,7 @@ class ShardWorker:
         """How many parameters each fragment has; empty while there is no Θ."""
         return list(self._shard.sizes().values())
 
-    # ── in the merge thread ───────────────────────────────────────────────────────────────────────────────────────
+    # ── in the merge threads ──────────────────────────────────────────────────────────────────────────────────────
 
     def _seed(self, initial: InitialModel) -> None:
         knobs = self._context.spec.synchroniser

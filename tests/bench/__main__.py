@@ -30,6 +30,7 @@ from tests.bench import (
     options,
     overhead,
     recovery,
+    shard,
     surface,
     survivors,
 )
@@ -44,6 +45,7 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "device-memory": device_memory.main,
     "channel": channel.main,
     "journal": journal.main,
+    "shard": shard.main,
     "checkpoints": checkpoints.main,
     "checkpoints-load": checkpoints_load.main,
     "overhead": overhead.main,

@@ -1,6 +1,6 @@
 """The candidates for the bytes between processes, side by side: Arrow Flight, gRPC, sockets, TLS sockets, shared memory.
 
-``python -m tests.bench.channel_candidates [CANDIDATE …] [MB …]``. A table, no goals: decision 0145 was made from it. The
+``python -m tests.bench.channel_candidates [CANDIDATE …] [MB …]``. A table, no goals: decision 0143 was made from it. The
 server is a process of its own; each stream of the client is a thread with a connection of its own, and takes an equal part
 of one payload in ranges of 4 MiB into one buffer. ``both`` is the processor time of both processes, in seconds per GB (10⁹
 bytes); ``client`` is the receiver's part of it; ``GIL`` is the longest that a thread which wakes every millisecond was held

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 KINDS = ("cold", "standby")
+PARAMETERS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Options:
     small: bool = False
     minutes: float = 10.0
     step_seconds: float | None = None
+    parameters: int = PARAMETERS
 
 
 def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> tuple[tuple[str, ...], Options]:
@@ -35,6 +37,7 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
     parser.add_argument(
         "--step-seconds", type=float, help="journal: small's inner step, if it is not to be measured here"
     )
+    parser.add_argument("--parameters", type=float, default=PARAMETERS, help="shard: of the model")
     asked = parser.parse_args(arguments)
     if unknown := sorted(set(asked.part) - {*parts, *KINDS}):
         parser.error(
@@ -42,4 +45,4 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
         )
     kinds = tuple(kind for kind in KINDS if kind in asked.part) or KINDS
     wanted = tuple(part for part in asked.part if part not in KINDS) or parts
-    return wanted, Options(kinds, asked.json, asked.small, asked.minutes, asked.step_seconds)
+    return wanted, Options(kinds, asked.json, asked.small, asked.minutes, asked.step_seconds, int(asked.parameters))

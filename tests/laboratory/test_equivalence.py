@@ -37,6 +37,7 @@ def job(steps: int, fragments: int, interval: int, overlap: int, averaging: str 
             "grace_cap_steps": None,
             "averaging": averaging,
             "adoption": "replace",
+            "wire": "float32",
             "outer_optimizer": {"kind": "nesterov", "lr": OUTER_LR, "momentum": MOMENTUM},
         },
     }

@@ -33,7 +33,7 @@ from tests.laboratory.quadratic import QuadraticTrainer
 from tests.laboratory.train_by_tape import FRAGMENTS, INTERVAL, ISLANDS, job, train, world
 
 ADOPTIONS = ("replace", "rebase", "mix")
-PLAIN = {"averaging": "mean", "outer_optimizer": {"kind": "sgd", "lr": 1.0}}
+PLAIN = {"wire": "float32", "averaging": "mean", "outer_optimizer": {"kind": "sgd", "lr": 1.0}}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,11 @@ PLAIN = {"averaging": "mean", "outer_optimizer": {"kind": "sgd", "lr": 1.0}}
         ("rebase", 1.0, 0.4, "float32"),
         ("mix", 1.0, 0.4, "float32"),
         ("rebase", 2.5, 0.3, "bfloat16"),
+        ("rebase", 1.0, 0.4, "int4"),
+        ("replace", 1.0, 0.4, "int4"),
+        ("mix", 1.0, 0.4, "int8"),
+        ("rebase", 2.5, 0.3, "e3m0"),
+        ("rebase", 0.0, 0.0, "int4"),
         ("replace", 0.0, 0.0, "float32"),
     ],
 )

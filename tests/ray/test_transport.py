@@ -30,6 +30,7 @@ def test_a_job_whose_lines_are_slower_than_its_offers_merges_all_the_same(start:
         synthetic(
             ENDLESS,
             GROUPS,
+            synchroniser={"wire": "float32"},
             transport={
                 "ports": [FIRST, LAST],
                 "shared_memory": False,

@@ -11,7 +11,7 @@ failed fsync cannot be trusted.
                               loss of power may take them
 
 Refuses to interpret (``entry``), to retry (who calls knows whether there is still a job), and to judge whether what it
-holds fits the tape (``reconciliation``). Not for several threads at once.
+holds fits the tape (``reconciliation``). Entries of different fragments may be appended by several threads at once.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Journal:
         ``before_sync`` makes durable what entries rest on (the tape, on which they were decided), or raises OSError.
         """
         self._folder, self._disk, self._before_sync = folder, disk or LocalDisk(), before_sync
-        self._writing = threading.Lock()  # the merges' thread appends while the pump settles what was there
+        self._writing = threading.Lock()  # merges' threads append while the pump settles what was there
         self._versions_kept, self._merges_max = versions_kept, merges_max
         self._segments: dict[FragmentId, list[_Segment]] = {}
         self._unsynced = 0
@@ -89,8 +89,9 @@ class Journal:
 
     def append(self, facts: Facts, content: Content) -> None:
         """Keep a merge. Raises OSError when it could not be kept; nothing of it counts then, and it may be asked again."""
+        parts = encode(facts, content)
         with self._writing:
-            self._append(facts, encode(facts, content), isinstance(content, FragmentState))
+            self._append(facts, parts, isinstance(content, FragmentState))
 
     def settle(self) -> None:
         """Make durable what was there when it was opened, so that it may be announced. Raises OSError; may be retried."""

@@ -144,6 +144,7 @@ class _Draw:
         if self.on(MEASURING_ISLANDS):
             ratio = self.measuring.choice((None, 0.05, 1.0))
             policy = replace(policy, evaluation=EvaluationPolicy(24, ratio, on_islands=True))
+            patience += (self.fragments + 1) * _longest(plan.evaluate_s)  # whoever measures trains later
         if self.on(STANDBYS):
             policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
         requests = draw_checkpoint_requests(self.saving, self.calm_at) if self.on(SAVING) else None
