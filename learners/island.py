@@ -25,11 +25,14 @@ from functools import partial
 from typing import Any
 
 import ray
+from ray.exceptions import ActorDiedError, RayError
 
 from learners import checkpointing, transfer_limit
 from learners.catching_up import CatchingUp, in_words
 from learners.contract import tokens_per_schedule_step
 from learners.exports import HeldStates, Throttle
+from learners.flat_arrays import flattened, restored
+from learners.handed_over import HandedOver
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.state_fetch import Donor
@@ -38,13 +41,14 @@ from learners.watchdog import Watchdog
 from orchestrator import logbook
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandFactory, IslandInterface
+from orchestrator.channel.endpoint import Carried, Membership
+from orchestrator.channel.ticket import Ticket
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import part_digest
 from orchestrator.core.messages import Broken, IslandReport, NotSaved, Ready, Saved
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
 from orchestrator.errors import InfrastructureError
 from orchestrator.parameters import fragment_map, wire_format
-from orchestrator.parameters.tensors import ByteArray, byte_array
 from orchestrator.replica.replica import Publication
 from orchestrator.roots import AllowedRoots
 
@@ -52,8 +56,32 @@ SYNTHETIC = "learners.synthetic"
 
 HELD_IDLE_S = 600.0
 """Whoever takes a state from here, and has asked for nothing for so long, asks for nothing more."""
+ABSENCE_CHECK_S = 1.0
 
 log = logging.getLogger(__name__)
+
+
+class Absence:
+    """Whether another island's process is gone, called as often as one likes: it is asked once a second at most."""
+
+    def __init__(self, actor: ActorHandle[IslandInterface]) -> None:
+        self._actor, self._lock = actor, threading.Lock()
+        self._hello, self._asked_at, self._gone = actor.call(IslandInterface.hello), time.monotonic(), False
+
+    def __call__(self) -> bool:
+        with self._lock:
+            if not self._gone and time.monotonic() - self._asked_at >= ABSENCE_CHECK_S:
+                done, _ = ray.wait([self._hello], timeout=0)
+                try:
+                    if done:
+                        ray.get(self._hello)
+                        self._hello = self._actor.call(IslandInterface.hello)
+                except ActorDiedError:
+                    self._gone = True
+                except RayError:  # it is not answered, which says nothing of the channel
+                    self._hello = self._actor.call(IslandInterface.hello)
+                self._asked_at = time.monotonic()
+            return self._gone
 
 
 class Island:
@@ -70,6 +98,7 @@ class Island:
         self._roots = AllowedRoots()
         self._saves: set[int] = set()
         self._outbox = Outbox(self._standing)
+        self._handed_over = HandedOver(HELD_IDLE_S)
         self._loop: IslandLoop | None = None
         self._catching_up = CatchingUp(self._outbox)
         self._ready: Ready | None = None
@@ -102,12 +131,13 @@ class Island:
             target=self._prepare, args=(spec, shard_index, shard_count, normal_priority), name="prepare", daemon=True
         ).start()
 
-    def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: ByteArray) -> None:
+    def load(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: Carried) -> None:
         """Take the synchroniser's parameters, one payload a fragment. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._outbox.heed(epoch)
+        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
 
         def load() -> tuple[tuple[Version, ...], int]:
-            arrays = {name: array for payload in payloads for name, array in wire_format.decode(payload.data).items()}
+            arrays = {name: array for content in contents for name, array in wire_format.decode(content).items()}
             self._built().load(arrays, versions, step, cursor)
             return tuple(versions), step
 
@@ -119,7 +149,7 @@ class Island:
         loop = self._built()
         self._catching_up.fetch(
             (epoch, count),
-            {actor: Donor(island, partial(self._export_of, actor)) for actor, island in donors.items()},
+            {actor: Donor(island, partial(self._export_of, epoch, actor)) for actor, island in donors.items()},
             loop.fragment_count,
             lambda state: loop.load_peer(state, cursor),
             of_one_boundary=self._of_one_boundary,
@@ -175,15 +205,20 @@ class Island:
         anchor: ScheduleAnchor,
         since: Version | None,
         digest: str,
-        *payloads: ByteArray,
+        *payloads: Carried,
     ) -> int:
         """Put a published fragment into the mailbox: updates since a version, oldest first, or its values.
 
         Returns the version of it that is here, −1 for none: below ``version`` where these bytes do not lead to it.
         """
         self._outbox.heed(epoch)
+        loop = self._built()
+        held = loop.published_version(fragment)
+        if held >= version or since not in (None, held):
+            return held  # before bytes are pulled that lead nowhere
+        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
         publication = Publication(fragment, version, step, merged_offer, anchor)
-        return self._built().receive(publication, since, digest, [payload.data for payload in payloads])
+        return loop.receive(publication, since, digest, contents)
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
         """Cut at the next boundary, and write this island's part while it trains on. ``Saved`` or ``NotSaved`` follows."""
@@ -204,10 +239,20 @@ class Island:
         limit = math.inf if limit_s is None else limit_s
         self._built().request_evaluation(EvaluationRequest(global_version, versions, limit))
 
-    def take_payload(self, fragment: FragmentId, offer: int) -> ByteArray | None:
-        """The offer's bytes, or ``None`` if a newer offer has replaced it."""
-        payload = self._built().take(fragment, offer)
-        return None if payload is None else byte_array(payload)
+    def join_channel(self, epoch: Epoch, membership: Membership) -> None:
+        """Take part in the job's channel, by which this synchroniser hands payloads over."""
+        self._outbox.heed(epoch)
+        self._handed_over.join(membership, ray.util.get_node_ip_address())
+
+    def take_payload(self, epoch: Epoch, fragment: FragmentId, offer: int) -> Carried | None:
+        """The offer's bytes, or a ticket for them; ``None`` if a newer offer has replaced it."""
+        self._outbox.heed(epoch)
+        content = self._built().take(fragment, offer)
+        return None if content is None else self._handed_over.offer(epoch, fragment, offer, content)
+
+    def release_payload(self, fragment: FragmentId, offer: int) -> None:
+        """The offer's bytes have arrived."""
+        self._handed_over.release(fragment, offer)
 
     def letters(self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float) -> list[tuple[int, IslandReport]]:
         """See ``Outbox.read``."""
@@ -215,9 +260,10 @@ class Island:
         self._watchdog.reset()
         return reports
 
-    def export_state(self, fragment: int, receiver: str) -> dict[str, Any]:
+    def export_state(self, epoch: Epoch, fragment: int, receiver: str) -> dict[str, Any]:
         """A peer's way to a fragment of this island's state; raises when it has none to give, or not soon enough.
 
+        ``{"table": what lies in it, "content": the bytes or a ticket for them, "versions": (…), "step": int}``.
         Where one donor gives all, what this ``receiver`` gets is of one boundary, held on the host meanwhile.
         """
         if self._of_one_boundary:
@@ -226,7 +272,13 @@ class Island:
             state = self._built().export_state(transfer_limit.BOUNDARY_S, (fragment,))
         byte_count = sum(array.nbytes for array in state["trainer"].values())
         self._throttle.wait(byte_count, transfer_limit.queue_s(byte_count, self._throttle.bytes_per_s))
-        return state
+        table, content = flattened(state["trainer"])
+        carried = self._handed_over.donate(epoch, receiver, content)
+        return {"table": table, "content": carried, "versions": state["versions"], "step": state["step"]}
+
+    def release_state(self, payload: str) -> None:
+        """What this ticket is for has arrived, or is not wanted any more."""
+        self._handed_over.forget_donation(payload)
 
     def _prepare(self, spec: dict[str, Any], shard_index: int, shard_count: int, normal_priority: bool) -> None:
         began, before = time.monotonic(), thread_ids()
@@ -268,8 +320,8 @@ class Island:
     def _export_fragments(self) -> list[Callable[[], dict[str, Any]]]:
         return self._built().export_fragments(transfer_limit.BOUNDARY_S)
 
-    def _export_of(self, actor: str, fragments: tuple[int, ...]) -> dict[str, Any]:
-        """The donor's state. The timeout is for links that the service does not watch; a silent donor it notices."""
+    def _export_of(self, epoch: Epoch, actor: str, fragments: tuple[int, ...]) -> dict[str, Any]:
+        """The donor's state: asked for with a limit, for links that the service does not watch, and pulled without one."""
         handle = ray.get_actor(actor, namespace=ray.get_runtime_context().namespace)
         donor: ActorHandle[IslandInterface] = ActorHandle(handle)
         (fragment,) = fragments
@@ -277,8 +329,15 @@ class Island:
         byte_count, state_bytes = (transfer_limit.STATE_BYTES_PER_PARAMETER * size for size in (part, whole))
         timeout_s = transfer_limit.limit_s(byte_count, self._throttle.bytes_per_s)
         timeout_s += state_bytes / transfer_limit.TO_HOST_BYTES_PER_S
-        receiver = f"{self._island}.{self._incarnation}"
-        return ray.get(donor.call(IslandInterface.export_state, fragment, receiver), timeout=timeout_s)
+        receiver = self._handed_over.subject(epoch)
+        reply = ray.get(donor.call(IslandInterface.export_state, epoch, fragment, receiver), timeout=timeout_s)
+        carried = reply["content"]
+        try:
+            content = self._handed_over.received(epoch, carried, Absence(donor))
+        finally:
+            if isinstance(carried, Ticket):
+                donor.call(IslandInterface.release_state, carried.payload)
+        return {"trainer": restored(reply["table"], content), "versions": reply["versions"], "step": reply["step"]}
 
     def _standing(self) -> Iterable[IslandReport]:
         """What a new synchroniser may not know: that this island is ready, and later what it offers."""

@@ -268,6 +268,10 @@ class IslandLoop:
             self._deliver(publication, arrays)
         return self._published.version(fragment)
 
+    def published_version(self, fragment: FragmentId) -> int:
+        """The version of Θ's fragment that is here, adopted yet or not; −1 for none."""
+        return self._published.version(fragment)
+
     def deliver(
         self,
         fragment: FragmentId,

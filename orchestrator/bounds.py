@@ -76,6 +76,10 @@ KeptCount = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 """Checkpoints that are kept, each with the parameters and every island's state."""
 RestartCount = Annotated[int, Field(strict=True, ge=0, le=1000)]
 """In a row: each wait doubles the last, and a float holds 1,023 doublings."""
+StreamCount = Annotated[int, Field(strict=True, ge=1, le=256)]
+"""Connections of one transfer: sixteen were no faster than eight, and a server attends to 256."""
+Port = Annotated[int, Field(strict=True, ge=0, le=65_535)]
+"""Of TCP."""
 StrikeCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 StrikeCountOrNone = Annotated[int, Field(strict=True, ge=0, le=10**6)]
 """Bad contributions in a row, or quarantines: a million is as good as never."""

@@ -41,6 +41,7 @@ from orchestrator.sections import (
     SynchroniserSection,
     SyntheticSection,
     TrainingSection,
+    TransportSection,
 )
 from orchestrator.validation import omitted_count, problems_of, valid_fields
 
@@ -57,6 +58,7 @@ class JobSpec(Section):
     budget: BudgetSection
     evaluation: EvaluationSection = EvaluationSection()
     recovery: RecoverySection = RecoverySection()
+    transport: TransportSection = TransportSection()
     health: HealthSection = HealthSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     resume: ResumeSection | None = None

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.bounds import (
     AcceleratorCount,
+    ByteCount,
     BytesPerSecond,
     Cpus,
     DisplacementRatio,
@@ -26,6 +27,7 @@ from orchestrator.bounds import (
     MergeCount,
     Name,
     ParameterCount,
+    Port,
     Ratio,
     RatioBelowOne,
     RecordCount,
@@ -39,6 +41,7 @@ from orchestrator.bounds import (
     StepCount,
     StepCountOrNone,
     StepSeconds,
+    StreamCount,
     StrikeCount,
     StrikeCountOrNone,
     Timeout,
@@ -275,6 +278,33 @@ class ResumeSection(Section):
 
     checkpoint: Location
     refused: Annotated[tuple[Remark, ...], Field(max_length=REFUSED_MAX)] = ()
+
+
+class TransportSection(Section):
+    """How payloads travel between the islands and the shard: by a channel of the job's own, beside Ray's calls.
+
+    The receiver pulls, over up to ``streams`` connections where the line is long, or on one machine through its
+    ``shared_memory``. Each process listens at its node's address, on a free port of ``ports`` (0, 0: any); connections from
+    one process to another carry at most ``bytes_per_s`` together. A transfer has no time limit but that of progress:
+    ``stall_s`` without a byte. Payloads up to ``inline_bytes_max`` travel inside the calls, past the cap and as safe as
+    those. With ``tls: auto`` both ends prove who they are and what is pulled is encrypted, unless the cluster is on
+    loopback.
+    """
+
+    streams: StreamCount = 8
+    ports: tuple[Port, Port] = (0, 0)
+    stall_s: Timeout = 60.0
+    bytes_per_s: BytesPerSecond | None = None
+    inline_bytes_max: ByteCount = 64 << 10
+    shared_memory: bool = True
+    tls: Literal["auto", "always", "never"] = "auto"
+
+    @model_validator(mode="after")
+    def _ports_in_order(self) -> TransportSection:
+        first, last = self.ports
+        if first > last:
+            raise ValueError(f"ports are {first} to {last}; name the first and the last of a range")
+        return self
 
 
 class HealthSection(Section):

@@ -65,7 +65,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.impairment": frozenset({CORE}),
     "orchestrator.actors": frozenset(
-        {CORE, "orchestrator.logbook", "orchestrator.parameters.roles", "orchestrator.parameters.tensors", "ray"}
+        {
+            CORE,
+            "orchestrator.channel.endpoint",
+            "orchestrator.logbook",
+            "orchestrator.parameters.roles",
+            "orchestrator.parameters.tensors",
+            "ray",
+        }
     ),
     "orchestrator.replica": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
@@ -185,6 +192,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.parameters.tensors",
             "orchestrator.parameters.displacement",
             "orchestrator.parameters.codec",
+            "orchestrator.channel.endpoint",
+            "orchestrator.channel.ticket",
             "orchestrator.checkpoints",
             "orchestrator.roots",
             "orchestrator.errors",
@@ -203,6 +212,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "learners",
             CORE,
             "orchestrator.actors",
+            "orchestrator.channel",
             "orchestrator.parameters",
             "orchestrator.replica",
             "orchestrator.checkpoints",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import ray  # whoever joins a cluster imports it, once its environment is set
@@ -39,8 +39,3 @@ class ActorHandle(Generic[ActorT]):
     def has(self, method: Callable[Concatenate[ActorT, Arguments], Answer]) -> bool:
         """Whether the actor, which may be of another build, has this method."""
         return hasattr(self.ray_handle, method.__name__)
-
-
-def as_received(argument: Answer | ray.ObjectRef[Answer]) -> Answer:
-    """Type an argument of a call as the actor receives it: in place of a reference Ray gives it the value."""
-    return cast(Answer, argument)

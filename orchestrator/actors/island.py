@@ -13,7 +13,7 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAn
 from orchestrator.logbook import Logbook
 
 if TYPE_CHECKING:
-    from orchestrator.parameters.tensors import ByteArray
+    from orchestrator.channel.endpoint import Carried, Membership
 
 
 class IslandInterface(Protocol):
@@ -31,10 +31,14 @@ class IslandInterface(Protocol):
         self, epoch: Epoch, read: int, acknowledged: int, timeout_s: float, /
     ) -> list[tuple[int, IslandReport]]: ...
 
-    def take_payload(self, fragment: FragmentId, offer: int, /) -> ByteArray | None: ...
+    def join_channel(self, epoch: Epoch, membership: Membership, /) -> None: ...
+
+    def take_payload(self, epoch: Epoch, fragment: FragmentId, offer: int, /) -> Carried | None: ...
+
+    def release_payload(self, fragment: FragmentId, offer: int, /) -> None: ...
 
     def load(
-        self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, /, *payloads: ByteArray
+        self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, /, *payloads: Carried
     ) -> None: ...
 
     def load_from(self, epoch: Epoch, count: int, donors: Mapping[str, IslandId], cursor: int, /) -> None: ...
@@ -60,7 +64,7 @@ class IslandInterface(Protocol):
         since: Version | None,
         digest: str,
         /,
-        *payloads: ByteArray,
+        *payloads: Carried,
     ) -> int: ...
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str, /) -> None: ...
@@ -71,7 +75,9 @@ class IslandInterface(Protocol):
 
     # ── to another island ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def export_state(self, fragment: int, receiver: str, /) -> dict[str, Any]: ...
+    def export_state(self, epoch: Epoch, fragment: int, receiver: str, /) -> dict[str, Any]: ...
+
+    def release_state(self, payload: str, /) -> None: ...
 
 
 IslandFactory = Callable[[IslandId, Mapping[str, str], Logbook, float], IslandInterface]

@@ -49,6 +49,8 @@ DAMAGED_RANGES_MAX = 3
 BROKEN_MAX = 32
 """So many connections in a row that brought no whole range are no bad luck."""
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
+CONNECT_S = 5.0
+"""For one try: TCP alone doubles its waits, and would try again long after a line is whole."""
 NEAR_S = 0.005
 """A server that answers a connection sooner needs no more than ``STREAMS_NEAR``: more only share the processor."""
 STREAMS_NEAR = 2
@@ -365,7 +367,7 @@ class ChannelClient:
     def _connected(self, lane: _Lane, guard: Guard) -> Stream:
         began_at = time.monotonic()
         address = (lane.address.host, lane.address.port)
-        connection = socket.create_connection(address, timeout=self._pulling.stall_s)
+        connection = socket.create_connection(address, timeout=min(CONNECT_S, self._pulling.stall_s))
         with self._lock:
             self._connect_s[lane.address] = time.monotonic() - began_at
         try:

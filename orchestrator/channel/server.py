@@ -40,7 +40,8 @@ IDLE_S = 600.0
 class Listening:
     """Where a server listens and what it bears. ``ports`` is the first and last of a range; (0, 0) takes any free one.
 
-    ``advertised`` is the host in tickets where it is not ``host``. ``stall_s`` is the limit of progress.
+    ``advertised`` is the host in tickets where it is not ``host``. ``stall_s`` is the limit of progress, and
+    ``bytes_per_second`` the cap of a link for which nobody sets another.
     """
 
     host: str
@@ -48,6 +49,7 @@ class Listening:
     advertised: str | None = None
     connections_max: int = 256
     stall_s: float = 60.0
+    bytes_per_second: float | None = None
     local_memory: bool = True
 
 
@@ -59,6 +61,7 @@ class _Payload:
         self.range_bytes = range_bytes_of(len(self.content))
         self.checksums = range_checksums(self.content, self.range_bytes)
         self.checksum = composite(self.checksums)
+        self.requested_at = time.monotonic()
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._over = False
@@ -149,15 +152,21 @@ class ChannelServer:
         if served is not None:
             served.close()
 
+    def idle_s(self, payload: str) -> float:
+        """How long nobody with a ticket has asked for a part of this payload; 0 where there is none of this name."""
+        with self._lock:
+            served = self._payloads.get(payload)
+        return 0.0 if served is None else time.monotonic() - served.requested_at
+
     def advance(self, epoch: int) -> None:
         """Tickets of other epochs are refused from now on."""
         with self._lock:
             self._epoch = epoch
 
     def cap(self, island: str) -> Cap:
-        """The cap of the link to this island, for all its streams together; none until a rate is set."""
+        """The cap of the link to this island, for all its streams together."""
         with self._lock:
-            return self._caps.setdefault(island, Cap())
+            return self._caps.setdefault(island, Cap(self._listening.bytes_per_second))
 
     def close(self) -> None:
         """Nothing of it is left when this returns: no thread, no socket, no memory of payloads."""
@@ -276,7 +285,9 @@ class ChannelServer:
             log.warning("a request is refused: %s", error)
             frames.send_reason(stream, Status.REFUSED, str(error))
             return None
-        if served is None:
+        if served is not None:
+            served.requested_at = time.monotonic()
+        else:
             frames.send_reason(stream, Status.WITHDRAWN, "It is not served here, or no longer.")
         return served
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,19 @@ SLICE_S = 0.1
 BATCH_BYTES = 256 << 10
 """Encrypted at once; a level-2 cache holds it and what becomes of it."""
 RECEIVE_BYTES = 1 << 20
+PATIENCE_S = 20
+"""A connection on which nothing is acknowledged for so long is given up, and made anew by who needs it. TCP alone doubles
+its waits: after a cut of a minute it would try again a minute after the line is whole."""
+PATIENCE_OPTIONS = (
+    {
+        socket.TCP_KEEPIDLE: PATIENCE_S // 2,
+        socket.TCP_KEEPINTVL: PATIENCE_S // 4,
+        socket.TCP_KEEPCNT: 2,
+        socket.TCP_USER_TIMEOUT: PATIENCE_S * 1000,
+    }
+    if sys.platform == "linux"
+    else {}
+)
 READY = memoryview(b"\x01")
 """What the server sends first. In TLS 1.3 a client's handshake is over before the server has looked at its certificate;
 whoever asks before that may lose the alert which says that it is not trusted.
@@ -68,6 +82,8 @@ class PlainStream:
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in PATIENCE_OPTIONS.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self._connection = connection
         self.guard = guard
 

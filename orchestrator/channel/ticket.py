@@ -17,6 +17,8 @@ from orchestrator.errors import TransferRefused
 
 EXPRESS_BYTES = 64 << 10
 """Payloads up to this size go ahead of larger ones: on connections of their own, and past the cap."""
+SHARD = "shard"
+"""The subject of the process that holds a job's fragments. No island is called so: theirs have a colon."""
 NAME_BYTES_MAX = 255
 MAC_BYTES = 32
 

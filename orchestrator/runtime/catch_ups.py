@@ -5,7 +5,7 @@ The island's own report says how it went. Refuses to choose the donor (``core.is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import assert_never
@@ -13,8 +13,8 @@ from typing import assert_never
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from orchestrator.actors.handle import as_received
 from orchestrator.actors.island import IslandInterface
+from orchestrator.channel.endpoint import Payload
 from orchestrator.core import effects as f
 from orchestrator.core import events
 from orchestrator.core.vocabulary import Incarnation, IslandId
@@ -42,18 +42,22 @@ class CatchUps:
         self._epoch, self._post, self._checkpoints = context.epoch, context.post, checkpoints
         self._count = count(1)
 
-    def begin(self, effect: f.BeginCatchUp) -> tuple[Connection, ray.ObjectRef[None]] | None:
-        """The call under way, for ``wait``; ``None`` where nobody listens to the island any more."""
+    def begin(self, effect: f.BeginCatchUp) -> tuple[Connection, ray.ObjectRef[None], Sequence[Payload]] | None:
+        """The call under way and what the island pulls meanwhile, for ``wait``.
+
+        ``None`` where nobody listens to the island any more.
+        """
         connection = self._connection(effect.island, effect.incarnation)
         if connection is None:
             return None
         island = connection.actor
+        payloads: Sequence[Payload] = ()
         match effect.source:
             case f.FromStandby():
                 call = island.call(IslandInterface.resume, self._epoch, effect.cursor)
             case f.FromSynchroniser():
                 versions, step, payloads = self._shard.whole_state()
-                contents = map(as_received, payloads)
+                contents = [payload.carried(connection.subject) for payload in payloads]
                 connection.line.sent("state", self._shard.state_bytes())
                 call = island.call(IslandInterface.load, self._epoch, versions, step, effect.cursor, *contents)
             case f.FromCheckpoint():
@@ -65,10 +69,12 @@ class CatchUps:
                 call = island.call(IslandInterface.load_from, self._epoch, request, donors, effect.cursor)
             case unknown:
                 assert_never(unknown)
-        return connection, call
+        return connection, call, payloads
 
-    def wait(self, effect: f.BeginCatchUp, connection: Connection, call: ray.ObjectRef[None]) -> None:
-        """In a thread of its own, until the island has answered or is not listened to any more."""
+    def wait(
+        self, effect: f.BeginCatchUp, connection: Connection, call: ray.ObjectRef[None], _: Sequence[Payload]
+    ) -> None:
+        """In a thread of its own, which holds the payloads, until the island has answered or is listened to no more."""
         island, incarnation = effect.island, effect.incarnation
         donor = effect.donor[0] if effect.donor is not None else None
         while self._connection(island, incarnation) is connection:

@@ -170,6 +170,14 @@ def on_head(name: str) -> dict[str, Any]:
     return {"name": name, "get_if_exists": True, "num_cpus": 0, "label_selector": {GROUP_LABEL: CONTROL_GROUP}}
 
 
+def own_address() -> str:
+    """The address of this process's node, as the others of the cluster know it."""
+    import ray
+
+    address: str = ray.util.get_node_ip_address()
+    return address
+
+
 def end_actor(actor: ActorHandle[ActorT]) -> None:
     """Let Ray end an actor and forget its name. Nothing happens if it is gone."""
     import ray

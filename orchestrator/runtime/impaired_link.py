@@ -37,21 +37,21 @@ class ImpairedLink:
         """As ``ray.get``, but an answer, or a failure, of a time when nothing passes is there only after it."""
         deadline = time.monotonic() + timeout_s
         while True:
-            while self._is_cut():
+            while self.is_cut():
                 if time.monotonic() >= deadline or self._closed.wait(SLICE_S):
                     raise TimeoutError
             try:
                 answer = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
             except RayError:
-                if not self._is_cut():
+                if not self.is_cut():
                     raise
             else:
-                if not self._is_cut():
+                if not self.is_cut():
                     return answer
 
     def wait_until_open(self) -> bool:
         """Returns once nothing is cut off; false if the link was closed before that."""
-        while self._is_cut() and not self._closed.wait(SLICE_S):
+        while self.is_cut() and not self._closed.wait(SLICE_S):
             pass
         return not self._closed.is_set()
 
@@ -76,7 +76,8 @@ class ImpairedLink:
             return None
         return _flipped(payload) if fault.kind is LinkFault.CORRUPT else payload
 
-    def _is_cut(self) -> bool:
+    def is_cut(self) -> bool:
+        """Whether nothing passes now."""
         return self.impairment.cut_s(time.monotonic()) > 0.0
 
 

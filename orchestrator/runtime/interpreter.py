@@ -253,7 +253,10 @@ class Interpreter:
     def _connected(
         self, island: IslandId, incarnation: Incarnation, actor: ActorHandle[IslandInterface], *, lost: bool = False
     ) -> Connection:
-        return Connection(island, incarnation, actor, self._context, self._shard, self._durable_count, lost=lost)
+        process = self._processes.get((island, incarnation), (island, incarnation))
+        membership = self._shard.channel.membership(process)
+        shared = (self._context, self._shard, membership, self._durable_count)
+        return Connection(island, incarnation, actor, *shared, lost=lost)
 
     def _connection(self, island: IslandId, incarnation: Incarnation) -> Connection | None:
         """Its connection, if any. Under the lock: a first report (``IslandReady``) may come while it is being opened."""

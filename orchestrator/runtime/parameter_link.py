@@ -1,7 +1,10 @@
 """The parameter link to one incarnation of an island: contributions up into the shard, publications down.
 
-    up        ``request`` asks the island for an offer's bytes, ``fetch`` waits for them and gives them to the shard
+    up        ``request`` asks the island for an offer, ``fetch`` pulls its bytes and gives them to the shard
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
+
+Ray's calls carry tickets, and small payloads; the rest travels by the job's channel, of which ``deliver`` makes the island's
+process a member first. A pull has no time limit; it ends when the island's process does, or a newer offer makes it needless.
 
 Knows nothing of reports and events: the report link, which reads reports in their order, says which offers to fetch. Only
 the shard knows what is in the bytes. A checkpoint's marker comes this way because it must keep its place among publications.
@@ -16,19 +19,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from orchestrator.actors.handle import ActorHandle, as_received
+from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
+from orchestrator.channel.endpoint import Carried, Membership
+from orchestrator.channel.ticket import Ticket
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor, Version
+from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.line_traffic import LineCounter
 from orchestrator.parameters.shard import Held, Unusable
-from orchestrator.parameters.tensors import ByteArray
 from orchestrator.runtime.impaired_link import ImpairedLink
 from orchestrator.runtime.published import Published, Shipment
 from orchestrator.runtime.shard_worker import ShardWorker
@@ -38,8 +45,14 @@ log = logging.getLogger(__name__)
 ARRIVAL_CHECK_S = 0.5
 PULL_SLICE_S = 5.0
 RETRY_S = 0.2
+JOIN_TIMEOUT_S = 10.0
 MARKER_TIMEOUT_S = 10.0
 """What waits behind it has a way that does not work, either."""
+PULLS_MAX = 4
+"""Publications that the island pulls at once: each takes one of its process's threads, of which reports need some."""
+
+Request = ray.ObjectRef[Carried | None]
+"""An offer, which was asked for already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +76,10 @@ class ParameterLink:
         link: ImpairedLink,
         closed: threading.Event,
         shard: ShardWorker,
+        membership: Membership,
         line: LineCounter,
     ) -> None:
-        self._name, self._actor, self._epoch = name, actor, context.epoch
+        self._name, self._actor, self._epoch, self._membership = name, actor, context.epoch, membership
         self._link, self._closed, self._shard, self._line = link, closed, shard, line
         self._outgoing: dict[FragmentId, Delivery] = {}
         self._under_way: dict[FragmentId, Delivery] = {}
@@ -73,44 +87,89 @@ class ParameterLink:
         """What the island said that it holds."""
         self._marker: tuple[int, str] | None = None
         self._outgoing_changed = threading.Condition()
+        self._newest_offer: dict[FragmentId, int] = {}
+        self._passed_over: set[FragmentId] = set()
+        """Whose last pull was abandoned for a newer offer. The next is not, so that a slow line brings one now and then."""
+        self._dead = threading.Event()
         threading.Thread(target=context.guarded, args=(self._deliver,), name=f"{name}.deliver", daemon=True).start()
 
     # ── up ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def request(self, offer: Offer) -> ray.ObjectRef[ByteArray | None]:
-        """Ask the island for the offer's bytes; the request is for ``fetch``."""
-        return self._actor.call(IslandInterface.take_payload, offer.fragment, offer.offer)
+    def request(self, offer: Offer) -> Request:
+        """Ask the island for the offer; the request is for ``fetch``."""
+        self.note(offer)
+        return self._actor.call(IslandInterface.take_payload, self._epoch, offer.fragment, offer.offer)
 
-    def fetch(
-        self, offer: Offer, payload: PayloadId, request: ray.ObjectRef[ByteArray | None]
-    ) -> Held | Unusable | None:
-        """Wait for the bytes and have the shard hold them under this name.
+    def note(self, offer: Offer) -> None:
+        """There is this offer, which may make the pull of an older one of its fragment needless."""
+        self._newest_offer[offer.fragment] = max(offer.offer, self._newest_offer.get(offer.fragment, 0))
+
+    def abandon(self) -> None:
+        """The island's process is gone: pulls from it end now, and not when they are found to stall."""
+        self._dead.set()
+
+    def fetch(self, offer: Offer, payload: PayloadId, request: Request) -> Held | Unusable | None:
+        """Pull the bytes and have the shard hold them under this name.
 
         None where nothing came: the offer was replaced meanwhile, or died with its island.
         """
         began = time.monotonic()
-        answer = self._pull(offer, request)
-        content = self._link.impaired(None if answer is None else answer.data)
+        content = self._link.impaired(self._pull(offer, request))
         if content is None or self._closed.is_set():
             return None
         self._line.received(len(content), time.monotonic() - began)
         return self._shard.receive(payload, offer.fragment, content)
 
-    def _pull(self, offer: Offer, request: ray.ObjectRef[ByteArray | None]) -> ByteArray | None:
-        while not self._closed.is_set():
+    def _pull(self, offer: Offer, request: Request) -> memoryview | None:
+        fragment, may_pass_over = offer.fragment, offer.fragment not in self._passed_over
+        self._passed_over.discard(fragment)
+
+        def over() -> bool:
+            return self._closed.is_set() or self._dead.is_set()
+
+        def superseded() -> bool:
+            return may_pass_over and self._newest_offer.get(fragment, 0) > offer.offer
+
+        while not over():
             try:
-                return self._link.get(request, PULL_SLICE_S)
+                carried = self._link.get(request, PULL_SLICE_S)
+                if carried is None:
+                    return None
+                content = self._shard.channel.endpoint.received(
+                    carried, lambda: over() or superseded() or self._link.is_cut()
+                )
+                self._let_go(offer, carried)
+                return content if self._link.wait_until_open() else None
             except TimeoutError:
                 continue  # the same call: a stopped island answers it when it goes on
-            except ActorDiedError:
-                return None  # the report link notices it, too
-            except RayTaskError as error:  # its own code failed, and would again: the reports behind it must be read
+            except TransferCancelled:
+                if over() or not self._link.wait_until_open():
+                    return None
+                if superseded():
+                    self._passed_over.add(fragment)
+                    return None
+            except PayloadDamaged as error:  # it was pulled again and again
                 log.error("%s: offer %d is skipped: %s", self._name, offer.offer, error)
                 return None
+            except TransferError as error:
+                log.warning("%s: offer %d is asked for again: %s", self._name, offer.offer, error)
+                self._closed.wait(RETRY_S)
+            except ActorDiedError:
+                return None  # the report link notices it, too
+            except RayTaskError as error:
+                if not isinstance(error.cause, TransferError):  # its own code failed, and would again
+                    log.error("%s: offer %d is skipped: %s", self._name, offer.offer, error)
+                    return None
+                self._closed.wait(RETRY_S)
             except RayError:
                 self._closed.wait(RETRY_S)
-                request = self.request(offer)
+            request = self.request(offer)
         return None
+
+    def _let_go(self, offer: Offer, carried: Carried) -> None:
+        """The island need not serve it any more. Nobody waits for the answer: a newer offer has the same effect."""
+        if isinstance(carried, Ticket):
+            self._actor.call(IslandInterface.release_payload, offer.fragment, offer.offer)
 
     # ── down ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -132,6 +191,7 @@ class ParameterLink:
             self._outgoing_changed.notify()
 
     def _deliver(self) -> None:
+        self._join()
         while True:
             with self._outgoing_changed:
                 self._outgoing_changed.wait_for(lambda: self._outgoing or self._marker or self._closed.is_set())
@@ -149,8 +209,7 @@ class ParameterLink:
                 return
             for shipment in shipments.values():
                 self._line.sent("values" if shipment.since is None else "update", shipment.byte_count)
-            calls = {self._call(p, batch[p], shipments[p]): (p, batch[p]) for p in sorted(batch)}
-            self._await(calls)
+            self._send([(p, batch[p], shipments[p]) for p in sorted(batch)])
             self._line.delivered(time.monotonic() - began)
             with self._outgoing_changed:
                 self._under_way = {}
@@ -160,6 +219,19 @@ class ParameterLink:
         """The caller has locked what is outgoing."""
         deliveries = [*self._outgoing.values(), *self._under_way.values()]
         self._line.waits(len(deliveries), sum(delivery.published.usual_bytes for delivery in deliveries))
+
+    def _join(self) -> None:
+        """Make the island's process a member of the channel, however long that takes; what needs it waits for it there."""
+        while self._link.wait_until_open() and not self._dead.is_set():
+            try:
+                call = self._actor.call(IslandInterface.join_channel, self._epoch, self._membership)
+                self._link.get(call, JOIN_TIMEOUT_S)
+                return
+            except ActorDiedError:
+                return  # the report link notices it, too
+            except (RayError, TimeoutError) as error:
+                log.warning("%s: it has not joined the channel: %s", self._name, error)
+                self._closed.wait(RETRY_S)
 
     def _call(self, fragment: FragmentId, delivery: Delivery, shipment: Shipment) -> ray.ObjectRef[int]:
         published = delivery.published
@@ -173,7 +245,7 @@ class ParameterLink:
             delivery.fix,
             shipment.since,
             published.digest,
-            *map(as_received, shipment.payloads),
+            *(payload.carried(self._membership.subject) for payload in shipment.payloads),
         )
 
     def _deliver_marker(self, checkpoint: int, folder: str) -> None:
@@ -192,27 +264,40 @@ class ParameterLink:
                 log.warning("%s: a marker did not arrive: %s", self._name, error)
                 self._closed.wait(RETRY_S)
 
-    def _await(self, calls: dict[ray.ObjectRef[int], tuple[FragmentId, Delivery]]) -> None:
+    def _send(self, batch: Sequence[tuple[FragmentId, Delivery, Shipment]]) -> None:
         """Until all have arrived. What was lost, or did not lead on from what the island holds, is sent again, unless
         something newer waits, until the link is closed.
         """
-        waiting = list(calls)
-        while waiting and not self._closed.is_set():
-            done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=ARRIVAL_CHECK_S)
+        unsent = deque(batch)
+        waiting: dict[ray.ObjectRef[int], tuple[FragmentId, Delivery, Shipment]] = {}
+        while (unsent or waiting) and not self._closed.is_set():
+            while unsent:
+                pulls = sum(shipment.is_pulled for _, _, shipment in waiting.values())
+                if unsent[0][2].is_pulled and pulls >= PULLS_MAX:
+                    break
+                item = unsent.popleft()
+                waiting[self._call(*item)] = item
+            wanted_count = 1 if unsent else len(waiting)
+            done, _ = ray.wait(list(waiting), num_returns=wanted_count, timeout=ARRIVAL_CHECK_S)
             for call in done:
-                fragment, delivery = calls[call]
-                try:
-                    held = self._link.get(call, ARRIVAL_CHECK_S)
-                except RayTaskError as error:  # its own code failed, and would again: the next version may do better
-                    log.error("%s: a fragment is not taken: %s", self._name, error)
-                except (RayError, TimeoutError) as error:
-                    log.warning("%s: a fragment did not arrive: %s", self._name, error)
-                    self._send_again(fragment, delivery)
-                    self._closed.wait(RETRY_S)
-                else:
-                    self._held[fragment] = Version(held)
-                    if held < delivery.published.version:
-                        self._send_again(fragment, delivery)
+                self._settle(call, *waiting.pop(call))
+
+    def _settle(self, call: ray.ObjectRef[int], fragment: FragmentId, delivery: Delivery, _: Shipment) -> None:
+        """Note the answer of a call that has ended, whose payloads were held until now."""
+        try:
+            held = self._link.get(call, ARRIVAL_CHECK_S)
+        except (RayError, TimeoutError) as error:
+            if isinstance(error, RayTaskError) and not isinstance(error.cause, TransferError | PayloadDamaged):
+                # its own code failed, and would again: the next version may do better
+                log.error("%s: a fragment is not taken: %s", self._name, error)
+                return
+            log.warning("%s: a fragment did not arrive: %s", self._name, error)
+            self._send_again(fragment, delivery)
+            self._closed.wait(RETRY_S)
+        else:
+            self._held[fragment] = Version(held)
+            if held < delivery.published.version:
+                self._send_again(fragment, delivery)
 
     def _send_again(self, fragment: FragmentId, delivery: Delivery) -> None:
         with self._outgoing_changed:

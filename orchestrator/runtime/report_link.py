@@ -34,10 +34,9 @@ from orchestrator.errors import Fenced, first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.posting import Undated
 from orchestrator.parameters.shard import Unusable
-from orchestrator.parameters.tensors import ByteArray
 from orchestrator.runtime import cluster
 from orchestrator.runtime.impaired_link import ImpairedLink
-from orchestrator.runtime.parameter_link import ParameterLink
+from orchestrator.runtime.parameter_link import ParameterLink, Request
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +51,6 @@ COMMAND_ATTEMPTS = 5
 COMMAND_RETRY_S = 0.5
 
 Facts = ParamSpec("Facts")
-Request = ray.ObjectRef[ByteArray | None]
-"""An offer's bytes, which were asked for already."""
 
 
 class ReportLink:
@@ -142,6 +139,7 @@ class ReportLink:
                         # by which it could notice, and would wait for minutes after the line is whole again
                         self._actor.call(IslandInterface.hello)
             except ActorDiedError as error:
+                self._parameters.abandon()  # whoever relays is not to wait for its bytes
                 self._inbox.put(_death_of(error))  # behind the reports that were read: they were true before
                 return
             except RayError as error:
@@ -165,9 +163,10 @@ class ReportLink:
                 if number <= read:
                     continue
                 read, request = number, None
-                # where it is slow, offers wait: bytes asked for now would pile up here, and most are replaced by then
-                if isinstance(report, messages.Offer) and not self._link.slow():
-                    request = self._parameters.request(report)
+                if isinstance(report, messages.Offer):
+                    self._parameters.note(report)
+                    # where it is slow, offers wait: small ones would pile up here, and most are replaced by then
+                    request = None if self._link.slow() else self._parameters.request(report)
                 self._inbox.put((number, report, request))
 
     def _post_silence(self, reason: str) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from orchestrator.actors.evaluator import InitialModel
+from orchestrator.channel.endpoint import Payload
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
 from orchestrator.checkpoints.resumption import Resumption
@@ -30,15 +31,16 @@ from orchestrator.parameters.norms import UpdateNorms, norms_of_update
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
 from orchestrator.parameters.tensors import Array, digest, shapes
+from orchestrator.runtime.job_channel import JobChannel
 from orchestrator.runtime.merge_pool import MergePool
-from orchestrator.runtime.published import Carried, Published
+from orchestrator.runtime.published import Published
 
 
 class ShardWorker:
     """``context.failed`` is called when the job cannot go on: no initial parameters, or a bug in a merge."""
 
-    def __init__(self, context: JobContext, shard: ParameterShard) -> None:
-        self._context, self._shard = context, shard
+    def __init__(self, context: JobContext, shard: ParameterShard, channel: JobChannel) -> None:
+        self._context, self._shard, self.channel = context, shard, channel
         self._pool = MergePool()
         self._published: dict[FragmentId, Published] = {}
         self._norms: dict[FragmentId, UpdateNorms] = {}
@@ -77,6 +79,7 @@ class ShardWorker:
 
     def close(self) -> None:
         self._pool.close()
+        self.channel.close()
 
     # ── contributions and publications, from links ────────────────────────────────────────────────────────────────
 
@@ -87,8 +90,8 @@ class ShardWorker:
     def published(self, fragment: FragmentId) -> Published:
         return self._published[fragment]
 
-    def whole_state(self) -> tuple[tuple[Version, ...], int, list[Carried]]:
-        """For an island that takes its state from here: versions, logical step, one payload or reference a fragment."""
+    def whole_state(self) -> tuple[tuple[Version, ...], int, list[Payload]]:
+        """For an island that takes its state from here: versions, logical step, one payload a fragment."""
         published = [self._published[fragment] for fragment in sorted(self._published)]
         return tuple(p.version for p in published), self._shard.step(), [p.values() for p in published]
 
@@ -173,7 +176,7 @@ class ShardWorker:
 
     def _publish(self, publication: Publication) -> None:
         before = self._published.get(publication.fragment)
-        self._published[publication.fragment] = Published(publication, before)
+        self._published[publication.fragment] = Published(publication, before, self.channel.endpoint)
 
 
 def _require_own(states: Sequence[FragmentState]) -> None:

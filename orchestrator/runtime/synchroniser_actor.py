@@ -52,6 +52,7 @@ from orchestrator.runtime import faults, restart, shutdown
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter
+from orchestrator.runtime.job_channel import JobChannel
 from orchestrator.runtime.shard_worker import ShardWorker
 from orchestrator.tape import command_codec
 from orchestrator.tape.driver import Driver
@@ -102,7 +103,7 @@ class SynchroniserActor:
         epoch, retry = self._files.epoch, self._retrier.until_done
         context = JobContext(job, spec, self._run_dir, roots, epoch, self._now, self._post, self._queue.put)
         self._lines = context.lines
-        self._shard = ShardWorker(context, ParameterShard(self._files.journal, epoch, retry))
+        self._shard = ShardWorker(context, ParameterShard(self._files.journal, epoch, retry), JobChannel(context))
         self._evaluation = Evaluation(context, self._shard.parameters)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(

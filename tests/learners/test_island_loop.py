@@ -201,16 +201,21 @@ def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_j
     outbox = Outbox()
     plan = LoopPlan(fragments, 4, "rebase", report_every_s=0.0, tokens_per_schedule_step=ISLANDS * TOKENS)
     loop = IslandLoop(trainer, plan, outbox)
-    loop.load(trainer.initial_parameters(), (0, 0), 0, 0)
+    outer = dict(trainer.initial_parameters())
+    loop.load(outer, (0, 0), 0, 0)
     loop.start()
     give_up_at, letters = monotonic() + PATIENCE_S, []
     versions = [0, 0]
     while sum(versions) < 4 and monotonic() < give_up_at:
         for letter in outbox.take(5):
             letters.append(letter)
-            if isinstance(letter, Offer) and loop.take(letter.fragment, letter.offer) is not None:
+            if isinstance(letter, Offer) and (payload := loop.take(letter.fragment, letter.offer)) is not None:
+                content = wire_format.parse(payload)
+                if content.base != versions[letter.fragment]:
+                    continue
                 versions[letter.fragment] += 1
-                arrays = trainer.snapshot(fragments[letter.fragment]).arrays()
+                arrays = {name: outer[name] - content.decoded(name) for name in content.tensors}
+                outer |= arrays
                 loop.deliver(letter.fragment, versions[letter.fragment], letter.step, arrays)
     state = loop.export_state(10)
     loop.flush()

@@ -14,10 +14,11 @@ import numpy as np
 from learners.contract import StepResult
 from learners.synthetic import SyntheticTrainer
 from orchestrator.parameters import wire_format
+from orchestrator.parameters.wire_format import EncodedTensors
 
 SICK_SHARD = 1
 DIVERGES_AT, GARBLES_FROM, EXPLODES_AT = 40, 100, 170
-_encode = wire_format.encode
+_written = wire_format.written
 _kinds = cycle(("flipped", "truncated", "oversized"))
 
 
@@ -37,16 +38,17 @@ class SickTrainer(SyntheticTrainer):
             name = min(self._parameters)
             self._parameters[name] = np.where(np.arange(8) == 3, np.float32(np.nan), self._parameters[name])
         elif DIVERGES_AT <= self._began_at < GARBLES_FROM == read:
-            wire_format.encode = _garbled  # the bytes of its offers, on their way
+            wire_format.written = _garbled  # the bytes of its offers, on their way
         elif GARBLES_FROM <= self._began_at < EXPLODES_AT == read:
             self._parameters = {name: array * np.float32(1e6) for name, array in self._parameters.items()}
         return result
 
 
-def _garbled(*arguments: Any) -> bytes:
+def _garbled(content: EncodedTensors) -> memoryview:
     """With a bit flipped, cut short, or with a tail, in turn."""
-    payload = bytearray(_encode(*arguments))
+    payload = bytearray(_written(content))
     kind = next(_kinds)
     if kind == "flipped":
         payload[len(payload) // 2] ^= 0x10
-    return bytes(payload[:-9] if kind == "truncated" else payload + payload if kind == "oversized" else payload)
+    spoilt = payload[:-9] if kind == "truncated" else payload + payload if kind == "oversized" else payload
+    return memoryview(spoilt)

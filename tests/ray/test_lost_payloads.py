@@ -68,7 +68,7 @@ def interpreter(port: object, shard: ParameterShard, tmp_path: Path) -> Iterator
         context,
         island_count=1,
         controller=nobody,
-        shard=ShardWorker(context, shard),
+        shard=ShardWorker(context, shard, Closed()),
         evaluation=Closed(),
         timers=Timers(lambda: 0.0, nobody),
         durable_count=nobody,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from orchestrator.channel.endpoint import Membership, Payload, Terms
+from orchestrator.channel.ticket import SHARD
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import (
     CloseReason,
@@ -33,10 +35,22 @@ if TYPE_CHECKING:
 P, SIZE = FragmentId(0), 20_000
 
 
+class InCalls:
+    """The end of a channel by which nothing travels: all of it is small enough for a call."""
+
+    membership = Membership("job", SHARD, 1, Terms(inline_bytes_max=1 << 30))
+
+    def payload(self, name: str, content: memoryview) -> Payload:
+        return Payload(IN_CALLS, name, content)
+
+
+IN_CALLS: Any = InCalls()
+
+
 def published(publication: Publication, before: Published | None) -> Published:
     from orchestrator.runtime.published import Published  # here, because it imports Ray
 
-    return Published(publication, before)
+    return Published(publication, before, IN_CALLS)
 
 
 def published_versions(folder: Path, codec: CodecName, count: int) -> list[tuple[Published, dict[str, np.ndarray]]]:
@@ -58,8 +72,7 @@ def published_versions(folder: Path, codec: CodecName, count: int) -> list[tuple
 
 
 def payloads_of(shipment: Shipment) -> list[memoryview]:
-    """All of this is small enough for a call."""
-    return [np.asarray(payload).data for payload in shipment.payloads]
+    return [np.asarray(payload.carried("europe:1")).data for payload in shipment.payloads]
 
 
 @pytest.mark.parametrize("codec", ["int4", "int8", "bfloat16"])

@@ -65,7 +65,7 @@ def test_mixing_keeps_what_follows_the_latest_offer_whether_it_was_merged_or_not
     ours, now = work(3, "mix"), tokens(ADOPTED_AT + 35)
     assert (ours.load_mode(0, "mix"), ours.load_mode(13, "mix")) == (Mix(0), Mix(13))
     assert ours.remaining(Mix(), now).tokens == 5
-    assert work(0, "mix").load_mode(0, "mix") == Replace()
+    assert work(0, "mix").load_mode(0, "mix") == Replace(0)
 
 
 def test_kept_work_is_work_on_the_new_version_and_is_not_offered_yet() -> None:

@@ -61,6 +61,7 @@ class SharedJob:
             (*GROUPS, WEST),
             seed=secrets.randbelow(1 << 30),
             recovery={"restarts_max": 100, "backoff_max_s": 1.0},
+            transport={"inline_bytes_max": 0, "shared_memory": False, "tls": "always"},
             synchroniser={"durability": {"snapshot_every_records": 100}, "wire": "int4"},
         )
         with pytest.MonkeyPatch.context() as patch:

@@ -44,7 +44,7 @@ def test_a_killed_island_contributes_again_while_the_others_never_stall(job: Job
         island_logbook(job.run_dir, "asia", one).path.read_text().splitlines() for one in (number, number + 1)
     )
     assert first[0].endswith(f"asia, incarnation {number}, is process {victim['pid']}")
-    assert "at step" in first[-1]
+    assert any("at step" in line for line in first)
     assert second[0].endswith(f"asia, incarnation {number + 1}, is process {back['pid']}")
     assert f"caught up from {donor}" in "\n".join(second)
 

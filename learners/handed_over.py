@@ -1,0 +1,101 @@
+"""What an island's process hands over and is handed through its job's channel (``orchestrator.channel.endpoint``).
+
+It joins the channel once for each synchroniser; what needs the channel of a synchroniser that it has not joined yet waits a
+little. An offer is served until the synchroniser has it, or a newer one of its fragment takes its place; a part of the own
+state until its receiver has it, or has not asked for any of it for ``idle_s``. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Payload
+from orchestrator.channel.ticket import SHARD
+from orchestrator.core.vocabulary import Epoch, FragmentId
+from orchestrator.errors import TransferStalled
+
+JOIN_S = 10.0
+"""Calls may overtake the one by which this process joins, and that one may have to be repeated."""
+
+
+class HandedOver:
+    """One process's; no member of any channel at first."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._joined = threading.Condition()
+        self._endpoint: Endpoint | None = None
+        self._offered: dict[FragmentId, tuple[int, Payload]] = {}
+        self._donated: dict[str, Payload] = {}
+
+    def join(self, membership: Membership, host: str) -> None:
+        """Take part in the channel of this synchroniser, and no more in that of one before it, whose pulls are cancelled."""
+        with self._joined:
+            before = self._endpoint
+            if before is not None and membership.epoch <= before.membership.epoch:
+                return
+            self._endpoint, self._offered, self._donated = Endpoint(membership, host), {}, {}
+            self._joined.notify_all()
+        if before is not None:
+            before.close()
+
+    def offer(self, epoch: Epoch, fragment: FragmentId, number: int, content: memoryview) -> Carried:
+        """The offer's content for a call to the synchroniser: the same, however often it asks."""
+        endpoint = self._of(epoch)
+        with self._joined:
+            served_number, served = self._offered.get(fragment, (0, None))
+            if served is None or served_number != number:
+                served = endpoint.payload(f"{fragment}/{number}", content)
+                self._offered[fragment] = (number, served)
+        return served.carried(SHARD)
+
+    def release(self, fragment: FragmentId, number: int) -> None:
+        """Serve this offer no more, if it is served."""
+        with self._joined:
+            if self._endpoint is not None and self._offered.get(fragment, (0, None))[0] == number:
+                del self._offered[fragment]
+                self._endpoint.withdraw_unheld()
+
+    def donate(self, epoch: Epoch, receiver: str, content: memoryview) -> Carried:
+        """A part of the own state for a call to this process."""
+        endpoint = self._of(epoch)
+        with self._joined:
+            for name in [name for name in self._donated if endpoint.server.idle_s(name) > self._idle_s]:
+                del self._donated[name]
+            payload = endpoint.payload(f"state/{receiver}", content)
+            self._donated[payload.name] = payload
+        return payload.carried(receiver)
+
+    def forget_donation(self, name: str) -> None:
+        """The part under this name, which its ticket says, is served no more; others for the same process are."""
+        with self._joined:
+            if self._donated.pop(name, None) is not None and self._endpoint is not None:
+                self._endpoint.withdraw_unheld()
+
+    def received(self, epoch: Epoch, carried: Carried, abandoned: Callable[[], bool] = lambda: False) -> memoryview:
+        """What a call of this synchroniser, or of a process of its job, carried. It is cancelled when another is joined."""
+        return self._of(epoch).received(carried, abandoned)
+
+    def subject(self, epoch: Epoch) -> str:
+        """What this process is called in the channel of this synchroniser."""
+        return self._of(epoch).membership.subject
+
+    def close(self) -> None:
+        """Take part in no channel any more."""
+        with self._joined:
+            before, self._endpoint, self._offered, self._donated = self._endpoint, None, {}, {}
+        if before is not None:
+            before.close()
+
+    def _of(self, epoch: Epoch) -> Endpoint:
+        with self._joined:
+            self._joined.wait_for(lambda: self._has_joined(epoch), JOIN_S)
+            if self._endpoint is None or not self._has_joined(epoch):
+                raise TransferStalled(
+                    stall_s=JOIN_S, detail=f"This process has not joined the channel of epoch {epoch}"
+                )
+            return self._endpoint
+
+    def _has_joined(self, epoch: Epoch) -> bool:
+        return self._endpoint is not None and self._endpoint.membership.epoch >= epoch

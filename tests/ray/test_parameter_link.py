@@ -1,0 +1,145 @@
+"""When the pull of an offer is given up, and when it is tried again: against an island and a channel of plain objects."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from orchestrator.channel.endpoint import Membership, Terms
+from orchestrator.core.messages import Offer
+from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, Version
+from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, TransferStalled
+from orchestrator.host.line_traffic import LineCounter
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.parameter_link import ParameterLink
+
+pytestmark = pytest.mark.ray
+FRAGMENT = FragmentId(0)
+BYTES = memoryview(b"bytes")
+
+
+def offer(number: int, fragment: FragmentId = FRAGMENT) -> Offer:
+    return Offer(fragment, number, 16, Version(0), 16, 1000, 1000)
+
+
+class Island:
+    """Answers each call at once. ``offers`` are those that it was asked for."""
+
+    def __init__(self) -> None:
+        self.offers: list[int] = []
+
+    def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        if method.__name__ == "take_payload":
+            self.offers.append(arguments[-1])
+            return np.frombuffer(BYTES, np.uint8)
+        return None
+
+
+class Line:
+    """Passes all until it is closed; an answer is there as soon as it is called for."""
+
+    def __init__(self, closed: threading.Event) -> None:
+        self._closed = closed
+
+    def delay(self, size_bytes: int) -> None:
+        pass
+
+    def get(self, answer: Any, timeout_s: float) -> Any:
+        return answer
+
+    def impaired(self, content: memoryview | None) -> memoryview | None:
+        return content
+
+    def is_cut(self) -> bool:
+        return False
+
+    def wait_until_open(self) -> bool:
+        return not self._closed.is_set()
+
+
+class Channel:
+    """What a pull does, one after the other: bytes that come, or an error. Each looks first whether it is wanted."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[TransferError | PayloadDamaged] = []
+        self.while_pulling: Callable[[], None] = lambda: None
+
+    def received(self, carried: object, abandoned: Callable[[], bool]) -> memoryview:
+        self.while_pulling()
+        if abandoned():
+            raise TransferCancelled(detail="It is abandoned.")
+        if self.outcomes:
+            raise self.outcomes.pop(0)
+        return BYTES
+
+
+@pytest.fixture
+def island() -> Island:
+    return Island()
+
+
+@pytest.fixture
+def channel() -> Channel:
+    return Channel()
+
+
+@pytest.fixture
+def link(port: object, island: Island, channel: Channel) -> Iterator[ParameterLink]:
+    from orchestrator.runtime.parameter_link import ParameterLink  # imports Ray, which reads its environment then
+
+    closed = threading.Event()
+    shard: Any = SimpleNamespace(
+        channel=SimpleNamespace(endpoint=channel), receive=lambda payload, fragment, content: bytes(content)
+    )
+    context: Any = SimpleNamespace(epoch=Epoch(1), guarded=lambda work: work())
+    of_job: Any = (island, context, Line(closed), closed, shard)
+    made = ParameterLink("asia.1", *of_job, Membership("job", "asia:1", 1, Terms()), LineCounter())
+    yield made
+    closed.set()
+    made.close()
+
+
+def fetched(link: ParameterLink, number: int) -> object:
+    return link.fetch(offer(number), PayloadId(f"payload-{number}"), link.request(offer(number)))
+
+
+def test_an_offer_is_given_up_for_a_newer_one_but_never_two_in_a_row(link: ParameterLink) -> None:
+    link.note(offer(2))
+    assert fetched(link, 1) is None
+    link.note(offer(3))
+    assert fetched(link, 2) == BYTES
+    link.note(offer(4))
+    assert fetched(link, 3) is None
+
+
+def test_a_newer_offer_of_another_fragment_changes_nothing(link: ParameterLink) -> None:
+    link.note(offer(9, FragmentId(1)))
+    assert fetched(link, 1) == BYTES
+
+
+def test_a_pull_ends_with_the_process_of_its_island(link: ParameterLink, channel: Channel, island: Island) -> None:
+    channel.while_pulling = link.abandon
+    assert fetched(link, 1) is None
+    assert island.offers == [1]
+
+
+def test_an_offer_whose_transfer_fails_is_asked_for_again(
+    link: ParameterLink, channel: Channel, island: Island
+) -> None:
+    channel.outcomes = [TransferStalled(stall_s=1.0), TransferStalled(stall_s=1.0)]
+    assert fetched(link, 1) == BYTES
+    assert island.offers == [1, 1, 1]
+
+
+def test_an_offer_that_comes_damaged_again_and_again_is_skipped(
+    link: ParameterLink, channel: Channel, island: Island
+) -> None:
+    channel.outcomes = [PayloadDamaged(payload="0/1", detail="it differs")]
+    assert fetched(link, 1) is None
+    assert island.offers == [1]
