@@ -20,6 +20,9 @@ from orchestrator.parameters.kernels import Encoded, twin
 from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
 
 if kernels.IMPLEMENTATION == "numpy":
+    assert "CI" not in os.environ or "ATOLL_KERNELS" in os.environ, (
+        "CI needs the native kernels: a compiler was missing"
+    )
     pytest.skip("the native kernels are not built, or switched off", allow_module_level=True)
 
 from orchestrator.parameters.kernels import native
