@@ -27,7 +27,7 @@ from tests.ray.jobs import GAP_MAX_S, GROUPS, PAUSE_S, STEP_S, gone, synthetic
 from tests.ray.test_embedded import beyond_loopback
 from tests.waiting import PATIENCE_S, wait_until
 
-STEPS = round(35 / STEP_S)
+STEPS = round(70 / STEP_S)
 OF_A_RECOVERY = {"atoll_recovery_seconds", "atoll_recovery_part_seconds", "atoll_catch_ups"}
 NOT_OF_THIS_JOB = {  # nobody waits, nothing is struck or goes wrong
     "atoll_standby_seconds",
