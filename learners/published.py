@@ -76,8 +76,7 @@ class PublishedFragments:
                     return None
                 arrays = dict(newest.arrays)
                 for payload in payloads:
-                    update = wire_format.parse(payload)
-                    arrays = {name: array + update.decoded(name) for name, array in arrays.items()}
+                    arrays = wire_format.parse(payload).added_to(arrays)
                 if digest(arrays) != checked_digest:
                     log.error(
                         "updates of fragment %d to version %d gave something else; it is asked for whole",

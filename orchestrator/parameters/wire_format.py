@@ -98,6 +98,10 @@ class EncodedTensors:
         except ValueError as error:  # no elements, but extents beyond what an array can have
             raise InvalidPayload(detail=f"{name} has an impossible shape: {error}") from error
 
+    def added_to(self, base: Tensors) -> dict[str, Array]:
+        """``base`` with these values added: what they lead to, where they are an update of it."""
+        return {name: kernels.decode(self.values(name), array).reshape(array.shape) for name, array in base.items()}
+
     def all_decoded(self) -> dict[str, Array]:
         """Every tensor's values, in the order in which they were written."""
         return {name: self.decoded(name) for name in self.tensors}
