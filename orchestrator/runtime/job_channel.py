@@ -19,17 +19,9 @@ class JobChannel:
     """Until ``close``."""
 
     def __init__(self, context: JobContext) -> None:
-        section, host = context.spec.transport, cluster.own_address()
+        host = cluster.own_address()
         self._context = context
-        self._terms = Terms(
-            streams=section.streams,
-            ports=section.ports,
-            stall_s=section.stall_s,
-            bytes_per_s=section.bytes_per_s,
-            inline_bytes_max=section.inline_bytes_max,
-            shared_memory=section.shared_memory,
-            tls=section.tls,
-        )
+        self._terms = Terms(**context.spec.transport.model_dump())
         self._authority = JobAuthority.new(context.job) if encrypts(self._terms, host) else None
         self.endpoint = Endpoint(self._membership(SHARD), host)
 
