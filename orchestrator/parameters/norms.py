@@ -18,7 +18,7 @@ CHUNK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateNorms:
+class StepNorms:
     """Of the step to ``version``: ‖Θ' − Θ‖, and ‖residue'‖, what updates so far lost in their codec and still owe."""
 
     version: Version
@@ -26,11 +26,11 @@ class UpdateNorms:
     residue_norm: float
 
 
-def norms_of_update(version: Version, before: Tensors, after: Tensors, residue: Tensors) -> UpdateNorms:
+def norms_of_update(version: Version, before: Tensors, after: Tensors, residue: Tensors) -> StepNorms:
     """``before`` and ``after`` are Θ and Θ' by piece, all finite; ``residue`` is empty where the codec loses nothing."""
     update = math.fsum(_squared_distance(array, after[name]) for name, array in before.items())
     owed = math.fsum(_squared_distance(array, None) for array in residue.values())
-    return UpdateNorms(version, math.sqrt(update), math.sqrt(owed))
+    return StepNorms(version, math.sqrt(update), math.sqrt(owed))
 
 
 def _squared_distance(one: Array, other: Array | None) -> float:

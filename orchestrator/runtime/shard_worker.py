@@ -27,7 +27,7 @@ from orchestrator.errors import first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
 from orchestrator.parameters import fragment_map
-from orchestrator.parameters.norms import UpdateNorms, norms_of_update
+from orchestrator.parameters.norms import StepNorms, norms_of_update
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
 from orchestrator.parameters.tensors import Array, digest, shapes
@@ -43,7 +43,7 @@ class ShardWorker:
         self._context, self._shard, self.channel = context, shard, channel
         self._pool = MergePool()
         self._published: dict[FragmentId, Published] = {}
-        self._norms: dict[FragmentId, UpdateNorms] = {}
+        self._norms: dict[FragmentId, StepNorms] = {}
 
     # ── orders, from the pump ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -115,7 +115,7 @@ class ShardWorker:
         """How many parameters each fragment has; empty while there is no Θ."""
         return list(self._shard.sizes().values())
 
-    def norms(self) -> dict[FragmentId, UpdateNorms]:
+    def norms(self) -> dict[FragmentId, StepNorms]:
         """Of each fragment's last update, where one was made in this life."""
         return dict(sorted(self._norms.copy().items()))
 
