@@ -118,7 +118,8 @@ class IslandLoop:
         """Guards the replica and the arrays that are named to it, for moments only."""
         self._replica = Replica(plan.policy)
         self._arrived: dict[FragmentId, _Arrival] = {}
-        self._bases: dict[FragmentId, Mapping[str, np.ndarray]] = {}
+        self._from_peers: dict[FragmentId, Mapping[str, np.ndarray]] = {}
+        """What peers gave, of the fragments of which no version was adopted since."""
         self._offered: dict[FragmentId, dict[int, OfferedFragment]] = {}
         self._adopted: dict[FragmentId, PublishedVersion] = {}
         """Θ as the island stands on it, of the fragments whose values it has."""
@@ -158,9 +159,9 @@ class IslandLoop:
             self._require_idle(state.versions)
             self._trainer.import_state(state.arrays)
             self._trainer.seek(cursor)
-            if self._keeps_bases:
+            if self._rebases:
                 own = enumerate(self._plan.fragments)
-                self._bases = {FragmentId(p): self._trainer.snapshot(names).arrays() for p, names in own}
+                self._from_peers = {FragmentId(p): self._trainer.snapshot(names).arrays() for p, names in own}
             for p, version in enumerate(state.versions):
                 if (published := self._published.at(FragmentId(p), version)) is not None:
                     self._adopted[FragmentId(p)] = published
@@ -208,11 +209,9 @@ class IslandLoop:
             fragment = FragmentId(p)
             self._published.hold(fragment, version, arrays)
             self._adopted[fragment] = PublishedVersion(version, arrays)
-            if self._keeps_bases:
-                self._bases[fragment] = arrays
 
     @property
-    def _keeps_bases(self) -> bool:
+    def _rebases(self) -> bool:
         return self._plan.adoption == "rebase"
 
     # ── asked by other threads ────────────────────────────────────────────────────────────────────────────────────
@@ -302,7 +301,10 @@ class IslandLoop:
             return self._base(fragment, mode.since) if isinstance(mode, Rebase) and self._replica.started else None
 
     def _base(self, fragment: FragmentId, since: int | None) -> Base | None:
-        return self._bases.get(fragment) if since is None else self._offered.get(fragment, {}).get(since)
+        if since is not None:
+            return self._offered.get(fragment, {}).get(since)
+        adopted = self._adopted.get(fragment)
+        return self._from_peers.get(fragment, None if adopted is None else adopted.arrays)
 
     def take(self, fragment: FragmentId, offer: int) -> memoryview | None:
         """The offer's payload, once it is on the host; ``None`` if a newer offer replaced it, or it was merged."""
@@ -514,8 +516,7 @@ class IslandLoop:
             case _:
                 assert_never(action.mode)
         self._adopted[fragment] = PublishedVersion(action.report.version, published)
-        if self._keeps_bases:
-            self._bases[fragment] = published
+        self._from_peers.pop(fragment, None)
         self._keep_offered(fragment, self._offered.get(fragment, {}), action.snapshots)
 
     def _with_residue(self, fragment: FragmentId, published: Arrays, whose: int | None) -> Arrays:
@@ -535,7 +536,7 @@ class IslandLoop:
         adopted = self._adopted.get(fragment)
         base = adopted if adopted is not None and adopted.version == action.report.base_version else None
         snapshot = self._trainer.snapshot(self._plan.fragments[fragment])
-        offered = OfferedFragment(snapshot, base, self._plan.codec, residue_wanted=not self._keeps_bases)
+        offered = OfferedFragment(snapshot, base, self._plan.codec, residue_wanted=not self._rebases)
         self._keep_offered(fragment, {**self._offered.get(fragment, {}), number: offered}, action.snapshots)
 
     def _keep_offered(
