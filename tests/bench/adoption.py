@@ -15,9 +15,9 @@ import numpy as np
 
 from learners import jax_trainer
 from learners.adoption import update
-from orchestrator.config import parse_job
 from orchestrator.parameters import fragment_map
 from tests.bench.goals import Goal, at_most
+from tests.bench.one_island import specification
 from tests.bench.options import Options
 
 SECONDS_PER_GB_GOAL = 0.3
@@ -26,13 +26,7 @@ TURNS = 5
 
 
 def main(asked: Options) -> list[Goal]:
-    spec = parse_job(
-        {
-            "islands": [{"node_group": "here"}],
-            "budget": {"steps": 1},
-            "model": {"preset": "nano" if asked.small else "small", "compute_dtype": "float32"},
-        }
-    ).model_dump(mode="json")
+    spec = specification(asked).model_dump(mode="json")
     trainer = jax_trainer.create(spec, 0, 1)
     shapes = trainer.tensor_shapes()
     names = max(fragment_map.build(shapes, 24, trainer.roles()), key=len)

@@ -8,7 +8,6 @@ every array.
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 from unittest.mock import patch
 
@@ -17,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from learners import jax_trainer
-from orchestrator.config import parse_job
 from tests.bench.goals import Goal, at_most
+from tests.bench.one_island import seconds_of, specification
 from tests.bench.options import Options
 
 FRAGMENTS = 24
@@ -28,21 +27,15 @@ TURNS = 3
 
 
 def main(asked: Options) -> list[Goal]:
-    spec = parse_job(
-        {
-            "islands": [{"node_group": "here"}],
-            "budget": {"steps": 1},
-            "model": {"preset": "nano" if asked.small else "small", "compute_dtype": "float32"},
-        }
-    ).model_dump(mode="json")
+    spec = specification(asked).model_dump(mode="json")
     trainer = jax_trainer.create(spec, 0, 1)
     saved, gone = highest(trainer.export_state)
     state = saved.arrays()
     gigabytes = sum(array.nbytes for array in state.values()) / 1e9
     on_device = {name: jax.device_put(array) for name, array in state.items()}
     copied = jax.jit(lambda arrays: jax.tree.map(jnp.copy, arrays))
-    held = min(_timed(trainer.export_state) for _ in range(TURNS)) / gigabytes
-    beside = min(_timed(lambda: jax.block_until_ready(copied(on_device))) for _ in range(TURNS)) / gigabytes
+    held = min(seconds_of(trainer.export_state) for _ in range(TURNS)) / gigabytes
+    beside = min(seconds_of(lambda: jax.block_until_ready(copied(on_device))) for _ in range(TURNS)) / gigabytes
     on_device.clear()
     _, come = highest(lambda: trainer.import_state(state))
     judged = [
@@ -55,12 +48,6 @@ def main(asked: Options) -> list[Goal]:
         f"the loop stands still for {held:.2f} s/GB; copied on the device it would for {beside:.2f}"
     )
     return judged
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = perf_counter()
-    work()
-    return perf_counter() - began
 
 
 def highest(work: Callable[[], Any]) -> tuple[Any, float]:

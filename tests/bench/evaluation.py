@@ -7,13 +7,11 @@ A fragment merges every H / P steps, so the merges between two evaluations take 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import median
-from time import perf_counter
 
 from learners import jax_trainer
-from orchestrator.config import parse_job
 from tests.bench.goals import Goal, at_most
+from tests.bench.one_island import seconds_of, specification
 from tests.bench.options import Options
 
 RATIO_GOAL = 1.0
@@ -23,18 +21,10 @@ STEPS = 3
 
 
 def main(asked: Options) -> list[Goal]:
-    spec = parse_job(
-        {
-            "islands": [{"node_group": "here"}],
-            "budget": {"steps": 1},
-            "model": {"preset": "nano" if asked.small else "small", "compute_dtype": "float32"},
-            "training": {"batch_size": 2},
-            "evaluation": {"sequences": 32, "on": "islands"},
-        }
-    )
+    spec = specification(asked, training={"batch_size": 2}, evaluation={"sequences": 32, "on": "islands"})
     trainer = jax_trainer.create(spec.model_dump(mode="json"), 0, 1)
     trainer.warm_up()
-    step_s = median(_timed(lambda: trainer.step(0)) for _ in range(STEPS))
+    step_s = median(seconds_of(lambda: trainer.step(0)) for _ in range(STEPS))
     knobs, section = spec.synchroniser, spec.evaluation
     merges_s = section.every_merges * max(1.0, knobs.interval_steps / knobs.fragments) * step_s
     held = trainer.snapshot(trainer.tensor_shapes()).arrays()
@@ -51,9 +41,3 @@ def main(asked: Options) -> list[Goal]:
         f"on an island {part.sequence_count} sequences {part.seconds:.2f} s, {part.seconds / merges_s:.3f} ({judged[1]})"
     )
     return judged
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = perf_counter()
-    work()
-    return perf_counter() - began

@@ -1,0 +1,28 @@
+"""What the benches of a trainer share: the specification of one island, and how long a piece of work takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+from orchestrator.config import JobSpec, parse_job
+from tests.bench.options import Options
+
+
+def specification(asked: Options, **sections: Mapping[str, Any]) -> JobSpec:
+    """Of ``small``'s model in float32, or nano's where the smallest sizes were asked for."""
+    return parse_job(
+        {
+            "islands": [{"node_group": "here"}],
+            "budget": {"steps": 1},
+            "model": {"preset": "nano" if asked.small else "small", "compute_dtype": "float32"},
+            **sections,
+        }
+    )
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    began = perf_counter()
+    work()
+    return perf_counter() - began
