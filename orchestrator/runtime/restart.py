@@ -123,7 +123,7 @@ def reconnect(
 ) -> None:
     """Keep the deadlines that were set, listen to every process that lives, and have those ended that are over.
 
-    Called before anything is decided, and does not wait for the controller.
+    Called before anything that is decided anew is done, and does not wait for the controller.
     """
     for timer in past.pending.timers:
         timers.set(timer.timer, timer.serial, timer.due_at)

@@ -17,8 +17,9 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,10 @@ class SynchroniserActor:
         else:
             self._shard.seed(self._evaluation.initial_model())
         self._evaluation.measure_unigram()
+        reconnect: Callable[[], None] | None = None
         if past is not None:
-            restart.reconnect(past, self._state, self._interpreter, timers, controller)
-        threading.Thread(target=self._pump, name="pump", daemon=True).start()
+            reconnect = partial(restart.reconnect, past, self._state, self._interpreter, timers, controller)
+        threading.Thread(target=self._pump, args=(reconnect,), name="pump", daemon=True).start()
 
     def _begin(self, cordoned: dict[str, str], resumption: Resumption | None) -> None:
         if resumption is not None:
@@ -234,21 +236,12 @@ class SynchroniserActor:
             self._posted += 1
             return self._posted
 
-    def _pump(self) -> None:
+    def _pump(self, reconnect: Callable[[], None] | None) -> None:
         try:
+            if reconnect is not None:
+                self._go_on(reconnect)
             while self._state.phase is not JobPhase.FINISHED:
-                event = self._queue.get()
-                if isinstance(event, BaseException):
-                    raise event
-                with self._state.changing():
-                    decided = self._driver.step(event)
-                    self._state.check()
-                    self._goodput.check()
-                    self._snapshots.consider(self._driver, event.at)
-                faults.kill_own_process(event)
-                if isinstance(event, events.ConnectionLost) and event.dead:
-                    self._interpreter.forget(event.island, event.incarnation)
-                for effect in decided:
+                for effect in self._step():
                     self._interpreter.act(effect)
         except Fenced as error:  # it was cut off, and replaced: what it has is not its own any more
             log.critical("this synchroniser steps aside: %s", error)
@@ -257,6 +250,31 @@ class SynchroniserActor:
         except Exception as error:
             close = (self._close, self._files.tape.close)
             shutdown.crash(self._job, self._run_dir, error, close, lambda: self._status(self._now()))
+
+    def _go_on(self, reconnect: Callable[[], None]) -> None:
+        """Islands hear of this epoch once the tape has it: a life that died sooner leaves its number to the next one, and
+        two lives of one number would be one to islands, with the certificates and the requests of either.
+        """
+        decided = [effect for _ in self._files.first_events for effect in self._step()]
+        self._retrier.until_done(TAPE_REFUSES, self._files.tape.sync)
+        reconnect()
+        for effect in decided:
+            self._interpreter.act(effect)
+
+    def _step(self) -> Sequence[f.Effect]:
+        """Have the next event decided on and written; what was decided is for the caller to have done."""
+        event = self._queue.get()
+        if isinstance(event, BaseException):
+            raise event
+        with self._state.changing():
+            decided = self._driver.step(event)
+            self._state.check()
+            self._goodput.check()
+            self._snapshots.consider(self._driver, event.at)
+        faults.kill_own_process(event)
+        if isinstance(event, events.ConnectionLost) and event.dead:
+            self._interpreter.forget(event.island, event.incarnation)
+        return decided
 
     def _close(self) -> None:
         self._retrier.close()

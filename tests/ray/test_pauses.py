@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from orchestrator.core.events import MergeCompleted
 from orchestrator.host.retry import TAPE_REFUSES
 from orchestrator.tape.storage import read_tape
 from tests.programs import missing, required
-from tests.ray.jobs import GAP_MAX_S, Job, assert_sound, synthetic
+from tests.ray.jobs import GAP_MAX_S, Job, assert_sound, pid_of, synthetic
 
 pytestmark = pytest.mark.ray
 Start = Callable[[dict[str, Any]], Job]
@@ -68,6 +69,34 @@ def test_a_full_disk_pauses_merging_and_nothing_is_lost_once_there_is_room_again
     for island in BOTH:
         assert job.gap_max_s(island, 0.0) <= GAP_MAX_S
     assert job.status()["view"]["epoch"] == 1, "nobody died of it"
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+
+
+def test_islands_hear_of_no_synchroniser_that_dies_before_its_epoch_is_on_the_tape(
+    small_disk: Path, start: Start, home: Path
+) -> None:
+    """The next one has the same number, and must not be taken for it: its certificates are others."""
+    by_tls = {"tls": "always", "inline_bytes_max": 0, "shared_memory": False}
+    job = start(synthetic(steps=ENDLESS, groups=BOTH, transport=by_tls))
+    for island in BOTH:
+        job.wait_for_merge(island, 1)
+    processes = [job.island(island)["pid"] for island in BOTH]
+    ballast = small_disk / "ballast"
+    fill(ballast)
+    for _ in range(2):
+        job.wait_until(lambda: TAPE_REFUSES in paused(job), "a pause for want of room")
+        os.kill(job.wait_until(lambda: pid_of("SynchroniserActor", home), "a synchroniser"), signal.SIGKILL)
+        job.status_once_back()
+        time.sleep(PAUSED_S)  # in which it would have made islands members of its channel
+    ballast.unlink()
+    job.wait_until(lambda: len(job.restarts()) == 1, "one epoch of the three lives")
+    back = job.restarts()[0]
+    assert back.epoch == 2
+    for island in BOTH:
+        job.wait_until(lambda island=island: (job.island(island)["last_merge_at"] or 0.0) > back.at, "merges of both")
+    assert [job.island(island)["pid"] for island in BOTH] == processes
     job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
