@@ -74,8 +74,7 @@ class Relay:
     """
 
     def __init__(self, program: RelayProgram, ends: tuple[str, str], line: Line, seed: int) -> None:
-        offload = "0" if line.loss_ratio > 0.0 else "1"
-        command = [str(program.path), *ends, *line.relay_words(), str(seed), offload]
+        command = [str(program.path), *ends, *line.relay_words(), str(seed)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )

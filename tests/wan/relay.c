@@ -1,15 +1,15 @@
 /* A long line: two Ethernet devices of this machine, and what enters one leaves the other, later.
 
-       relay NAME NAME DELAY_US LOSS_PPM SEED OFFLOAD
+       relay NAME NAME DELAY_US LOSS_PPM SEED
 
    It makes both devices (TAP), says "ready" on standard output, and takes "DELAY_US LOSS_PPM\n" on standard input at any time;
    at that input's end it ends, and the devices vanish with it. Every frame waits DELAY_US, in the order of arrival, so a
    round trip takes twice that; one in a million times LOSS_PPM, drawn from SEED, is lost. Nothing else is done to a frame: TCP at both
    ends is the kernel's own. Rates are not its business: queueing disciplines on the devices bound them.
 
-   With OFFLOAD 1 a frame may be a train of segments that the kernel has not cut yet, up to 64 KiB, as any network card
-   takes it: a line of Gbit/s costs thousands of frames a second instead of a hundred thousand. A lost frame is then a lost train,
-   so lines that lose use OFFLOAD 0. */
+   While nothing is lost a frame may be a train of segments that the kernel has not cut yet, up to 64 KiB, as any network
+   card takes it: a line of Gbit/s costs thousands of frames a second instead of a hundred thousand. A lost train would be a burst
+   that no line has, so the kernel cuts them where frames are lost. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -63,13 +63,18 @@ static void die(const char *what) {
     exit(1);
 }
 
-static int device(const char *name, int offload) {
+/* Whether the kernel may leave trains of segments uncut. */
+static void take_trains(int fd) {
+    if (ioctl(fd, TUNSETOFFLOAD, loss_ppm ? 0 : TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6) < 0) die("TUNSETOFFLOAD");
+}
+
+static int device(const char *name) {
     int fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
     struct ifreq request = {.ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR};
     if (fd < 0) die("/dev/net/tun");
     strncpy(request.ifr_name, name, IFNAMSIZ - 1);
     if (ioctl(fd, TUNSETIFF, &request) < 0) die(name);
-    if (ioctl(fd, TUNSETOFFLOAD, offload ? TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 : 0) < 0) die("TUNSETOFFLOAD");
+    take_trains(fd);
     return fd;
 }
 
@@ -102,20 +107,21 @@ static void give(struct direction *d) {
     }
 }
 
-static void obey(void) {
+static void obey(int a, int b) {
     char line[64];
     ssize_t length = read(STDIN_FILENO, line, sizeof line - 1);
     unsigned long long delay_us, ppm;
     if (length <= 0) exit(0);
     line[length] = 0;
     if (sscanf(line, "%llu %llu", &delay_us, &ppm) == 2) delay_ns = delay_us * 1000, loss_ppm = ppm;
+    take_trains(a), take_trains(b);
 }
 
 int main(int count, char **words) {
-    if (count != 7) return 2;
+    if (count != 6) return 2;
     delay_ns = strtoull(words[3], NULL, 10) * 1000, loss_ppm = strtoull(words[4], NULL, 10);
     chance = strtoull(words[5], NULL, 10) | 1;
-    int a = device(words[1], atoi(words[6])), b = device(words[2], atoi(words[6]));
+    int a = device(words[1]), b = device(words[2]);
     struct direction ways[2] = {{.from = a, .to = b}, {.from = b, .to = a}};
     ways[0].last = &ways[0].first, ways[1].last = &ways[1].first;
     prctl(PR_SET_TIMERSLACK, 1000UL);
@@ -132,7 +138,7 @@ int main(int count, char **words) {
             wait.tv_sec = (time_t)(left / 1000000000u), wait.tv_nsec = (long)(left % 1000000000u), until = &wait;
         }
         if (ppoll(ends, 3, until, NULL) < 0 && errno != EINTR) die("ppoll");
-        if (ends[2].revents) obey();
+        if (ends[2].revents) obey(a, b);
         for (int n = 0; n < 2; n++) take(&ways[n]), give(&ways[n]);
     }
 }

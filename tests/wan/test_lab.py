@@ -46,6 +46,8 @@ def test_the_smallest_lab_counts_bytes_as_the_formulas_do_and_keeps_tables_and_a
     control = ours["sent_bytes_per_token"] / ours["formula_bytes_per_token"] - 1
     assert control < CONTROL_RATIO_MAX
     assert ours["merged_ratio"] > 0
+    lossy = {one["method"]: one["frame_loss_ratio"] for one in outcome["lossy"]}
+    assert lossy == {"data-parallel": 0.01, "atoll int4": 0.01}
     assert json.loads((tmp_path / "outcome.json").read_text()) == outcome
     assert "| data-parallel |" in (tmp_path / "tables.md").read_text()
     drawn = ElementTree.parse(tmp_path / "utilisation.svg").getroot()

@@ -25,7 +25,7 @@ from tests.wan.lab.fleets import Fleet, archipelago_of, collective_fleet, lines_
 from tests.wan.lab.outcome import DATA_PARALLEL, Outcome, goals, markdown, tables
 from tests.wan.lab.picture import picture
 from tests.wan.lab.plan import OURS, SETTINGS, Plan
-from tests.wan.lab.windows import bystanders, window, window_s_by_formula
+from tests.wan.lab.windows import Window, bystanders, window, window_s_by_formula
 
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "bridge": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 PROGRAMS |= {"gcc": "build-essential"}
@@ -77,18 +77,21 @@ def _add(curve: losses.Curve, outcome: Outcome, folder: Path) -> None:
 
 
 def _sweep(fleet: Fleet, outcome: Outcome, folder: Path, *, strike: bool) -> None:
-    """From wide lines to narrow ones; then far ones, for one codec only; then one line is struck."""
+    """From wide lines to narrow ones; then far ones and lossy ones, for one codec only; then one line is struck."""
     plan = outcome.plan
     for megabits in _affordable(fleet.method, outcome):
         outcome.windows.append(window(fleet, plan, megabits, plan.round_trip_s))
-        _say(outcome.windows[-1].method, outcome, folder)
+        _say(outcome.windows[-1], outcome, folder)
     for round_trip_s in plan.round_trips_s if strike or not fleet.hub else ():
-        if window_s_by_formula(fleet.method, plan, plan.round_trip_megabits, round_trip_s) <= plan.window_max_s:
-            outcome.far.append(window(fleet, plan, plan.round_trip_megabits, round_trip_s))
-            _say(fleet.method, outcome, folder, far=True)
+        if window_s_by_formula(fleet.method, plan, plan.aside_megabits, round_trip_s) <= plan.window_max_s:
+            outcome.far.append(window(fleet, plan, plan.aside_megabits, round_trip_s))
+            _say(outcome.far[-1], outcome, folder)
+    for ratio in plan.frame_loss_ratios if strike or not fleet.hub else ():
+        outcome.lossy.append(window(fleet, plan, plan.aside_megabits, plan.round_trip_s, ratio))
+        _say(outcome.lossy[-1], outcome, folder)
     if strike and plan.round_trips_s:
         for cut in (False, True):
-            outcome.strikes.append(bystanders(fleet, plan, plan.round_trip_megabits, cut=cut))
+            outcome.strikes.append(bystanders(fleet, plan, plan.aside_megabits, cut=cut))
             one = outcome.strikes[-1]
             print(f"{one.method:18} one line {one.what}: others' pace {one.pace_ratio:.3f}", file=sys.stderr)
             keep(outcome, folder)
@@ -104,10 +107,10 @@ def _affordable(method: str, outcome: Outcome) -> Iterable[float]:
             outcome.left_out.append(f"{method} at {megabits:g} Mbit/s: two exchanges would take {takes_s:.0f} s")
 
 
-def _say(method: str, outcome: Outcome, folder: Path, *, far: bool = False) -> None:
-    one = (outcome.far if far else outcome.windows)[-1]
+def _say(one: Window, outcome: Outcome, folder: Path) -> None:
+    lost = f", {one.frame_loss_ratio:.1%} lost" if one.frame_loss_ratio else ""
     print(
-        f"{method:18} {one.megabits:8g} Mbit/s {one.round_trip_s * 1e3:4g} ms: utilisation {one.utilisation:.3f} "
+        f"{one.method:18} {one.megabits:8g} Mbit/s {one.round_trip_s * 1e3:4g} ms{lost}: utilisation {one.utilisation:.3f} "
         f"(formula {one.formula_utilisation:.3f}), {one.line_bytes_per_token:,.0f} bytes a token, "
         f"{one.merged_ratio:.0%} merged",
         file=sys.stderr,

@@ -205,9 +205,9 @@ class ServiceFleet:
         self.job.close()
 
 
-def lines_of(plan: Plan, megabits: float, round_trip_s: float) -> dict[str, Line]:
-    """The same for every region; half of a round trip's delay is of one region's line there and back."""
-    return {name: Line(megabits * 1e6, round_trip_s / 4) for name in plan.names}
+def lines_of(plan: Plan, megabits: float, round_trip_s: float, frame_loss_ratio: float = 0.0) -> dict[str, Line]:
+    """The same for every region; half of a round trip's delay, and of the losses each way, is of one region's line."""
+    return {name: Line(megabits * 1e6, round_trip_s / 4, frame_loss_ratio / 2) for name in plan.names}
 
 
 def document(plan: Plan, codec: str) -> dict[str, Any]:

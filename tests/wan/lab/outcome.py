@@ -7,7 +7,7 @@ counts merged tokens only: an island that trains on while its fragments come lat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Outcome:
     plan: Plan
     windows: list[Window] = field(default_factory=list)
     far: list[Window] = field(default_factory=list)
+    lossy: list[Window] = field(default_factory=list)
     strikes: list[Bystanders] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -100,7 +101,16 @@ def tables(outcome: Outcome) -> list[tuple[str, Table]]:
     made.append((title, _by_rate(outcome, lambda one: f"{one.tokens_per_s:,.0f} ({min(1.0, one.merged_ratio):.0%})")))
     made.append(("Bytes per token over a region's line", _bytes_table(outcome)))
     if outcome.far:
-        made.append((f"Utilisation by round trip, {plan.round_trip_megabits:g} Mbit/s", _by_distance(outcome.far)))
+        trips = [
+            (one, f"{one.round_trip_s * 1e3:g} ms") for one in sorted(outcome.far, key=lambda one: one.round_trip_s)
+        ]
+        made.append((f"Utilisation by round trip, {plan.aside_megabits:g} Mbit/s", _by_label(trips)))
+    if outcome.lossy:
+        lossy = [
+            (one, f"{one.frame_loss_ratio:.1%}") for one in sorted(outcome.lossy, key=lambda one: one.frame_loss_ratio)
+        ]
+        title = f"Utilisation by frames lost between two regions, {plan.aside_megabits:g} Mbit/s"
+        made.append((title, _by_label(lossy, with_formula=False)))
     if outcome.strikes:
         head = ["method", "one region's line", "others' pace", "their longest gap between steps"]
         rows = [
@@ -147,11 +157,15 @@ def _by_rate(outcome: Outcome, say: Any) -> Table:
     return [["method", *(f"{rate:g}" for rate in rates)], *rows]
 
 
-def _by_distance(windows: Sequence[Window]) -> Table:
-    trips = sorted({window.round_trip_s for window in windows})
-    cells = {(window.method, window.round_trip_s): _utilised(window) for window in windows}
-    rows = [[name, *(cells.get((name, trip), "") for trip in trips)] for name in methods_of(windows)]
-    return [["method", *(f"{trip * 1e3:g} ms" for trip in trips)], *rows]
+def _by_label(labelled: Sequence[tuple[Window, str]], *, with_formula: bool = True) -> Table:
+    """Utilisation; the formulas know of distance, and not of losses."""
+    say: Callable[[Window], str] = _utilised if with_formula else lambda one: f"{one.utilisation:.3f}"
+    cells = {(window.method, label): say(window) for window, label in labelled}
+    labels = list(dict.fromkeys(label for _, label in labelled))
+    rows = [
+        [name, *(cells.get((name, label), "") for label in labels)] for name in methods_of([w for w, _ in labelled])
+    ]
+    return [["method", *labels], *rows]
 
 
 def _bytes_table(outcome: Outcome) -> Table:

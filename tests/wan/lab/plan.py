@@ -24,6 +24,7 @@ OURS = "atoll "
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``megabits`` are the lines' rates, the same for every region; a round trip between two regions is ``round_trip_s``.
+    Of frames between two regions ``frame_loss_ratios`` are lost; these and ``round_trips_s`` are tried at one rate.
 
     Losses are nano's, which trains in earnest: over ``loss_steps`` inner steps of each region, 0 for none at all.
 
@@ -41,7 +42,9 @@ class Plan:
     megabits: tuple[float, ...] = (1.7, 6.4, 20, 60, 200, 1_000, 10_000)
     round_trip_s: float = 0.02
     round_trips_s: tuple[float, ...] = (0.002, 0.05, 0.15)
-    round_trip_megabits: float = 200
+    aside_megabits: float = 200
+    """The rate at which distance, losses and a struck line are tried."""
+    frame_loss_ratios: tuple[float, ...] = (0.001, 0.01)
     narrow_ratio: float = 0.01
     collectives: tuple[str, ...] = METHODS
     codecs: tuple[str, ...] = ("float32", "int8", "int4")
@@ -97,6 +100,7 @@ SMALL = replace(
     interval_steps=8,
     megabits=(200,),
     round_trips_s=(),
+    frame_loss_ratios=(0.01,),
     codecs=("int4",),
     collectives=METHODS[:1],
     loss_steps=0,

@@ -39,6 +39,7 @@ class Window:
     hub_bytes_per_token: float | None
     formula_bytes_per_token: float
     merged_ratio: float
+    frame_loss_ratio: float = 0.0
 
     @property
     def merged_tokens_per_s(self) -> float:
@@ -51,9 +52,9 @@ class Window:
         return (self.sent_bytes_per_token + self.received_bytes_per_token) / 2
 
 
-def window(fleet: Fleet, plan: Plan, megabits: float, round_trip_s: float) -> Window:
+def window(fleet: Fleet, plan: Plan, megabits: float, round_trip_s: float, frame_loss_ratio: float = 0.0) -> Window:
     """Set the lines, let the exchanges that began before end, and count for a while."""
-    for name, line in lines_of(plan, megabits, round_trip_s).items():
+    for name, line in lines_of(plan, megabits, round_trip_s, frame_loss_ratio).items():
         fleet.regions.set_line(name, line)
     began = fleet.boundary(_settling(fleet.method, plan))
     before, tokens_before = counted(fleet, plan), fleet.tokens()
@@ -82,6 +83,7 @@ def window(fleet: Fleet, plan: Plan, megabits: float, round_trip_s: float) -> Wi
         hub_bytes_per_token=None if hub is None else hub.sent_bytes / (own_tokens * plan.regions),
         formula_bytes_per_token=exchange.bits / 8 / (exchange.gap / plan.step_s) / plan.tokens_per_step,
         merged_ratio=(tokens.merged - tokens_before.merged) / trained,
+        frame_loss_ratio=frame_loss_ratio,
     )
 
 
