@@ -19,6 +19,7 @@ from orchestrator.checkpoints.manifest import PART, Part, encode_part, part_dige
 from orchestrator.checkpoints.reading import manifest_of, outer_states, verified
 from orchestrator.checkpoints.writing import OuterCut, cut_of
 from orchestrator.core import events as e
+from orchestrator.core.effects import MergeFragment
 from orchestrator.core.messages import NotSaved, Saved
 from orchestrator.core.saving import (
     BeginCheckpoint,
@@ -40,16 +41,15 @@ from orchestrator.simulation.host import Host
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.simulation.swarm.checkers import Checkers
 from orchestrator.simulation.swarm.checkers.violation import require
-from orchestrator.simulation.swarm.mortal_merge_worker import job_spec, retry_until_written
+from orchestrator.simulation.swarm.mortal_merge_worker import MortalMergeWorker, job_spec, retry_until_written
 from orchestrator.simulation.swarm.mortal_world import FOLDER, MortalWorld
 from orchestrator.simulation.swarm.mortality import Mortality
 from orchestrator.simulation.swarm.operators import CheckpointRequests
 from orchestrator.simulation.swarm.rough_world import EventFaults
 
 WRITING_S = (0.001, 0.3)
-FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError:", "Violation:")
+FORESEEN = ("OSError:", "FileNotFoundError:", "DataError:", "InfrastructureError:")
 """Why a checkpoint may fail in this world. To the job any other reason is as good, and here it is a mistake of ours."""
-Versions = dict[FragmentId, Version]
 
 
 class CheckpointingWorld(MortalWorld):
@@ -203,7 +203,7 @@ class Worker(Executor):
     def __init__(self, world: CheckpointingWorld) -> None:
         self._world, self._merge_worker = world, world.merge_worker
         self._queue: deque[Callable[[], Any]] = deque()
-        self._awaited: set[tuple[FragmentId, Version]] = set()
+        self._awaited: set[MergeFragment] = set()
 
     def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         self._queue.append(partial(work, *arguments, **named))
@@ -213,16 +213,14 @@ class Worker(Executor):
 
     def outer(self) -> Future[OuterCut]:
         """Θ when the merges ordered so far are done."""
-        under_way, stands = dict(self._merge_worker.under_way), self._merge_worker.outer
-        self._awaited |= set(under_way.items())
-        cut = {p: under_way.get(p, stands[p][0]) for p in map(FragmentId, range(len(stands)))}
-        return Outer(self._merge_worker.versions, cut)
+        self._awaited |= set(self._merge_worker.under_way.values())
+        return Outer(self._merge_worker)
 
     def _go_on(self) -> None:
         self._world.while_alive(self._world.draw(WRITING_S), self._work)
 
     def _work(self) -> None:
-        self._awaited &= set(self._merge_worker.under_way.items())
+        self._awaited &= set(self._merge_worker.under_way.values())
         if not self._awaited:
             self._queue[0]()
             self._queue.popleft()
@@ -231,16 +229,22 @@ class Worker(Executor):
 
 
 class Outer(Future[OuterCut]):
-    """Of what was made; a merge that failed left its fragment as it was."""
+    """Of what was made; a merge that failed left its fragment as it was, whatever was merged into it afterwards."""
 
-    def __init__(self, versions: dict[tuple[FragmentId, Version], tuple[FragmentState, int]], cut: Versions) -> None:
+    def __init__(self, merge_worker: MortalMergeWorker) -> None:
         super().__init__()
-        self._versions, self._cut = versions, cut
+        self._merge_worker = merge_worker
+        self._stands, self._ordered = list(merge_worker.outer), dict(merge_worker.under_way)
 
     def result(self, timeout: float | None = None) -> OuterCut:
-        return cut_of(
-            {p: self._versions.get((p, v)) or self._versions[p, Version(v - 1)] for p, v in sorted(self._cut.items())}
-        )
+        return cut_of({p: self._cut_of(p) for p in map(FragmentId, range(len(self._stands)))})
+
+    def _cut_of(self, fragment: FragmentId) -> tuple[FragmentState, int]:
+        order = self._ordered.get(fragment)
+        version = self._stands[fragment][0]
+        if order is not None and order in self._merge_worker.completed:
+            version = order.version
+        return self._merge_worker.versions[fragment, version]
 
 
 def _raise(error: BaseException) -> None:

@@ -47,7 +47,8 @@ class MortalMergeWorker(MergeWorker):
         super().__init__(world)
         self._mortal = world
         self.shard: ParameterShard | None = None
-        self.under_way: dict[FragmentId, Version] = {}
+        self.under_way: dict[FragmentId, f.MergeFragment] = {}
+        self.completed: set[f.MergeFragment] = set()
         self.versions: dict[tuple[FragmentId, Version], tuple[FragmentState, int]] = {}
         """Every version of this life, with its step."""
 
@@ -84,7 +85,7 @@ class MortalMergeWorker(MergeWorker):
     def merge(self, effect: f.MergeFragment) -> None:
         world = self._mortal
         self.check_held(effect)
-        self.under_way[effect.fragment] = effect.version
+        self.under_way[effect.fragment] = effect
         took, fails = world.draw(world.plan.merge_s), world.chance(world.plan.merge_failure)
         world.while_alive(took, lambda: self._complete(effect, fails))
 
@@ -99,6 +100,7 @@ class MortalMergeWorker(MergeWorker):
             return
         assert self.shard is not None
         facts = self.shard.merge(effect).facts
+        self.completed.add(effect)
         self._stands(effect.fragment, effect.version, effect.step)
         world.tell(e.MergeCompleted(world.now, effect.fragment, effect.version, facts.digest, 0.0, facts.base_digest))
 
