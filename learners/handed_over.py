@@ -77,6 +77,12 @@ class HandedOver:
         """What a call of this synchroniser, or of a process of its job, carried. It is cancelled when another is joined."""
         return self._of(epoch).received(carried, abandoned)
 
+    def hindrances(self) -> tuple[str, ...]:
+        """What is in the way of what this process pulls, for operators."""
+        with self._joined:
+            endpoint = self._endpoint
+        return () if endpoint is None else endpoint.hindrances()
+
     def subject(self, epoch: Epoch) -> str:
         """What this process is called in the channel of this synchroniser."""
         return self._of(epoch).membership.subject

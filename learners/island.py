@@ -244,6 +244,11 @@ class Island:
         self._outbox.heed(epoch)
         self._handed_over.join(membership, ray.util.get_node_ip_address())
 
+    def hindrances(self, epoch: Epoch) -> tuple[str, ...]:
+        """What is in the way of what this process pulls."""
+        self._outbox.heed(epoch)
+        return self._handed_over.hindrances()
+
     def take_payload(self, epoch: Epoch, fragment: FragmentId, offer: int) -> Carried | None:
         """The offer's bytes, or a ticket for them; ``None`` if a newer offer has replaced it."""
         self._outbox.heed(epoch)

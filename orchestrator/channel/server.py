@@ -99,7 +99,7 @@ class ChannelServer:
         self._threads: list[threading.Thread] = []
         self._unproven: dict[socket.socket, None] = {}
         self._closed = threading.Event()
-        self._listeners: list[socket.socket] = [_bound(listening.host, listening.ports)]
+        self._listeners: list[socket.socket] = [bound(listening.host, listening.ports)]
         port = self._listeners[0].getsockname()[1]
         self.address = Address(listening.advertised or listening.host, port)
         self._local = local_memory.new_name() if listening.local_memory and local_memory.AVAILABLE else None
@@ -311,7 +311,7 @@ def _is_range(request: Request, served: _Payload) -> bool:
     return request.start % served.range_bytes == 0 and request.size == size >= 0
 
 
-def _bound(host: str, ports: tuple[int, int]) -> socket.socket:
+def bound(host: str, ports: tuple[int, int]) -> socket.socket:
     """A listener on the first free port of the range, tried in random order; on this host's address and no other."""
     numbers = list(range(ports[0], ports[1] + 1))
     random.shuffle(numbers)
