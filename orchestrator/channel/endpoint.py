@@ -134,12 +134,14 @@ class Endpoint:
     def _in_words(self, hindrance: Hindrance) -> str:
         host, there = self.server.address.host, hindrance.address
         if hindrance.is_distrust:
-            said = f"{there} and this process at {host} do not trust each other ({hindrance.reason})"
-            return f"{said}. Let the channel's connections through as they are: nothing may open their encryption."
+            words = f"{there} and this process at {host} do not trust each other ({hindrance.reason})"
+            return f"{words}. Let the channel's connections through as they are: nothing may open their encryption."
         first, last = self.membership.terms.ports
         name = f"transport.ports, {first} to {last}," if last else "any port (or name a range in transport.ports)"
-        said = f"nothing comes from {there} to {host} ({hindrance.reason})"
-        return f"{said}. Let TCP to {there.host} through, on {name} and back likewise; `atoll doctor --lines` tries it."
+        words = f"nothing comes from {there} to {host} ({hindrance.reason})"
+        return (
+            f"{words}. Let TCP to {there.host} through, on {name} and back likewise; `atoll doctor --lines` tries it."
+        )
 
     def close(self) -> None:
         self.client.close()

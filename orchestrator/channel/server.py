@@ -61,7 +61,7 @@ class _Payload:
         self.range_bytes = range_bytes_of(len(self.content))
         self.checksums = range_checksums(self.content, self.range_bytes)
         self.checksum = composite(self.checksums)
-        self.requested_at = time.monotonic()
+        self.moved_at = time.monotonic()
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._over = False
@@ -153,10 +153,10 @@ class ChannelServer:
             served.close()
 
     def idle_s(self, payload: str) -> float:
-        """How long nobody with a ticket has asked for a part of this payload; 0 where there is none of this name."""
+        """How long nobody with a ticket has asked for or taken any of this payload; 0 where there is none of this name."""
         with self._lock:
             served = self._payloads.get(payload)
-        return 0.0 if served is None else time.monotonic() - served.requested_at
+        return 0.0 if served is None else time.monotonic() - served.moved_at
 
     def advance(self, epoch: int) -> None:
         """Tickets of other epochs are refused from now on."""
@@ -286,7 +286,7 @@ class ChannelServer:
             frames.send_reason(stream, Status.REFUSED, str(error))
             return None
         if served is not None:
-            served.requested_at = time.monotonic()
+            served.moved_at = time.monotonic()
         else:
             frames.send_reason(stream, Status.WITHDRAWN, "It is not served here, or no longer.")
         return served
@@ -304,6 +304,7 @@ class ChannelServer:
                 return
             stream.send(batch)
             sent += len(batch)
+            served.moved_at = time.monotonic()
 
 
 def _is_range(request: Request, served: _Payload) -> bool:

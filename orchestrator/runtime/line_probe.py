@@ -1,6 +1,8 @@
 """The lines between the node groups of a running cluster, measured for `atoll doctor --lines`.
 
-    python -m orchestrator.runtime.line_probe --home .atoll [--ports 42000 42999]      one JSON object a line on stdout, for each line measured
+    python -m orchestrator.runtime.line_probe --home .atoll [--ports 42000 42999]
+
+    one JSON object a line on stdout, for each line measured
 
 One short-lived actor on one node of every group, and one on the head, answer and call each other beside Ray, over a plain
 TCP connection (``line_measurement``), one line at a time so that none slows another. They book nothing and end with this

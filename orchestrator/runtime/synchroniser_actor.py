@@ -105,7 +105,7 @@ class SynchroniserActor:
         context = JobContext(job, spec, self._run_dir, roots, epoch, self._now, self._post, self._queue.put)
         self._lines = context.lines
         self._shard = ShardWorker(context, ParameterShard(self._files.journal, epoch, retry), JobChannel(context))
-        self._evaluation = Evaluation(context, self._shard.parameters)
+        self._evaluation = Evaluation(context, self._shard)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
             context,

@@ -1,4 +1,4 @@
-"""A firewall that lets Ray through and not the parameter channel: everybody trains, nothing is merged, and an operator sees why."""
+"""A firewall that lets Ray through and not the parameter channel: islands train, nothing is merged, an operator sees why."""
 
 from __future__ import annotations
 
