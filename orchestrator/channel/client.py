@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 REQUESTS_AHEAD = 2
 PIECE_BYTES = 1 << 20
-"""Received between two looks at whether the pull is still wanted."""
+"""Received between two looks at whether the pull is still wanted, and checked while a cache still holds it."""
 DAMAGED_RANGES_MAX = 3
 BROKEN_MAX = 32
 """So many connections in a row that brought no whole range are no bad luck."""
@@ -348,12 +348,15 @@ class ChannelClient:
         part = pull.reception.part(number)
         if reply.size != len(part):
             raise frames.NotOfThisProtocol(f"{reply.size:,} bytes for a range of {len(part):,}")
+        range_checksum = 0
         with pull.receiving(stream.guard):
             for start in range(0, len(part), PIECE_BYTES):
                 if pull.unwanted():
                     raise _cancelled(pull.ticket)
-                stream.receive(part[start : start + PIECE_BYTES])
-        if checksum(part) != reply.checksum:
+                piece = part[start : start + PIECE_BYTES]
+                stream.receive(piece)
+                range_checksum = checksum(piece, range_checksum)
+        if range_checksum != reply.checksum:
             pull.damaged(number)
             raise ConnectionError(f"range {number} has arrived damaged")
         pull.arrived(number, reply.checksum)

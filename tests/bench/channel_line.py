@@ -1,9 +1,9 @@
 """What the parameter channel carries over a long fat line: 1 Gbit/s, 100 ms there and back. Needs root.
 
-Two regions of ``tests/wan``: tbf at both ends, and a relay that delays. Beside the channel, plain and under mutual TLS, on the
-same line in the same run: sockets that do nothing but send and receive over as many connections, which is what the line, the
-relay and this machine have to give. ``bits`` are of the payload, so that headers (4.5 %) and slow start are a loss. A pull is
-measured on new connections (*cold*) and on those that stand (*warm*).
+Two regions of ``tests/wan``: tbf at both ends, and a relay that delays. Beside the channel, plain and under mutual TLS, on
+the same line in the same run: sockets that do nothing but send and receive over as many connections, which is what the line,
+the relay and this machine have to give. Shares are of the payload, so that headers (4.5 %) and slow start are a loss. A pull
+is measured on new connections (*cold*) and on those that stand (*warm*).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ CLONE_NEWNET = 0x40000000
 ISLAND = "europe"
 SOCKETS, PLAIN, TLS = "sockets", "plain", "mutual TLS"
 PIECE_BYTES = 1 << 20
+STREAMS = Pulling().streams
 
 
 def main(asked: Options) -> list[Goal]:
@@ -120,9 +121,9 @@ def _send_sockets(pipe: Connection) -> None:
     pipe.send(listener.getsockname())
     for _ in ("cold", "warm"):
         senders = []
-        for _ in range(Pulling.streams):
+        for _ in range(STREAMS):
             connection, _ = listener.accept()
-            senders.append(threading.Thread(target=_send, args=(connection, content, size // Pulling.streams)))
+            senders.append(threading.Thread(target=_send, args=(connection, content, size // STREAMS)))
             senders[-1].start()
         for sender in senders:
             sender.join()
@@ -145,7 +146,7 @@ def _receive_sockets(pipe: Connection) -> None:
                 pass
 
     def pull() -> None:
-        receivers = [threading.Thread(target=receive) for _ in range(Pulling.streams)]
+        receivers = [threading.Thread(target=receive) for _ in range(STREAMS)]
         for receiver in receivers:
             receiver.start()
         for receiver in receivers:
