@@ -63,6 +63,9 @@ class Line(Answer):
     down_busy_seconds: float = Field(description="how long publications were under way")
     queued_fragments: int = Field(description="published for the island and not arrived, right now")
     queued_bytes: int
+    trouble: str | None = Field(
+        default=None, description="what is in the way of its payloads right now, and the remedy"
+    )
 
 
 class Island(Answer):

@@ -13,11 +13,15 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+import ray
 
 from learners.contract import Trainer
+from learners.handed_over import HandedOver
 from orchestrator import logbook
 from orchestrator.actors.evaluator import EvaluatorFactory, InitialModel
+from orchestrator.channel.endpoint import Carried, Membership
+from orchestrator.core.vocabulary import Epoch
+from orchestrator.parameters import wire_format
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +35,21 @@ class Evaluator:
         os.nice(niceness)
         self._spec = spec
         self._trainer: Trainer | None = None
+        self._handed_over = HandedOver()
 
     def initial_model(self) -> InitialModel:
         """Θ at version 0."""
         trainer = self._built()
         return InitialModel(trainer.initial_parameters(), dict(trainer.roles()))
 
-    def evaluate(self, parameters: Mapping[str, np.ndarray], limit_s: float | None) -> tuple[float, int, float]:
-        """The held-out loss of ``parameters``, in nats per token, of how many sequences, and the seconds that took."""
+    def join_channel(self, epoch: Epoch, membership: Membership) -> None:
+        """Take part in the job's channel, by which this synchroniser hands Θ over."""
+        self._handed_over.join(membership, ray.util.get_node_ip_address())
+
+    def evaluate(self, epoch: Epoch, limit_s: float | None, *payloads: Carried) -> tuple[float, int, float]:
+        """The held-out loss of Θ, a payload a fragment, in nats per token, of how many sequences, and the seconds taken."""
+        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
+        parameters = {name: array for content in contents for name, array in wire_format.decode(content).items()}
         measured = self._built().evaluate(parameters, math.inf if limit_s is None else limit_s)
         return measured.loss, measured.sequence_count, measured.seconds
 

@@ -86,7 +86,7 @@ class HeldStates(Generic[State]):
     """
 
     def __init__(
-        self, cut: Callable[[], Sequence[State]], idle_s: float, clock: Callable[[], float] = monotonic
+        self, cut: Callable[[], Sequence[State]], idle_s: Callable[[], float], clock: Callable[[], float] = monotonic
     ) -> None:
         self._cut, self._idle_s, self._clock = cut, idle_s, clock
         self._lock = threading.Lock()
@@ -96,8 +96,8 @@ class HeldStates(Generic[State]):
     def give(self, receiver: str, fragment: int) -> State:
         """The fragment at the boundary at which this receiver first asked; at a new one if that is not there any more."""
         with self._lock:
-            now = self._clock()
-            for idle in [name for name, (_, at) in self._latest.items() if now - at > self._idle_s]:
+            now, idle_s = self._clock(), self._idle_s()
+            for idle in [name for name, (_, at) in self._latest.items() if now - at > idle_s]:
                 del self._latest[idle], self._states[idle]
             latest, _ = self._latest.get(receiver, (fragment, now))
             if latest != fragment:

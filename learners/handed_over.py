@@ -2,7 +2,8 @@
 
 It joins the channel once for each synchroniser; what needs the channel of a synchroniser that it has not joined yet waits a
 little. An offer is served until the synchroniser has it, or a newer one of its fragment takes its place; a part of the own
-state until its receiver has it, or has not asked for any of it for ``idle_s``. Thread-safe.
+state until its receiver has it, or no byte of it has moved for as long as its size explains (``transfer_limit``).
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from learners.transfer_limit import held_s
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Payload
 from orchestrator.channel.ticket import SHARD
 from orchestrator.core.vocabulary import Epoch, FragmentId
@@ -22,8 +24,7 @@ JOIN_S = 10.0
 class HandedOver:
     """One process's; no member of any channel at first."""
 
-    def __init__(self, idle_s: float) -> None:
-        self._idle_s = idle_s
+    def __init__(self) -> None:
         self._joined = threading.Condition()
         self._endpoint: Endpoint | None = None
         self._offered: dict[FragmentId, tuple[int, Payload]] = {}
@@ -61,8 +62,10 @@ class HandedOver:
         """A part of the own state for a call to this process."""
         endpoint = self._of(epoch)
         with self._joined:
-            for name in [name for name in self._donated if endpoint.server.idle_s(name) > self._idle_s]:
-                del self._donated[name]
+            terms, idle_s = endpoint.membership.terms, endpoint.server.idle_s
+            for name in list(self._donated):
+                if idle_s(name) > held_s(self._donated[name].byte_count, terms.stall_s, terms.bytes_per_s):
+                    del self._donated[name]
             payload = endpoint.payload(f"state/{receiver}", content)
             self._donated[payload.name] = payload
         return payload.carried(receiver)
@@ -76,6 +79,12 @@ class HandedOver:
     def received(self, epoch: Epoch, carried: Carried, abandoned: Callable[[], bool] = lambda: False) -> memoryview:
         """What a call of this synchroniser, or of a process of its job, carried. It is cancelled when another is joined."""
         return self._of(epoch).received(carried, abandoned)
+
+    def hindrances(self) -> tuple[str, ...]:
+        """What is in the way of what this process pulls, for operators."""
+        with self._joined:
+            endpoint = self._endpoint
+        return () if endpoint is None else endpoint.hindrances()
 
     def subject(self, epoch: Epoch) -> str:
         """What this process is called in the channel of this synchroniser."""

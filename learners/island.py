@@ -54,8 +54,6 @@ from orchestrator.roots import AllowedRoots
 
 SYNTHETIC = "learners.synthetic"
 
-HELD_IDLE_S = 600.0
-"""Whoever takes a state from here, and has asked for nothing for so long, asks for nothing more."""
 ABSENCE_CHECK_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -98,16 +96,16 @@ class Island:
         self._roots = AllowedRoots()
         self._saves: set[int] = set()
         self._outbox = Outbox(self._standing)
-        self._handed_over = HandedOver(HELD_IDLE_S)
+        self._handed_over = HandedOver()
         self._loop: IslandLoop | None = None
         self._catching_up = CatchingUp(self._outbox)
         self._ready: Ready | None = None
         self._computes = False
         self._watchdog = Watchdog(abandoned_after_s, self._give_up)
         self._shard_index = 0
-        self._throttle = Throttle(None)
+        self._throttle, self._held_s = Throttle(None), 0.0
         self._of_one_boundary = True
-        self._held_states = HeldStates(self._export_fragments, HELD_IDLE_S)
+        self._held_states = HeldStates(self._export_fragments, lambda: self._held_s)
         self._fragment_sizes: tuple[int, ...] = ()
 
     def hello(self) -> dict[str, Any]:
@@ -244,6 +242,11 @@ class Island:
         self._outbox.heed(epoch)
         self._handed_over.join(membership, ray.util.get_node_ip_address())
 
+    def hindrances(self, epoch: Epoch) -> tuple[str, ...]:
+        """What is in the way of what this process pulls."""
+        self._outbox.heed(epoch)
+        return self._handed_over.hindrances()
+
     def take_payload(self, epoch: Epoch, fragment: FragmentId, offer: int) -> Carried | None:
         """The offer's bytes, or a ticket for them; ``None`` if a newer offer has replaced it."""
         self._outbox.heed(epoch)
@@ -294,6 +297,9 @@ class Island:
             shapes = trainer.tensor_shapes()
             fragments = fragment_map.build(shapes, knobs["fragments"], trainer.roles())
             self._fragment_sizes = fragment_map.sizes(fragments, shapes)
+            largest = transfer_limit.STATE_BYTES_PER_PARAMETER * max(self._fragment_sizes)
+            stall_s, bytes_per_s = (spec["transport"][term] for term in ("stall_s", "bytes_per_s"))
+            self._held_s = transfer_limit.BOUNDARY_S + transfer_limit.held_s(largest, stall_s, bytes_per_s)
             plan = LoopPlan(
                 fragments=fragments,
                 interval_steps=knobs["interval_steps"],

@@ -24,6 +24,14 @@ def queue_s(byte_count: int, bytes_per_s: float | None) -> float:
     return 0.0 if bytes_per_s is None else QUEUE_S + (REQUESTS_AHEAD_MAX + 1) * byte_count / bytes_per_s
 
 
+def held_s(byte_count: int, stall_s: float, bytes_per_s: float | None) -> float:
+    """How long a donor holds so many bytes of which none moves, for whoever was told of them.
+
+    ``stall_s`` is the pull's own limit of progress. It may have to wait for another of this size, at the cap of the link.
+    """
+    return ANSWER_S + stall_s + byte_count / min(SLOWEST_BYTES_PER_S, bytes_per_s or SLOWEST_BYTES_PER_S)
+
+
 def limit_s(byte_count: int, bytes_per_s: float | None) -> float:
     """How long whoever requests so many bytes waits for them, from a donor with this limit on its rate."""
     return BOUNDARY_S + ANSWER_S + byte_count / SLOWEST_BYTES_PER_S + queue_s(byte_count, bytes_per_s)

@@ -228,6 +228,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "learners",
             CORE,
             "orchestrator.actors",
+            "orchestrator.channel.endpoint",
             "orchestrator.parameters",
             "orchestrator.errors",
             "orchestrator.logbook",

@@ -43,17 +43,29 @@ def doctor(
         float | None,
         typer.Option("--step-s", min=1e-6, max=1e6, help="With --lines: an inner step's time.", show_default=False),
     ] = None,
+    ports: Annotated[
+        tuple[int, int] | None,
+        typer.Option(
+            "--ports",
+            min=0,
+            max=65535,
+            help="With --lines: measure by these ports, first and last. Default: transport.ports of --config.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: Python, Ray, JAX, ports, disk, clocks, home, memory, cores, leftovers. Each with its remedy.
 
     With --lines: measure the lines between the node groups of the running cluster, a few MB each way, and say which of H, τ,
-    P and codec to change so that every fragment is back in time.
+    P and codec to change so that every fragment is back in time. Where nothing comes through, say which address and port
+    could not be reached from where.
     """
-    if lines or any(option is not None for option in (job, config, parameters, step_s)):
+    if lines or any(option is not None for option in (job, config, parameters, step_s, ports)):
         from api.commands.doctor_lines import Subject, examine_lines
 
-        raise typer.Exit(examine_lines(Home(home), url, Subject(job, config, parameters, step_s), as_json=as_json))
+        subject = Subject(job, config, parameters, step_s, ports)
+        raise typer.Exit(examine_lines(Home(home), url, subject, as_json=as_json))
     from api.installation.check_result import State
     from api.installation.doctor import examine
 

@@ -40,19 +40,29 @@ LINES_FOR_ADVICE = "For advice say what is trained: --job JOB, --config SPEC, or
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the advice is for: a job, or a specification; figures that are given outrank theirs."""
+    """What the advice is for: a job, or a specification; figures that are given outrank theirs.
+
+    ``ports`` are those by which lines are measured."""
 
     job: str | None
     config: Path | None
     parameters: float | None
     step_s: float | None
+    ports: tuple[int, int] | None = None
+
+
+def _ports(subject: Subject) -> tuple[int, int]:
+    """Those that were given, or else the specification's."""
+    if subject.ports is not None:
+        return subject.ports
+    return (0, 0) if subject.config is None else parse_job(read_document(subject.config)).transport.ports
 
 
 def examine_lines(home: Home, url: str | None, subject: Subject, *, as_json: bool) -> int:
     """Measure, print, advise; returns the exit code, 1 where a line carries nothing or is too slow for any advice."""
     request = _request(home, url, subject)
     lines = []
-    for line in measured_lines(home):
+    for line in measured_lines(home, _ports(subject)):
         if not as_json:
             say(f"measured {line.one} ─ {line.other}")
         lines.append(line)

@@ -33,9 +33,12 @@ class MeasuredLine(BaseModel):
     problem: str | None = None
 
 
-def measured_lines(home: Home) -> Iterator[MeasuredLine]:
-    """Each line once it is measured. Raises InfrastructureError where there is no cluster, or it cannot be joined."""
-    command = [sys.executable, "-m", PROBE_MODULE, "--home", str(home.path)]
+def measured_lines(home: Home, ports: tuple[int, int] = (0, 0)) -> Iterator[MeasuredLine]:
+    """Each line once it is measured, by way of a free one of these ports (0, 0: any).
+
+    Raises InfrastructureError where there is no cluster, or it cannot be joined.
+    """
+    command = [sys.executable, "-m", PROBE_MODULE, "--home", str(home.path), "--ports", *map(str, ports)]
     process = subprocess.Popen(
         command,
         env=built(os.environ),

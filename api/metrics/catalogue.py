@@ -202,6 +202,12 @@ _FAMILIES = (
     Family("gauge", "atoll_line_queued_bytes", ISLAND, "Their bytes, as updates where there are any."),
     Family(
         "gauge",
+        "atoll_line_hindered",
+        ISLAND,
+        "1 while the island's payloads do not come through (a firewall, certificates); the job's page says why.",
+    ),
+    Family(
+        "gauge",
         "atoll_fragment_update_norm",
         _FRAGMENT,
         "Norm of the last outer step's change of the fragment. A jump: its contributions changed.",

@@ -178,6 +178,7 @@ def _of_lines(job: str, record: StatusRecord, wire: Mapping[str, str]) -> Iterat
         yield Sample("atoll_line_busy_seconds", (*labels, "down"), line["down_busy_seconds"])
         yield Sample("atoll_line_queued_fragments", labels, line["queued_fragments"])
         yield Sample("atoll_line_queued_bytes", labels, line["queued_bytes"])
+        yield Sample("atoll_line_hindered", labels, line.get("trouble") is not None)
 
 
 def _of_norms(job: str, record: StatusRecord) -> Iterator[Sample]:

@@ -102,6 +102,7 @@ class _Line(_Part):
     down_busy_seconds: Seconds
     queued_fragments: Count
     queued_bytes: Count
+    trouble: str | None = None
 
 
 class _Lines(_Part):

@@ -135,7 +135,7 @@ def island_table(islands: list[Island], now_s: float | None) -> Table:
             f"{island.tokens_total:,}",
             _number(island.loss, ".3f"),
             "–" if merged is None else f"{max(0.0, merged):.0f} s ago",
-            Text(island.flag, style="bold red") if island.flag else Text(_why(island), style="dim"),
+            Text(_wrong(island), style="bold red") if _wrong(island) else Text(_why(island), style="dim"),
         )
     return table
 
@@ -154,6 +154,11 @@ def wire_words(job: Job) -> str:
 def queue_place(job: JobSummary) -> str:
     """The place of a queued job, and why it waits."""
     return f"queued as number {job.queue_position}: {job.reason}"
+
+
+def _wrong(island: Island) -> str:
+    """What is wrong with what it contributes, or in the way of it."""
+    return island.flag or (island.line.trouble if island.line is not None else None) or ""
 
 
 def _why(island: Island) -> str:

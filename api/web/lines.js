@@ -16,6 +16,7 @@ export function lines(job) {
     h("p", { class: "soft" }, codecs(job.wire), "Counted since the synchroniser last began."),
     carried.length > 0 &&
       table("What each line carried, and how long it was busy", ["Island", "Up", "Down", "Of it whole", "Queued"], carried.map(lineRow)),
+    carried.filter(({ line }) => line.trouble).map(({ island, line }) => h("p", { class: "notice" }, `${island}: ${line.trouble}`)),
     merged.length > 0 &&
       table("What each fragment's last update changed", ["Fragment", "Norm", "Owed by the codec"], merged.map(normRow)),
   ];

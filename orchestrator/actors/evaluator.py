@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from orchestrator.core.vocabulary import Epoch
 from orchestrator.logbook import Logbook
 from orchestrator.parameters.roles import Roles
 from orchestrator.parameters.tensors import Tensors
+
+if TYPE_CHECKING:
+    from orchestrator.channel.endpoint import Carried, Membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,9 @@ class InitialModel:
 class EvaluatorInterface(Protocol):
     def initial_model(self) -> InitialModel: ...
 
-    def evaluate(self, parameters: Tensors, limit_s: float | None, /) -> tuple[float, int, float]: ...
+    def join_channel(self, epoch: Epoch, membership: Membership, /) -> None: ...
+
+    def evaluate(self, epoch: Epoch, limit_s: float | None, /, *payloads: Carried) -> tuple[float, int, float]: ...
 
     def unigram_loss(self) -> float: ...
 

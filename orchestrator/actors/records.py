@@ -33,6 +33,7 @@ class LineRecord(TypedDict):
     down_payloads, down_bytes  by kind: update, values, state
     *_busy_seconds             how long something was under way in that direction
     queued_*                   published for the island and not arrived, right now
+    trouble                    what is in the way of its payloads, right now
     """
 
     up_payloads: int
@@ -43,6 +44,7 @@ class LineRecord(TypedDict):
     down_busy_seconds: float
     queued_fragments: int
     queued_bytes: int
+    trouble: str | None
 
 
 class LinesRecord(TypedDict):

@@ -23,9 +23,9 @@ def range_bytes_of(size: int) -> int:
     return min(RANGE_BYTES_MAX, max(RANGE_BYTES_MIN, size // RANGES_WANTED // MIB * MIB))
 
 
-def checksum(content: memoryview) -> int:
-    """The crc32c of these bytes."""
-    return crc32c(content)
+def checksum(content: memoryview, before: int = 0) -> int:
+    """The crc32c of these bytes, after those that have the checksum ``before``."""
+    return crc32c(content, before)
 
 
 def range_checksums(content: memoryview, range_bytes: int) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from orchestrator.channel.cap import ByteBudget, wait
 from orchestrator.channel.certificates import Identity
 from orchestrator.channel.checksums import checksum, composite, range_checksums
 from orchestrator.channel.frames import Request, Status
+from orchestrator.channel.hindrance import Hindrances
 from orchestrator.channel.reception import Reception
 from orchestrator.channel.stream import SLICE_S, Guard, PlainStream, Stream, TlsStream
 from orchestrator.channel.ticket import EXPRESS_BYTES, Address, Ticket
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 REQUESTS_AHEAD = 2
 PIECE_BYTES = 1 << 20
-"""Received between two looks at whether the pull is still wanted."""
+"""Received between two looks at whether the pull is still wanted, and checked while a cache still holds it."""
 DAMAGED_RANGES_MAX = 3
 BROKEN_MAX = 32
 """So many connections in a row that brought no whole range are no bad luck."""
@@ -166,7 +167,10 @@ class _Pull:
 
 
 class ChannelClient:
-    """Pulls until ``close``, in as many threads as call it. ``subject`` is the island that it pulls for."""
+    """Pulls until ``close``, in as many threads as call it. ``subject`` is the island that it pulls for.
+
+    ``hindrances`` are of the addresses from which nothing comes at present.
+    """
 
     def __init__(self, subject: str, *, identity: Identity | None = None, pulling: Pulling | None = None) -> None:
         self._subject, self._pulling = subject, pulling or Pulling()
@@ -174,6 +178,7 @@ class ChannelClient:
         self._budget = ByteBudget(self._pulling.bytes_max)
         self._closed = threading.Event()
         self._lock = threading.Lock()
+        self.hindrances = Hindrances()
         self._idle: dict[_Lane, list[Stream]] = {}
         self._connect_s: dict[Address, float] = {}
 
@@ -302,7 +307,7 @@ class ChannelClient:
                 pull.dismiss(address, failed.reason)
                 continue
             except (OSError, TransferStalled) as error:
-                if isinstance(error, ssl.SSLError) and _is_distrust(error):
+                if _is_distrust(error):
                     detail = f"{address} and this process do not trust each other: {error}."
                     pull.dismiss(address, TransferRefused(detail=detail))
                     continue
@@ -324,7 +329,8 @@ class ChannelClient:
                     frames.send_request(stream, Request(pull.ticket.credential, start, size))
                 if not owed:
                     break
-                self._receive_range(pull, stream, owed[0])
+                with self.hindrances.waiting(lane.address, stream.guard):
+                    self._receive_range(pull, stream, owed[0])
                 owed.popleft()
         except BaseException:
             for number in reversed(owed):
@@ -342,12 +348,15 @@ class ChannelClient:
         part = pull.reception.part(number)
         if reply.size != len(part):
             raise frames.NotOfThisProtocol(f"{reply.size:,} bytes for a range of {len(part):,}")
+        range_checksum = 0
         with pull.receiving(stream.guard):
             for start in range(0, len(part), PIECE_BYTES):
                 if pull.unwanted():
                     raise _cancelled(pull.ticket)
-                stream.receive(part[start : start + PIECE_BYTES])
-        if checksum(part) != reply.checksum:
+                piece = part[start : start + PIECE_BYTES]
+                stream.receive(piece)
+                range_checksum = checksum(piece, range_checksum)
+        if range_checksum != reply.checksum:
             pull.damaged(number)
             raise ConnectionError(f"range {number} has arrived damaged")
         pull.arrived(number, reply.checksum)
@@ -365,14 +374,26 @@ class ChannelClient:
         return stream
 
     def _connected(self, lane: _Lane, guard: Guard) -> Stream:
+        try:
+            stream = self._opened(lane.address, guard)
+        except (OSError, TransferStalled) as error:
+            self.hindrances.failed(lane.address, _reason_of(error), is_distrust=_is_distrust(error))
+            raise
+        self.hindrances.reached(lane.address)
+        return stream
+
+    def _opened(self, address: Address, guard: Guard) -> Stream:
         began_at = time.monotonic()
-        address = (lane.address.host, lane.address.port)
-        connection = socket.create_connection(address, timeout=min(CONNECT_S, self._pulling.stall_s))
+        timeout_s = min(CONNECT_S, self._pulling.stall_s)
+        connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
         with self._lock:
-            self._connect_s[lane.address] = time.monotonic() - began_at
+            self._connect_s[address] = time.monotonic() - began_at
         try:
             stream = PlainStream(connection, guard)
-            return TlsStream(stream, self._context, server_side=False) if self._context is not None else stream
+            if self._context is None:
+                return stream
+            with self.hindrances.waiting(address, guard):
+                return TlsStream(stream, self._context, server_side=False)
         except BaseException:
             connection.close()
             raise
@@ -388,11 +409,19 @@ class ChannelClient:
             stream.close()
 
 
-def _is_distrust(error: ssl.SSLError) -> bool:
+def _is_distrust(error: OSError | TransferStalled) -> bool:
     """True where certificates are the matter, which another try does not change. A damaged record is another matter."""
+    if not isinstance(error, ssl.SSLError):
+        return False
     reason = (error.reason or "").upper()
     signs = ("UNKNOWN_CA", "CERTIFICATE", "DECRYPT_ERROR")  # the last is TLS's word for a signature that is not valid
     return isinstance(error, ssl.SSLCertVerificationError) or any(sign in reason for sign in signs)
+
+
+def _reason_of(error: OSError | TransferStalled) -> str:
+    if isinstance(error, TimeoutError | TransferStalled):
+        return "no answer"
+    return (isinstance(error, ssl.SSLError) and error.reason) or error.strerror or str(error)
 
 
 def _cancelled(ticket: Ticket) -> TransferCancelled:

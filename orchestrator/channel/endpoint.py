@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from orchestrator.channel.certificates import Identity
 from orchestrator.channel.client import ChannelClient, Pulling
+from orchestrator.channel.hindrance import Hindrance
 from orchestrator.channel.server import ChannelServer, Listening
-from orchestrator.channel.ticket import Ticket
+from orchestrator.channel.ticket import Address, Ticket
 from orchestrator.errors import ConfigurationError
 
 Carried = NDArray[np.uint8] | Ticket
@@ -124,6 +125,23 @@ class Endpoint:
         if isinstance(carried, Ticket):
             return self.client.pull(carried, abandoned=abandoned)
         return carried.data
+
+    def hindrances(self, address: Address | None = None) -> tuple[str, ...]:
+        """What is in the way of pulls from this address, or of all, at present, and what to do about it: for operators."""
+        hindered = self.client.hindrances.current()
+        return tuple(self._in_words(one) for one in hindered if address in (None, one.address))
+
+    def _in_words(self, hindrance: Hindrance) -> str:
+        host, there = self.server.address.host, hindrance.address
+        if hindrance.is_distrust:
+            words = f"{there} and this process at {host} do not trust each other ({hindrance.reason})"
+            return f"{words}. Let the channel's connections through as they are: nothing may open their encryption."
+        first, last = self.membership.terms.ports
+        name = f"transport.ports, {first} to {last}," if last else "any port (or name a range in transport.ports)"
+        words = f"nothing comes from {there} to {host} ({hindrance.reason})"
+        return (
+            f"{words}. Let TCP to {there.host} through, on {name} and back likewise; `atoll doctor --lines` tries it."
+        )
 
     def close(self) -> None:
         self.client.close()

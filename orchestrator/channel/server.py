@@ -61,7 +61,7 @@ class _Payload:
         self.range_bytes = range_bytes_of(len(self.content))
         self.checksums = range_checksums(self.content, self.range_bytes)
         self.checksum = composite(self.checksums)
-        self.requested_at = time.monotonic()
+        self.moved_at = time.monotonic()
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._over = False
@@ -99,7 +99,7 @@ class ChannelServer:
         self._threads: list[threading.Thread] = []
         self._unproven: dict[socket.socket, None] = {}
         self._closed = threading.Event()
-        self._listeners: list[socket.socket] = [_bound(listening.host, listening.ports)]
+        self._listeners: list[socket.socket] = [bound(listening.host, listening.ports)]
         port = self._listeners[0].getsockname()[1]
         self.address = Address(listening.advertised or listening.host, port)
         self._local = local_memory.new_name() if listening.local_memory and local_memory.AVAILABLE else None
@@ -153,10 +153,10 @@ class ChannelServer:
             served.close()
 
     def idle_s(self, payload: str) -> float:
-        """How long nobody with a ticket has asked for a part of this payload; 0 where there is none of this name."""
+        """How long nobody with a ticket has asked for or taken any of this payload; 0 where there is none of this name."""
         with self._lock:
             served = self._payloads.get(payload)
-        return 0.0 if served is None else time.monotonic() - served.requested_at
+        return 0.0 if served is None else time.monotonic() - served.moved_at
 
     def advance(self, epoch: int) -> None:
         """Tickets of other epochs are refused from now on."""
@@ -286,7 +286,7 @@ class ChannelServer:
             frames.send_reason(stream, Status.REFUSED, str(error))
             return None
         if served is not None:
-            served.requested_at = time.monotonic()
+            served.moved_at = time.monotonic()
         else:
             frames.send_reason(stream, Status.WITHDRAWN, "It is not served here, or no longer.")
         return served
@@ -304,6 +304,7 @@ class ChannelServer:
                 return
             stream.send(batch)
             sent += len(batch)
+            served.moved_at = time.monotonic()
 
 
 def _is_range(request: Request, served: _Payload) -> bool:
@@ -311,7 +312,7 @@ def _is_range(request: Request, served: _Payload) -> bool:
     return request.start % served.range_bytes == 0 and request.size == size >= 0
 
 
-def _bound(host: str, ports: tuple[int, int]) -> socket.socket:
+def bound(host: str, ports: tuple[int, int]) -> socket.socket:
     """A listener on the first free port of the range, tried in random order; on this host's address and no other."""
     numbers = list(range(ports[0], ports[1] + 1))
     random.shuffle(numbers)

@@ -6,13 +6,14 @@
 
 Busy seconds are those in which something was under way in that direction, so their rate is the line's utilisation by
 time, and bytes over busy seconds its speed. Counted since the synchroniser's own start: they begin at zero with every
-life of it, as Prometheus' counters may. Refuses to know how bytes travel, and what peers hand each other.
+life of it, as Prometheus' counters may. What is in a line's way is said while it is; of a region's lines, the first's.
+Refuses to know how bytes travel, and what peers hand each other.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from orchestrator.actors.records import LineRecord
@@ -52,6 +53,11 @@ class LineCounter:
         with self._lock:
             self._record["queued_fragments"], self._record["queued_bytes"] = fragments, byte_count
 
+    def hindered(self, trouble: str | None) -> None:
+        """What is in the way of payloads right now, either way, and what to do about it; None for nothing."""
+        with self._lock:
+            self._record["trouble"] = trouble
+
     def record(self) -> LineRecord:
         with self._lock:
             return _sum((self._record,))
@@ -76,6 +82,15 @@ class JobLines:
         return {island: counter.record() for island, counter in counters}
 
 
+def pause_reason(lines: Mapping[str, LineRecord], training: Collection[str], quorum: int) -> str | None:
+    """Why no fragment can merge, where the lines of so many islands that train are hindered; None if enough are not."""
+    troubles = {island: trouble for island in training if island in lines and (trouble := lines[island]["trouble"])}
+    if not troubles or len(training) - len(troubles) >= quorum:
+        return None
+    island, trouble = min(troubles.items())
+    return f"merging waits for the parameter channel of {', '.join(sorted(troubles))}. {island}: {trouble}"
+
+
 def by_region(lines: Mapping[str, LineRecord], regions: Mapping[str, str]) -> dict[str, LineRecord]:
     """The sums over each region's islands; ``regions`` is each island's."""
     members: dict[str, list[LineRecord]] = {}
@@ -94,6 +109,7 @@ def _nothing() -> LineRecord:
         down_busy_seconds=0.0,
         queued_fragments=0,
         queued_bytes=0,
+        trouble=None,
     )
 
 
@@ -106,6 +122,7 @@ def _sum(lines: Iterable[LineRecord]) -> LineRecord:
         total["down_busy_seconds"] += line["down_busy_seconds"]
         total["queued_fragments"] += line["queued_fragments"]
         total["queued_bytes"] += line["queued_bytes"]
+        total["trouble"] = total["trouble"] or line["trouble"]
         for kind in KINDS:
             total["down_payloads"][kind] += line["down_payloads"][kind]
             total["down_bytes"][kind] += line["down_bytes"][kind]

@@ -1,6 +1,7 @@
 """Evaluation beside the islands: an actor that holds the job's model makes the initial parameters, and measures Θ.
 
-It asks the data plane for Θ as it stands and has a thread of its own, so that it holds up no merge. An evaluator that dies
+It takes Θ as it is published and has a thread of its own, so that it holds up no merge; the evaluator pulls the bytes by
+the job's channel. An evaluator that dies
 is made again, on another node of its group if there is one; one that fails or hangs is ended, and the next question makes
 another. While its node group has no room for it, the head measures, and each loss says why.
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,16 +21,17 @@ from ray.exceptions import ActorDiedError, RayError
 
 from orchestrator.actors.evaluator import EvaluatorFactory, EvaluatorInterface, InitialModel
 from orchestrator.actors.handle import ActorHandle
+from orchestrator.channel.endpoint import Membership, Payload
 from orchestrator.core import effects, events
-from orchestrator.core.vocabulary import Version
 from orchestrator.errors import first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.logbook import service_logbook
-from orchestrator.parameters.tensors import Tensors
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import evaluator_name
 from orchestrator.runtime.placement import environment_of, refusal, resources_of
+from orchestrator.runtime.published import Published
 from orchestrator.runtime.settings import GROUP_LABEL
+from orchestrator.runtime.shard_worker import ShardWorker
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,9 @@ EVALUATION_BASE_S = 600.0
 SLOWEST_FLOPS = 1e9
 """Of one thread of a processor: an evaluator that does less than this has stopped."""
 FLOPS_PER_PARAMETER_AND_TOKEN = 2
+BYTES_PER_PARAMETER = 4
+SLOWEST_BYTES_PER_S = 1e6
+"""A line slower than this brings no Θ to an evaluator."""
 HEAD_NICENESS = 15
 """On the head measuring can wait; on a shared machine it must not take the processor from islands that train."""
 HEAD_ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "NPROC": "1"}
@@ -49,12 +54,13 @@ LIVES_MAX = 2
 
 
 class Evaluation:
-    """``parameters`` gives Θ as it stands, and the version of each fragment."""
+    """``shard`` has Θ, and the end of the job's channel at which it is served."""
 
-    def __init__(self, context: JobContext, parameters: Callable[[], tuple[Tensors, tuple[Version, ...]]]) -> None:
-        self._context, self._parameters = context, parameters
+    def __init__(self, context: JobContext, shard: ShardWorker) -> None:
+        self._context, self._shard = context, shard
         self._thread = ThreadPoolExecutor(1, "evaluate")
         self._evaluators: dict[str, ActorHandle[EvaluatorInterface]] = {}
+        self._memberships: dict[str, Membership] = {}
         self._evaluators_made = 0
         self.unigram_loss: float | None = None
         """Held-out loss of a model that knows only how often each token occurs: a figure for the report."""
@@ -69,8 +75,8 @@ class Evaluation:
 
     def evaluate(self, order: effects.Evaluate) -> None:
         """Measure Θ as it stands now; ``EvaluationCompleted`` or ``EvaluationFailed`` follows."""
-        parameters, _ = self._parameters()
-        self._thread.submit(self._context.guarded, lambda: self._evaluate(order, parameters))
+        published = self._shard.all_published()
+        self._thread.submit(self._context.guarded, lambda: self._evaluate(order, published))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -94,13 +100,14 @@ class Evaluation:
         if self._context.spec.evaluation.on != "head":  # its model is a copy of Θ that nobody may ever ask for
             self._drop_actor(HEAD)
 
-    def _evaluate(self, order: effects.Evaluate, parameters: Tensors) -> None:
+    def _evaluate(self, order: effects.Evaluate, published: Sequence[Published]) -> None:
+        payloads = [one.values() for one in published]  # served for as long as they are held here
         for life in range(1, LIVES_MAX + 1):
             group, remark = self._group()
             if remark:
                 log.warning("the head measures Θ: %s", remark)
             try:
-                loss, sequence_count, seconds = self._measured(group, order, parameters)
+                loss, sequence_count, seconds = self._measured(group, order, payloads)
             except (RayError, TimeoutError) as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 self._drop_actor(group)
@@ -113,19 +120,25 @@ class Evaluation:
                 self._post(events.EvaluationCompleted, order.global_version, *facts)
             return
 
-    def _measured(self, group: str, order: effects.Evaluate, parameters: Tensors) -> tuple[float, int, float]:
+    def _measured(self, group: str, order: effects.Evaluate, payloads: Sequence[Payload]) -> tuple[float, int, float]:
         """What ``EvaluatorInterface.evaluate`` answers. Raises RayError or TimeoutError."""
-        call = self._actor(group).call(EvaluatorInterface.evaluate, parameters, order.limit_s)
-        return ray.get(call, timeout=self._limit_s(sum(array.size for array in parameters.values())))
+        evaluator, epoch = self._actor(group), self._context.epoch
+        membership = self._memberships[group]
+        limit_s = self._limit_s(sum(payload.byte_count for payload in payloads))
+        ray.get(evaluator.call(EvaluatorInterface.join_channel, epoch, membership), timeout=limit_s)
+        carried = [payload.carried(membership.subject) for payload in payloads]
+        return ray.get(evaluator.call(EvaluatorInterface.evaluate, epoch, order.limit_s, *carried), timeout=limit_s)
 
     def _post(self, kind: Callable[..., events.Event], *facts: Any) -> None:
         self._context.post(lambda at: kind(at, *facts))
 
-    def _limit_s(self, parameter_count: int) -> float:
-        """How long an evaluation of so many parameters may take: by the arithmetic that it is."""
+    def _limit_s(self, byte_count: int) -> float:
+        """How long an evaluation of so many bytes of Θ may take: by the arithmetic that it is, and by the way there."""
         spec = self._context.spec
         token_count = spec.evaluation.sequences * spec.data.sequence_length
-        return EVALUATION_BASE_S + FLOPS_PER_PARAMETER_AND_TOKEN * parameter_count * token_count / SLOWEST_FLOPS
+        measuring_s = FLOPS_PER_PARAMETER_AND_TOKEN * byte_count / BYTES_PER_PARAMETER * token_count / SLOWEST_FLOPS
+        rate = min(SLOWEST_BYTES_PER_S, spec.transport.bytes_per_s or SLOWEST_BYTES_PER_S)
+        return EVALUATION_BASE_S + measuring_s + byte_count / rate
 
     def _group(self) -> tuple[str, str]:
         """The node group that measures this time, and why it is not the one that was asked for."""
@@ -145,6 +158,7 @@ class Evaluation:
         if group not in self._evaluators:
             self._evaluators_made += 1
             context, number = self._context, self._evaluators_made
+            self._memberships[group] = self._shard.channel.evaluator_membership(number)
             evaluator_class: EvaluatorFactory = cluster.actor_class(EVALUATOR_CLASS)
             self._evaluators[group] = cluster.start_actor(
                 evaluator_class,

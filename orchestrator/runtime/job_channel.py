@@ -30,6 +30,10 @@ class JobChannel:
         island, incarnation = process
         return self._membership(f"{island}:{incarnation}")
 
+    def evaluator_membership(self, number: int) -> Membership:
+        """Of the job's evaluator with this number."""
+        return self._membership(f"evaluator {number}")
+
     def close(self) -> None:
         self.endpoint.close()
 

@@ -18,6 +18,8 @@ import threading
 import time
 from dataclasses import dataclass
 
+from orchestrator.channel.server import bound
+
 KEY_BYTES = 16
 PINGS = 8
 CHUNK_BYTES = 64 << 10
@@ -51,11 +53,10 @@ class Measured:
 class Answerer:
     """Answers measurements with the right key, one at a time, until ``close``."""
 
-    def __init__(self, host: str, key: bytes, bounds: Bounds) -> None:
-        """Listens at ``host`` only. Raises OSError where that is no address of this machine."""
+    def __init__(self, host: str, key: bytes, bounds: Bounds, ports: tuple[int, int] = (0, 0)) -> None:
+        """Listens at ``host`` only, on a free one of these ports. Raises ConfigurationError where it cannot."""
         self._key, self._bounds = key, bounds
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family)
+        self._listener = bound(host, ports)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._serve, name="line-answerer", daemon=True).start()
 
@@ -88,10 +89,7 @@ class Answerer:
 def measured(host: str, port: int, key: bytes, bounds: Bounds) -> Measured:
     """Measure the line to the answerer there. Raises OSError where nothing comes through, or nobody answers."""
     with socket.create_connection((host, port), timeout=SILENCE_S) as line:
-        _prepare(line)
-        line.sendall(key)
-        if _exactly(line, KEY_BYTES) != key:
-            raise ConnectionError("somebody else answers there")
+        _introduced(line, key)
         round_trip = min(_ping(line) for _ in range(PINGS))
         began = time.perf_counter()
         sent = _send(line, bounds)
@@ -103,6 +101,19 @@ def measured(host: str, port: int, key: bytes, bounds: Bounds) -> Measured:
         received = _receive(line, bounds)
         back = time.perf_counter() - began
         return Measured(round_trip, _speed(sent, forth), _speed(received, back))
+
+
+def reach(host: str, port: int, key: bytes) -> None:
+    """Find the answerer there. Raises OSError where nothing comes through, or somebody else answers."""
+    with socket.create_connection((host, port), timeout=SILENCE_S) as line:
+        _introduced(line, key)
+
+
+def _introduced(line: socket.socket, key: bytes) -> None:
+    _prepare(line)
+    line.sendall(key)
+    if _exactly(line, KEY_BYTES) != key:
+        raise ConnectionError("somebody else answers there")
 
 
 def _ping(line: socket.socket) -> float:

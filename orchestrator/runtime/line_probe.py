@@ -1,6 +1,8 @@
 """The lines between the node groups of a running cluster, measured for `atoll doctor --lines`.
 
-    python -m orchestrator.runtime.line_probe --home .atoll      one JSON object a line on stdout, for each line measured
+    python -m orchestrator.runtime.line_probe --home .atoll [--ports 42000 42999]
+
+    one JSON object a line on stdout, for each line measured
 
 One short-lived actor on one node of every group, and one on the head, answer and call each other beside Ray, over a plain
 TCP connection (``line_measurement``), one line at a time so that none slows another. They book nothing and end with this
@@ -22,12 +24,13 @@ from typing import Any
 
 from orchestrator.errors import AtollError, first_line
 from orchestrator.runtime import cluster
-from orchestrator.runtime.line_measurement import KEY_BYTES, Answerer, Bounds, measured
+from orchestrator.runtime.line_measurement import KEY_BYTES, Answerer, Bounds, measured, reach
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL
 
 START_TIMEOUT_S = 60.0
 MEASURE_TIMEOUT_S = 60.0
 BOUNDS = Bounds(bytes_max=4 << 20, seconds_max=2.0)
+REMEDY = "Let TCP through between these addresses, both ways, on transport.ports"
 ALL_PAIRS_MAX = 8
 """Of node groups: beyond that only their lines to the head are measured, which are those that parameters take."""
 
@@ -35,9 +38,9 @@ ALL_PAIRS_MAX = 8
 class LineProbe:
     """On one node: the answering end of lines to it, and the calling end of lines from it."""
 
-    def __init__(self, host: str, key: bytes) -> None:
+    def __init__(self, host: str, key: bytes, ports: tuple[int, int]) -> None:
         self._key, self._host = key, host
-        self._answerer = Answerer(host, key, BOUNDS)
+        self._answerer = Answerer(host, key, BOUNDS, ports)
 
     def address(self) -> tuple[str, int]:
         return self._host, self._answerer.port
@@ -47,29 +50,45 @@ class LineProbe:
         try:
             return asdict(measured(host, port, self._key, BOUNDS))
         except OSError as error:
-            return {"problem": f"nothing comes through to {host}:{port}: {first_line(error)}"}
+            return {"problem": self._problem(host, port, error)}
+
+    def problem(self, host: str, port: int) -> str | None:
+        """What is in the way of connections from here to the probe there."""
+        try:
+            reach(host, port, self._key)
+        except OSError as error:
+            return self._problem(host, port, error)
+        return None
+
+    def _problem(self, host: str, port: int, error: OSError) -> str:
+        return f"nothing comes through from {self._host} to {host}:{port}: {first_line(error)}. {REMEDY}"
 
 
-def lines() -> Iterator[dict[str, Any]]:
-    """Measure the head's line to every node group, then those between groups. This process has joined the cluster."""
+def lines(ports: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    """Measure the head's line to every node group, then those between groups. This process has joined the cluster.
+
+    Probes answer on ``ports``, as a job's processes do on those of its specification; each must reach the other.
+    """
     import ray
 
     key = secrets.token_bytes(KEY_BYTES)
     places = _places(ray.nodes())
-    probes = {group: _probe(node, host, key) for group, (node, host) in places.items()}
+    probes = {group: _probe(node, host, key, ports) for group, (node, host) in places.items()}
     addresses: dict[str, tuple[str, int]] = {}
     problems: dict[str, str] = {}
     for group, probe in probes.items():
         try:
             addresses[group] = ray.get(probe.address.remote(), timeout=START_TIMEOUT_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            problems[group] = f"no process could be started on a node of {group}: {type(error).__name__}"
+            problems[group] = f"no process could be started on a node of {group}: {_reason_of(error)}"
     for one, other in _pairs(list(places)):
         problem = problems.get(one) or problems.get(other)
         figures: dict[str, Any] = {"problem": problem}
         if not problem:
             try:
                 figures = ray.get(probes[one].measure.remote(*addresses[other]), timeout=MEASURE_TIMEOUT_S)
+                back = ray.get(probes[other].problem.remote(*addresses[one]), timeout=MEASURE_TIMEOUT_S)
+                figures = {"problem": back} if back and not figures.get("problem") else figures
             except (ray.exceptions.RayError, TimeoutError) as error:
                 figures = {"problem": f"no answer from {one}: {type(error).__name__}"}
         yield {"one": one, "other": other, **figures}
@@ -92,21 +111,28 @@ def _pairs(groups: list[str]) -> list[tuple[str, str]]:
     return pairs if len(groups) <= ALL_PAIRS_MAX + 1 else [pair for pair in pairs if pair[0] == CONTROL_GROUP]
 
 
-def _probe(node: str, host: str, key: bytes) -> Any:
+def _probe(node: str, host: str, key: bytes, ports: tuple[int, int]) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(LineProbe).options(num_cpus=0, scheduling_strategy=strategy).remote(host, key)
+    return ray.remote(LineProbe).options(num_cpus=0, scheduling_strategy=strategy).remote(host, key, ports)
+
+
+def _reason_of(error: Exception) -> str:
+    """What a probe said itself, or else the name of what befell it."""
+    cause = getattr(error, "cause", None)
+    return first_line(cause) if isinstance(cause, AtollError) else type(error).__name__
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="The lines between node groups, as JSON.")
     parser.add_argument("--home", type=Path, required=True)
-    home = parser.parse_args(arguments).home
+    parser.add_argument("--ports", type=int, nargs=2, default=(0, 0))
+    options = parser.parse_args(arguments)
     try:
-        cluster.join(home)
-        for line in lines():
+        cluster.join(options.home)
+        for line in lines(tuple(options.ports)):
             print(json.dumps(line), flush=True)
     except AtollError as error:
         print(error, file=sys.stderr)

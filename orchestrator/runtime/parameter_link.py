@@ -1,6 +1,7 @@
 """The parameter link to one incarnation of an island: contributions up into the shard, publications down.
 
     up        ``request`` asks the island for an offer, ``fetch`` pulls its bytes and gives them to the shard
+    watch     what is in the way of payloads, here or at the island, for the status
     deliver   newest version of each fragment; at most one batch is under way, so a silent island costs no memory
 
 Ray's calls carry tickets, and small payloads; the rest travels by the job's channel, of which ``deliver`` makes the island's
@@ -29,10 +30,11 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.actors.island import IslandInterface
 from orchestrator.channel.endpoint import Carried, Membership
-from orchestrator.channel.ticket import Ticket
+from orchestrator.channel.hindrance import HINDERED_S
+from orchestrator.channel.ticket import Address, Ticket
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, PayloadId, ScheduleAnchor, Version
-from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError
+from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.line_traffic import LineCounter
 from orchestrator.parameters.shard import Held, Unusable
@@ -46,6 +48,8 @@ ARRIVAL_CHECK_S = 0.5
 PULL_SLICE_S = 5.0
 RETRY_S = 0.2
 JOIN_TIMEOUT_S = 10.0
+WATCH_S = 2.0
+"""Between two looks at what is in the way of payloads."""
 MARKER_TIMEOUT_S = 10.0
 """What waits behind it has a way that does not work, either."""
 PULLS_MAX = 4
@@ -91,6 +95,11 @@ class ParameterLink:
         self._passed_over: set[FragmentId] = set()
         """Whose last pull was abandoned for a newer offer. The next is not, so that a slow line brings one now and then."""
         self._dead = threading.Event()
+        self._served_at: Address | None = None
+        """Where the island's process serves, once a ticket has said so."""
+        self._not_joined: tuple[float, str] | None = None
+        """Since when, and why, the island is no member of the channel; None once it is."""
+        threading.Thread(target=context.guarded, args=(self._watch,), name=f"{name}.watch", daemon=True).start()
         threading.Thread(target=context.guarded, args=(self._deliver,), name=f"{name}.deliver", daemon=True).start()
 
     # ── up ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,6 +144,8 @@ class ParameterLink:
                 carried = self._link.get(request, PULL_SLICE_S)
                 if carried is None:
                     return None
+                if isinstance(carried, Ticket):
+                    self._served_at = carried.addresses[0]
                 content = self._shard.channel.endpoint.received(
                     carried, lambda: over() or superseded() or self._link.is_cut()
                 )
@@ -226,12 +237,42 @@ class ParameterLink:
             try:
                 call = self._actor.call(IslandInterface.join_channel, self._epoch, self._membership)
                 self._link.get(call, JOIN_TIMEOUT_S)
+                self._not_joined = None
                 return
             except ActorDiedError:
                 return  # the report link notices it, too
             except (RayError, TimeoutError) as error:
                 log.warning("%s: it has not joined the channel: %s", self._name, error)
+                self._not_joined = (self._not_joined or (time.monotonic(), ""))[0], _reason_of(error)
                 self._closed.wait(RETRY_S)
+
+    # ── what is in the way ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self) -> None:
+        """Say what is in the way of payloads, at either end, for as long as somebody waits for any."""
+        while self._link.wait_until_open() and not self._dead.is_set():
+            self._line.hindered(self._trouble_here() or self._trouble_there())
+            self._closed.wait(WATCH_S)
+        self._line.hindered(None)
+
+    def _trouble_here(self) -> str | None:
+        if (not_joined := self._not_joined) is not None and time.monotonic() - not_joined[0] >= HINDERED_S:
+            return f"it cannot take part in the channel: {not_joined[1]}"
+        if self._served_at is None:
+            return None
+        return "; ".join(self._shard.channel.endpoint.hindrances(self._served_at)) or None
+
+    def _trouble_there(self) -> str | None:
+        call = self._actor.call(IslandInterface.hindrances, self._epoch)
+        while not self._closed.is_set() and not self._dead.is_set():
+            try:
+                troubles = self._link.get(call, WATCH_S)
+                return "; ".join(troubles) if troubles else None
+            except TimeoutError:
+                continue  # the same call: a stopped island answers it when it goes on
+            except RayError:
+                return None  # the report link says why
+        return None
 
     def _call(self, fragment: FragmentId, delivery: Delivery, shipment: Shipment) -> ray.ObjectRef[int]:
         published = delivery.published
@@ -302,3 +343,8 @@ class ParameterLink:
     def _send_again(self, fragment: FragmentId, delivery: Delivery) -> None:
         with self._outgoing_changed:
             self._outgoing.setdefault(fragment, delivery)
+
+
+def _reason_of(error: RayError | TimeoutError) -> str:
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return first_line(cause) if str(cause) else "no answer"

@@ -92,8 +92,12 @@ class ShardWorker:
 
     def whole_state(self) -> tuple[tuple[Version, ...], int, list[Payload]]:
         """For an island that takes its state from here: versions, logical step, one payload a fragment."""
-        published = [self._published[fragment] for fragment in sorted(self._published)]
+        published = self.all_published()
         return tuple(p.version for p in published), self._shard.step(), [p.values() for p in published]
+
+    def all_published(self) -> list[Published]:
+        """Θ as it stands, fragment by fragment."""
+        return [self._published[fragment] for fragment in sorted(self._published)]
 
     def state_bytes(self) -> int:
         """How many bytes ``whole_state`` is."""

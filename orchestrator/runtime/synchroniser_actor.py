@@ -35,13 +35,13 @@ from orchestrator.config import JobSpec
 from orchestrator.core import effects as f
 from orchestrator.core import events
 from orchestrator.core.commands import Command, Cordon, Inject, IslandCommand, Scale, island_of, kind_of
-from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, JobPhase, NodeGroupId
+from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, IslandState, JobPhase, NodeGroupId
 from orchestrator.errors import Conflict, DataError, Fenced, NotFound, first_line
 from orchestrator.host import records, tape_sync
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import SNAPSHOT
-from orchestrator.host.line_traffic import by_region
+from orchestrator.host.line_traffic import by_region, pause_reason
 from orchestrator.host.posting import Undated
 from orchestrator.host.retry import RUN_FOLDER_REFUSES, TAPE_REFUSES, RetryingSink, only_full
 from orchestrator.host.snapshot_writer import SnapshotWriter
@@ -105,7 +105,7 @@ class SynchroniserActor:
         context = JobContext(job, spec, self._run_dir, roots, epoch, self._now, self._post, self._queue.put)
         self._lines = context.lines
         self._shard = ShardWorker(context, ParameterShard(self._files.journal, epoch, retry), JobChannel(context))
-        self._evaluation = Evaluation(context, self._shard.parameters)
+        self._evaluation = Evaluation(context, self._shard)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(
             context,
@@ -170,11 +170,18 @@ class SynchroniserActor:
         with self._state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
                 self._last_status = self._status(self._now())
-        view, trouble = self._last_status["view"], self._retrier.trouble
+        view, trouble, lines = self._last_status["view"], self._retrier.trouble, self._line_records()
         return self._last_status | {
             "disk_trouble": trouble,
-            "view": view | {"pause_reason": trouble or view["pause_reason"]},
+            "view": view | {"pause_reason": trouble or view["pause_reason"] or self._line_trouble(view, lines)},
+            "lines": lines,
         }
+
+    def _line_trouble(self, view: Mapping[str, Any], lines: LinesRecord) -> str | None:
+        if view["phase"] != JobPhase.RUNNING:
+            return None
+        training = [island["island"] for island in view["islands"] if island["state"] == IslandState.TRAINING]
+        return pause_reason(lines["islands"], training, self._policy.quorum)
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
         """Queue the command that ``document`` is the plain form of; its outcome appears among the status's commands.

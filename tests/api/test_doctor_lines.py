@@ -134,3 +134,21 @@ def test_a_probe_that_fails_says_why(probe: Any, tmp_path: Path) -> None:
 def test_without_a_cluster_the_probe_itself_says_so(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match="No cluster was started"):
         list(measured_lines(Home(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("options", "ports"), [((), "0 0"), (("--ports", "1", "2"), "1 2"), (("--config", "SPEC"), "42000 42999")]
+)
+def test_lines_are_measured_by_the_ports_of_the_specification_or_those_that_are_said(
+    probe: Any, tmp_path: Path, options: tuple[str, ...], ports: str
+) -> None:
+    spec = Installation(tmp_path).spec_file(transport={"ports": [42_000, 42_999]})
+    probe()
+    program = (
+        "import json, sys; print(json.dumps({'one': 'control', 'other': 'asia', 'problem': ' '.join(sys.argv[-2:])}))"
+    )
+    (tmp_path / "pretended_probe.py").write_text(program)
+    trained = ("--parameters", "1e6", "--step-s", "1")
+    code, text = doctor(*(spec if option == "SPEC" else option for option in options), *trained)
+    assert code == 1
+    assert ports in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.core.vocabulary import IslandId
-from orchestrator.host.line_traffic import JobLines, LineCounter, by_region
+from orchestrator.host.line_traffic import JobLines, LineCounter, by_region, pause_reason
 
 EAST, WEST, ASIA = IslandId("us-east"), IslandId("us-west"), IslandId("asia")
 
@@ -61,3 +61,28 @@ def test_nothing_is_lost_where_links_count_at_once() -> None:
         for _ in range(2000):
             pool.submit(counter.sent, "update", 3)
     assert counter.record()["down_bytes"]["update"] == 6000
+
+
+def test_what_is_in_a_lines_way_is_said_while_it_is_also_of_its_region() -> None:
+    lines = JobLines()
+    lines.of(EAST).waits(0, 0)
+    lines.of(ASIA).hindered("nothing comes from there")
+    regions = {EAST: "america", ASIA: "asia"}
+    assert lines.records()["asia"]["trouble"] == "nothing comes from there"
+    assert by_region(lines.records(), regions)["asia"]["trouble"] == "nothing comes from there"
+    assert by_region(lines.records(), regions)["america"]["trouble"] is None
+    lines.of(ASIA).hindered(None)
+    assert lines.records()["asia"]["trouble"] is None
+
+
+def test_merging_waits_for_lines_where_too_few_islands_have_a_free_one() -> None:
+    lines = JobLines()
+    for island in (EAST, WEST, ASIA):
+        lines.of(island).waits(0, 0)
+    assert pause_reason(lines.records(), [EAST], 2) is None, "what the core says of it is enough"
+    lines.of(ASIA).hindered("nothing comes from 10.0.0.3:42001")
+    assert pause_reason(lines.records(), [EAST, WEST, ASIA], 2) is None
+    reason = pause_reason(lines.records(), [WEST, ASIA], 2)
+    assert reason is not None
+    assert "asia: nothing comes from 10.0.0.3:42001" in reason
+    assert pause_reason(lines.records(), [EAST, WEST], 3) is None, "asia does not train"

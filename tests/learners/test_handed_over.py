@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from learners import handed_over
 from learners.handed_over import HandedOver
+from learners.transfer_limit import held_s
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Terms
 from orchestrator.channel.ticket import SHARD, Ticket
 from orchestrator.core.vocabulary import Epoch, FragmentId
@@ -18,7 +20,6 @@ ISLAND, PEER = "europe:1", "asia:2"
 TERMS = Terms(inline_bytes_max=0, stall_s=0.5)
 FIRST, SECOND = Epoch(1), Epoch(2)
 FRAGMENT = FragmentId(3)
-IDLE_S = 100.0
 
 
 def membership(subject: str, epoch: Epoch) -> Membership:
@@ -34,7 +35,7 @@ def shard() -> Iterator[Endpoint]:
 
 @pytest.fixture
 def island() -> Iterator[HandedOver]:
-    made = HandedOver(IDLE_S)
+    made = HandedOver()
     made.join(membership(ISLAND, FIRST), LOOPBACK)
     yield made
     made.close()
@@ -66,7 +67,7 @@ def test_a_newer_offer_takes_the_place_of_the_older_and_a_late_release_of_that_o
 
 
 def test_whoever_needs_the_channel_waits_until_this_process_has_joined_it(shard: Endpoint) -> None:
-    island, carried = HandedOver(IDLE_S), []
+    island, carried = HandedOver(), []
     payload = shard.payload("0/1", memoryview(b"published"))
     waiting = threading.Thread(target=lambda: carried.append(island.received(FIRST, payload.carried(ISLAND))))
     waiting.start()
@@ -120,7 +121,7 @@ def test_joining_again_changes_nothing_within_an_epoch_and_an_earlier_one_is_no_
 
 @pytest.fixture
 def peer() -> Iterator[HandedOver]:
-    made = HandedOver(IDLE_S)
+    made = HandedOver()
     made.join(membership(PEER, FIRST), LOOPBACK)
     yield made
     made.close()
@@ -142,10 +143,19 @@ def test_the_end_of_one_parts_transfer_ends_no_others(island: HandedOver, peer: 
     assert comes(peer, other)
 
 
-def test_a_part_that_nobody_asks_for_any_more_is_let_go_of(peer: HandedOver) -> None:
-    donor = HandedOver(idle_s=0.0)
+def test_a_part_that_nobody_asks_for_any_more_is_let_go_of(peer: HandedOver, monkeypatch: pytest.MonkeyPatch) -> None:
+    donor = HandedOver()
+    monkeypatch.setattr(handed_over, "held_s", lambda byte_count, stall_s, bytes_per_s: 0.0)
     donor.join(membership(ISLAND, FIRST), LOOPBACK)
     idle = donor.donate(FIRST, PEER, memoryview(b"moments"))
     donor.donate(FIRST, "somebody:1", memoryview(b"moments"))
     assert not comes(peer, idle)
     donor.close()
+
+
+def test_what_is_held_is_held_by_its_size_the_terms_and_the_rate() -> None:
+    small, large = held_s(1_000_000, 60.0, None), held_s(1_000_000_000, 60.0, None)
+    assert 60.0 < small < 600.0 < large
+    assert held_s(1_000_000_000, 60.0, 100_000.0) > 10_000.0
+    assert held_s(1_000_000_000, 60.0, 1e9) == large, "a cap that is no bound changes nothing"
+    assert held_s(0, 120.0, None) - held_s(0, 60.0, None) == 60.0

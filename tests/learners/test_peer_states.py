@@ -300,7 +300,7 @@ def test_a_held_state_is_of_one_boundary_until_its_receiver_has_it_or_asks_no_mo
         boundary = next(boundaries)
         return [(boundary, p) for p in range(3)]
 
-    held = HeldStates(cut, 10.0, lambda: now[0])
+    held = HeldStates(cut, lambda: 10.0, lambda: now[0])
     assert [held.give("a", p) for p in (0, 1, 1)] == [(0, 0), (0, 1), (0, 1)]  # an answer got lost
     assert held.give("b", 0) == (1, 0)
     now[0] = 8.0

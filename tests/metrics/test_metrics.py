@@ -178,6 +178,7 @@ def test_bytes_are_those_that_lines_carried_under_the_codec_that_they_were_in(de
     row, record = desk.store.job(desk.job), desk.control.status(desk.job)
     assert row is not None
     add_lines(record)
+    record["lines"]["islands"]["asia"]["trouble"] = "nothing comes from there"
     spec = {**row.spec, "synchroniser": {**row.spec["synchroniser"], "wire": {"up": "int8", "down": "int4"}}}
     shown = {(sample.family, sample.labels[1:]): sample.value for sample in samples(record, spec)}
     lines = record["lines"]["islands"]
@@ -189,6 +190,7 @@ def test_bytes_are_those_that_lines_carried_under_the_codec_that_they_were_in(de
         assert shown["atoll_payload_bytes", (*at, "down", "state", "float32")] == line["down_bytes"]["state"]
         assert shown["atoll_line_busy_seconds", (*at, "down")] == line["down_busy_seconds"]
         assert shown["atoll_line_queued_bytes", at] == line["queued_bytes"]
+        assert shown["atoll_line_hindered", at] == (island == "asia")
     assert shown["atoll_fragment_residue_ratio", ("0",)] == RESIDUE_RATIO
 
 

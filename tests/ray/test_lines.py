@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.control_port import RayControlPort
-from orchestrator.runtime.line_measurement import KEY_BYTES, Answerer, Bounds, measured
+from orchestrator.runtime.line_measurement import KEY_BYTES, Answerer, Bounds, measured, reach
 from tests.api.installation import environment
 from tests.waiting import PATIENCE_S
 
@@ -86,6 +87,22 @@ def test_where_nobody_listens_nothing_is_measured(answerer: Answerer) -> None:
         port = taken.getsockname()[1]
     with pytest.raises(OSError, match="refused"):
         measured("127.0.0.1", port, KEY, BOUNDS)
+
+
+def test_who_only_wants_to_know_whether_it_gets_there_is_answered_and_the_next_measured(answerer: Answerer) -> None:
+    reach("127.0.0.1", answerer.port, KEY)
+    assert measured("127.0.0.1", answerer.port, KEY, BOUNDS).round_trip_s > 0
+    with pytest.raises(OSError, match=r"ended|reset"):
+        reach("127.0.0.1", answerer.port, bytes(KEY_BYTES))
+
+
+def test_an_answerer_takes_a_port_of_its_range_or_says_that_none_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"{port} to {port}"):
+            Answerer("127.0.0.1", KEY, BOUNDS, (port, port))
+    with closing(Answerer("127.0.0.1", KEY, BOUNDS, (port, port))) as made:
+        assert made.port == port
 
 
 @pytest.mark.ray

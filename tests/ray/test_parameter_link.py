@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from orchestrator.channel.endpoint import Membership, Terms
+from orchestrator.channel.ticket import Address, Credential, Ticket
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, Version
-from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, TransferStalled
+from orchestrator.errors import ConfigurationError, PayloadDamaged, TransferCancelled, TransferError, TransferStalled
 from orchestrator.host.line_traffic import LineCounter
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from orchestrator.runtime.parameter_link import ParameterLink
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ray
 FRAGMENT = FragmentId(0)
 BYTES = memoryview(b"bytes")
+SERVED_AT = Address("10.0.0.2", 42_001)
+TICKET = Ticket((SERVED_AT,), "0/1", len(BYTES), 1 << 20, 0, Credential("job", 1, "shard", "0/1", b""), True)
 
 
 def offer(number: int, fragment: FragmentId = FRAGMENT) -> Offer:
@@ -33,8 +37,14 @@ class Island:
 
     def __init__(self) -> None:
         self.offers: list[int] = []
+        self.troubles: tuple[str, ...] = ()
+        self.refuses_to_join: Exception | None = None
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        if method.__name__ == "hindrances":
+            return self.troubles
+        if method.__name__ == "join_channel" and self.refuses_to_join is not None:
+            return self.refuses_to_join
         if method.__name__ == "take_payload":
             self.offers.append(arguments[-1])
             return np.frombuffer(BYTES, np.uint8)
@@ -51,6 +61,8 @@ class Line:
         pass
 
     def get(self, answer: Any, timeout_s: float) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     def impaired(self, content: memoryview | None) -> memoryview | None:
@@ -69,6 +81,10 @@ class Channel:
     def __init__(self) -> None:
         self.outcomes: list[TransferError | PayloadDamaged] = []
         self.while_pulling: Callable[[], None] = lambda: None
+        self.troubles: tuple[str, ...] = ()
+
+    def hindrances(self, address: Address) -> tuple[str, ...]:
+        return self.troubles if address == SERVED_AT else ()
 
     def received(self, carried: object, abandoned: Callable[[], bool]) -> memoryview:
         self.while_pulling()
@@ -90,19 +106,34 @@ def channel() -> Channel:
 
 
 @pytest.fixture
-def link(port: object, island: Island, channel: Channel) -> Iterator[ParameterLink]:
-    from orchestrator.runtime.parameter_link import ParameterLink  # imports Ray, which reads its environment then
+def counter() -> LineCounter:
+    return LineCounter()
 
+
+def made_link(
+    island: Island, channel: Channel, counter: LineCounter, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ParameterLink]:
+    from orchestrator.runtime import parameter_link  # imports Ray, which reads its environment then
+
+    monkeypatch.setattr(parameter_link, "WATCH_S", 0.01)
+    monkeypatch.setattr(parameter_link, "HINDERED_S", 0.0)
     closed = threading.Event()
     shard: Any = SimpleNamespace(
         channel=SimpleNamespace(endpoint=channel), receive=lambda payload, fragment, content: bytes(content)
     )
     context: Any = SimpleNamespace(epoch=Epoch(1), guarded=lambda work: work())
     of_job: Any = (island, context, Line(closed), closed, shard)
-    made = ParameterLink("asia.1", *of_job, Membership("job", "asia:1", 1, Terms()), LineCounter())
+    made = parameter_link.ParameterLink("asia.1", *of_job, Membership("job", "asia:1", 1, Terms()), counter)
     yield made
     closed.set()
     made.close()
+
+
+@pytest.fixture
+def link(
+    port: object, island: Island, channel: Channel, counter: LineCounter, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ParameterLink]:
+    yield from made_link(island, channel, counter, monkeypatch)
 
 
 def fetched(link: ParameterLink, number: int) -> object:
@@ -143,3 +174,36 @@ def test_an_offer_that_comes_damaged_again_and_again_is_skipped(
     channel.outcomes = [PayloadDamaged(payload="0/1", detail="it differs")]
     assert fetched(link, 1) is None
     assert island.offers == [1]
+
+
+def test_what_is_in_the_way_at_either_end_is_said_while_it_is(
+    link: ParameterLink, channel: Channel, island: Island, counter: LineCounter
+) -> None:
+    island.troubles = ("nothing comes from the synchroniser",)
+    wait_until(lambda: counter.record()["trouble"] == "nothing comes from the synchroniser")
+    island.troubles, channel.troubles = (), ("nothing comes from asia",)
+    wait_until(lambda: counter.record()["trouble"] is None)
+    assert link.fetch(offer(1), PayloadId("payload-1"), TICKET) == BYTES  # type: ignore[arg-type]
+    wait_until(lambda: counter.record()["trouble"] == "nothing comes from asia")
+    channel.troubles = ()
+    wait_until(lambda: counter.record()["trouble"] is None)
+
+
+def test_an_island_that_can_take_no_part_in_the_channel_says_why(
+    port: object, channel: Channel, island: Island, counter: LineCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import RayTaskError
+
+    cause = ConfigurationError(detail="No port of 42000 to 42000 can be listened on.")
+    island.refuses_to_join = RayTaskError("join_channel", "", cause)
+    for _ in made_link(island, channel, counter, monkeypatch):
+        wait_until(lambda: "No port of 42000" in (counter.record()["trouble"] or ""))
+        island.refuses_to_join = None
+        wait_until(lambda: counter.record()["trouble"] is None)
+
+
+def test_a_link_that_is_over_hinders_nothing(link: ParameterLink, island: Island, counter: LineCounter) -> None:
+    island.troubles = ("nothing comes from the synchroniser",)
+    wait_until(lambda: counter.record()["trouble"])
+    link.abandon()
+    wait_until(lambda: counter.record()["trouble"] is None)

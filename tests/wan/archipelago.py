@@ -88,6 +88,11 @@ class WideJob(Job):
         self.last = {"view": view, "at": seen.after_s, "goodput": seen.goodput, "state": seen.state}
         return self.last
 
+    def trouble(self, island: str) -> str:
+        """What the status says to be in the way of the island's payloads."""
+        line = self.island(island)["line"]
+        return (line and line["trouble"]) or ""
+
     def contributions_since(self, at: float) -> list[Contribution]:
         records = read_tape(self.run_dir / "tape.jsonl").records
         found = [record.event for record in records if isinstance(record.event, ContributionArrived)]

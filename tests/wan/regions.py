@@ -26,6 +26,8 @@ from tests.wan.line import DEVICE_QUEUE_FRAMES, Line, Relay, RelayProgram
 
 DISABLED, FORWARDING = "0", "3"
 """States of a bridge's port: it drops every frame, or passes it on."""
+FIREWALL = ("priority", "1", "blackhole")
+"""Behind the rule by which traffic inside a region finds its way."""
 OUTSIDE = "02:00:00:00:00:fe"
 NO_LINES: Mapping[str, Line] = MappingProxyType({})
 
@@ -90,6 +92,15 @@ class Regions:
 
     def heal(self, name: str) -> None:
         self._bridge_port(name, FORWARDING)
+
+    def close_ports(self, name: str, first: int, last: int) -> None:
+        """As a firewall at the region's edge: TCP to these ports does not get out of it, nor answers from them."""
+        for side in ("dport", "sport"):
+            self._do("-n", self.space(name), "rule", "add", "ipproto", "tcp", side, f"{first}-{last}", *FIREWALL)
+
+    def open_ports(self, name: str) -> None:
+        for _ in ("dport", "sport"):
+            self._do("-n", self.space(name), "rule", "del", *FIREWALL)
 
     def set_line(self, name: str, line: Line) -> None:
         """From now on the region's line is this one; what is on its way stays on it."""
