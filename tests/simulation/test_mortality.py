@@ -58,6 +58,10 @@ def test_the_seeds_lose_power_refuse_to_write_and_keep_merges_now_and_then() -> 
         assert 1 < sum(any(name.startswith(feature) for name in features) for features in drawn) < SEEDS - 1
 
 
+REPLAYS_AVERAGES = 25
+"""A seed whose synchroniser dies after merges that were journalled as inputs, and after others that were as averages."""
+
+
 def test_recoveries_take_merges_again_from_inputs_and_from_averages(monkeypatch: Patch) -> None:
     """Codecs and islands differ from seed to seed, and so does what is fewer bytes."""
     read: set[type] = set()
@@ -69,7 +73,7 @@ def test_recoveries_take_merges_again_from_inputs_and_from_averages(monkeypatch:
         return found
 
     monkeypatch.setattr(Journal, "entries", noting)
-    for seed in range(SEEDS):
+    for seed in (REPLAYS_AVERAGES, *range(SEEDS)):
         trial.run(seed, DEATHS)
         if read == {FragmentState, tuple, OuterGradient}:
             return
