@@ -44,7 +44,7 @@ from tests.bench.goals import Goal, at_most
 from tests.bench.options import Options
 
 FRAGMENTS, ROUNDS = 24, 2
-SMALL_PARAMETERS = 2_400_000
+SMALL_PARAMETERS = 24_000_000
 FREE_BYTES_A_PARAMETER = 70
 """What must be free before a run is begun."""
 BOUNDARY_S = 600.0
