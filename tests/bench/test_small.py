@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.bench import __main__ as bench
-from tests.bench import channel, core, goals, journal, merge, surface
+from tests.bench import channel, core, goals, journal, merge, shard, surface
 
 EASY = math.inf
 CHEAP = ["core", "merge", "journal", "shard", "--small"]
@@ -25,6 +25,7 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KILL_MEDIAN_GOAL_S", "KILL_P99_GOAL_S", "READ_P99_GOAL_S", "STEP_RATIO_GOAL"):
         monkeypatch.setattr(surface, name, EASY)
     monkeypatch.setattr(merge, "SHARE_GOAL", 0)
+    monkeypatch.setattr(shard, "JOURNAL_GOAL", EASY)  # the headers of small entries
     for name in ("CPU_SECONDS_GOAL", "GAP_GOAL_S"):
         monkeypatch.setattr(merge, name, EASY)
 
