@@ -123,7 +123,7 @@ class JaxTrainer:
         return len(self._devices)
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: array.shape for name, array in self._initial.items()}
+        return {name: array.shape for name, array in (self._parameters or self._initial).items()}
 
     def roles(self) -> Roles:
         return self._model.roles
@@ -290,6 +290,7 @@ class JaxTrainer:
                 name: self._copy(jax.device_put(a, self._replicated)) for name, a in self._initial.items()
             }
             self._state = jax.jit(self._optimizer.init, out_shardings=self._replicated)(self._parameters)
+            del self._initial  # 4 bytes a parameter of the host's memory; whoever asks for it again has it made again
 
     def _change(self, change: Callable[..., jax.Array], piece: Piece, array: np.ndarray) -> None:
         """Change the piece by ``array`` in the tensor's own memory."""

@@ -47,6 +47,7 @@ AcceleratorCount = Annotated[int, Field(strict=True, ge=0, le=1024)]
 """Of one node, as an island runs on one: no node has a hundred."""
 NodeCount = Annotated[int, Field(strict=True, ge=1, le=1000)]
 """Of one node group of an embedded cluster: each is a raylet on this machine."""
+MemoryGib = Annotated[float, Field(strict=True, ge=0.1, le=1e6, allow_inf_nan=False)]
 CpuCount = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 """Of one node."""
 

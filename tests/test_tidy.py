@@ -90,6 +90,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "pydantic",
         }
     ),
+    "orchestrator.memory_budget": frozenset(
+        {"orchestrator.config", "orchestrator.errors", "orchestrator.parameters.codec.registry"}
+    ),
     "orchestrator.parameters": frozenset(
         {CORE, "orchestrator.disk", "orchestrator.errors", "numpy", "ml_dtypes", "blake3", "crc32c"}
     ),
@@ -251,6 +254,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.home_files",
             "orchestrator.documents",
             "orchestrator.sections",
+            "orchestrator.memory_budget",
             "orchestrator.errors",
             "orchestrator.logbook",
             "orchestrator.marks",
@@ -308,6 +312,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.chaos.kinds",
             "orchestrator.config",
             "orchestrator.sections",
+            "orchestrator.memory_budget",
             "orchestrator.errors",
             "orchestrator.plain",
             "orchestrator.threads",

@@ -29,6 +29,7 @@ from orchestrator import home_files
 from orchestrator.config import read_document
 from orchestrator.environment import built
 from orchestrator.errors import AtollError, InfrastructureError
+from orchestrator.memory_budget import EVALUATOR_BYTES, island_bytes_per_parameter, shard_bytes_per_parameter
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
 PROBE_TIMEOUT_S = 60.0
@@ -37,9 +38,12 @@ GIB = 1 << 30
 DISK_WRONG_BYTES, DISK_WARNING_BYTES = 1 * GIB, 5 * GIB
 SHARED_MEMORY_BYTES = 1 * GIB
 """Ray keeps its object stores there; with less it falls back to files, which is slow."""
+ISLANDS, FRAGMENTS = 4, 8
+"""Of the job that this machine's memory is told for."""
 FOLDERS = "--runs, --home, and for Ray's the variable TMPDIR"
 PROBES = {
     "ray": "import ray; print(ray.__version__)",
+    "memory": "from ray._private.utils import estimate_available_memory; print(int(estimate_available_memory()))",
     "jax": "import jax; print(', '.join(f'{d.platform}:{d.id}' for d in jax.devices()))",
 }
 
@@ -60,7 +64,12 @@ def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> lis
         lambda: _cores(groups, os.cpu_count() or 1),
     ]
     findings = [check() for check in local]
-    findings += [_imported("ray", probes["ray"]), _imported("jax", probes["jax"]), _processes(probes["processes"])]
+    findings += [
+        memory(*_answer(probes["memory"])),
+        _imported("ray", probes["ray"]),
+        _imported("jax", probes["jax"]),
+        _processes(probes["processes"]),
+    ]
     return findings
 
 
@@ -235,6 +244,22 @@ def _cores(groups: Path, cores: int) -> CheckResult:
         remedy = "Fine for a demo: islands share them, and steps take longer. For speed use fewer groups or more cores."
         return CheckResult("cores", State.WARNING, detail, remedy)
     return CheckResult("cores", State.OK, detail)
+
+
+def memory(available: str, failed: str) -> CheckResult:
+    """The figure that a node of this machine would state, by which jobs are refused (``orchestrator.memory_budget``)."""
+    if failed:
+        return CheckResult("memory", State.WARNING, f"could not be looked at: {failed}", "See what is wrong with ray.")
+    free = int(available)
+    shard = shard_bytes_per_parameter(ISLANDS, FRAGMENTS, "int4", "int4") + EVALUATOR_BYTES
+    island = island_bytes_per_parameter(on_cpu=True, saves=False)
+    largest = free / (shard + ISLANDS * island)
+    return CheckResult(
+        "memory",
+        State.OK,
+        f"{free / GIB:.1f} GiB free, for {ISLANDS} islands on CPU and the head with a model of {largest / 1e6:,.0f}M "
+        f"parameters ({island:.0f} bytes a parameter each, and {shard:.0f})",
+    )
 
 
 def _processes(process: subprocess.Popen[str]) -> CheckResult:

@@ -20,6 +20,7 @@ from typing import Protocol
 from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
+from orchestrator.memory_budget import NodeMemory
 from orchestrator.roots import AllowedRoots
 
 
@@ -28,6 +29,10 @@ class ControlPort(Protocol):
 
     def node_groups(self) -> list[NodeGroupRecord]:
         """The node groups of the fleet, by name."""
+        ...
+
+    def node_memory(self) -> list[NodeMemory]:
+        """What every node of the fleet has for processes, the head's own included; 0 where it does not say."""
         ...
 
     def start_job(

@@ -39,6 +39,7 @@ from orchestrator.actors.records import NodeGroupRecord, StatusRecord
 from orchestrator.config import JobSpec, parse_job
 from orchestrator.core import commands
 from orchestrator.errors import Conflict, DataError, InfrastructureError, InvalidJobSpec, NotFound, Problem, first_line
+from orchestrator.memory_budget import memory_problems, parameter_count_of
 from orchestrator.roots import AllowedRoots
 
 REPORT = "report.json"
@@ -278,7 +279,9 @@ class Service:
             more = (*outside, *fleet_problems(sections_of(document), groups))
             problems = (*error.problems, *more, *foreign)
             raise InvalidJobSpec(problems=problems, omitted_count=error.omitted_count) from error
-        if problems := (*outside, *fleet_problems(spec.islands, groups), *foreign):
+        count = parameter_count_of(spec)
+        memory = () if count is None else memory_problems(spec, count, self._control.node_memory())
+        if problems := (*outside, *fleet_problems(spec.islands, groups), *memory, *foreign):
             raise InvalidJobSpec(problems=problems)
         return spec
 

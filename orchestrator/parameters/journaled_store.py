@@ -1,7 +1,8 @@
 """The journaled store: Θ whose every merge is journalled before it is announced, and its recovery from the journal.
 
-Responsible for the order: outer step, then durable, then the answer; and for what an entry is: the merge's inputs where
-they are fewer bytes, the state that it made else, and now and then. Refuses to know payload ids and publications.
+Responsible for the order: outer step, then durable, then the answer; and for what an entry is: the merge's inputs or their
+average, whichever is fewer bytes, so at most four a parameter; and now and then the state that it made. Refuses to know
+payload ids and publications.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import DataError
-from orchestrator.parameters.journal.entry import Content, Facts
+from orchestrator.parameters.journal.entry import Content, Facts, OuterGradient
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.roles import rows_of
@@ -22,8 +24,6 @@ from orchestrator.parameters.wire_format import EncodedTensors
 
 MERGES_PER_STATE = 16
 """So many merges are at most between two states in the journal: what a recovery must take again of a fragment."""
-INPUTS_SHARE_MAX = 0.5
-"""Inputs are journalled while they are at most this share of the state."""
 
 Retry = Callable[[str, Callable[[], None]], None]
 """Do what may raise OSError until it is done; the text says what cannot be done meanwhile."""
@@ -38,6 +38,14 @@ class MergeLog(Protocol):
 
 
 Inputs = Sequence[tuple[EncodedTensors, float]]
+
+
+class EntryKind(StrEnum):
+    """What an entry of the journal holds of a merge: what it made, what it read, or the average by which it stepped."""
+
+    STATE = "state"
+    INPUTS = "inputs"
+    OUTER_GRADIENT = "outer gradient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +77,20 @@ class JournaledStore:
     def merge(self, order: MergeFragment, inputs: Inputs) -> JournaledVersion:
         """Take the outer step and journal it. It is durable, as the policy has it, when this returns."""
         began = self._clock()
-        base = self.outer.state(order.fragment).digest
+        before = self.outer.state(order.fragment)
+        content: Content | None = None
+        match self._entry_kind(before, order, inputs):
+            case EntryKind.OUTER_GRADIENT:
+                average = self.outer.outer_gradient(order.fragment, inputs)
+                inputs, content = [(average, 1.0)], OuterGradient(average)
+            case EntryKind.INPUTS:
+                content = tuple(displacement for displacement, _ in inputs)
+            case EntryKind.STATE:
+                pass
         self.outer.merge(order.fragment, order.version, inputs)
         contributors = tuple((str(item.island), item.weight) for item in order.inputs)
         seconds = self._clock() - began
-        own = [displacement for displacement, _ in inputs]
-        return self._journaled(order.fragment, order.step, order.epoch, base, contributors, seconds, own)
+        return self._journaled(order.fragment, order.step, order.epoch, before.digest, contributors, seconds, content)
 
     def restore(
         self, fragment: FragmentId, version: Version, step: int, epoch: Epoch, state: FragmentState
@@ -92,26 +108,31 @@ class JournaledStore:
         base: str,
         contributors: tuple[tuple[str, float], ...],
         seconds: float,
-        inputs: Sequence[EncodedTensors] = (),
+        content: Content | None = None,
     ) -> JournaledVersion:
+        """Journal the fragment as it stands, or ``content``, which led there from the version before."""
         state = self.outer.state(fragment)
         facts = Facts(
             fragment, state.version, step, epoch, state.digest, base, contributors, seconds, rows_of(state.roles)
         )
-        content = self._content(fragment, state, inputs)
+        entry = state if content is None else content
+        since = 0 if content is None else self._merges_since_state[fragment] + 1
         began = self._clock()
-        self._retry("the journal cannot be written", lambda: self._journal.append(facts, content))
+        self._retry("the journal cannot be written", lambda: self._journal.append(facts, entry))
+        self._merges_since_state[fragment] = since
         return JournaledVersion(facts, self._clock() - began)
 
-    def _content(self, fragment: FragmentId, state: FragmentState, inputs: Sequence[EncodedTensors]) -> Content:
-        since = self._merges_since_state.get(fragment, MERGES_PER_STATE) + 1
-        state_bytes = sum(array.nbytes for arrays in state.arrays() for array in arrays.values())
-        input_bytes = sum(displacement.value_bytes for displacement in inputs)
-        if not inputs or since >= MERGES_PER_STATE or input_bytes > INPUTS_SHARE_MAX * state_bytes:
-            self._merges_since_state[fragment] = 0
-            return state
-        self._merges_since_state[fragment] = since
-        return tuple(inputs)
+    def _entry_kind(self, before: FragmentState, order: MergeFragment, inputs: Inputs) -> EntryKind:
+        """What is fewest bytes; and a state now and then, after a recovery, and of a merge that was taken before."""
+        since = self._merges_since_state.get(order.fragment, MERGES_PER_STATE) + 1
+        if since >= MERGES_PER_STATE or order.version == before.version:
+            return EntryKind.STATE
+        sizes = {
+            EntryKind.STATE: sum(array.nbytes for arrays in before.arrays() for array in arrays.values()),
+            EntryKind.INPUTS: sum(displacement.value_bytes for displacement, _ in inputs),
+            EntryKind.OUTER_GRADIENT: sum(array.nbytes for array in before.parameters.values()),
+        }
+        return min(sizes, key=sizes.__getitem__)  # the first of equal ones, which is the sooner recovered
 
 
 def recovered(
@@ -143,13 +164,20 @@ def state_at(journal: Journal, fragment: FragmentId, version: Version, outer_ste
     (_, first), *merges = journal.entries(fragment, version)
     assert isinstance(first, FragmentState)
     outer = OuterState.restored({fragment: first}, outer_step)
-    for facts, inputs in merges:
-        assert not isinstance(inputs, FragmentState)
-        weights = [weight for _, weight in facts.contributors]
-        digest = outer.merge(fragment, facts.version, list(zip(inputs, weights, strict=True)))
+    for facts, content in merges:
+        assert not isinstance(content, FragmentState)
+        digest = outer.merge(fragment, facts.version, _inputs(facts, content))
         if digest != facts.digest:
             raise DataError(
                 detail=f"The merge of version {facts.version} of fragment {fragment} gave {facts.digest}, and taken again "
                 f"from the journal it gives {digest}: the specification, or the program, is another one."
             )
     return outer.state(fragment)
+
+
+def _inputs(facts: Facts, content: tuple[EncodedTensors, ...] | OuterGradient) -> Inputs:
+    """What gives the merge's bits again."""
+    if isinstance(content, OuterGradient):
+        return [(content.average, 1.0)]
+    weights = (weight for _, weight in facts.contributors)
+    return list(zip(content, weights, strict=True))

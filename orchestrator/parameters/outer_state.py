@@ -38,7 +38,7 @@ from orchestrator.parameters.outer_gradient import Averaging, averaging_for, coe
 from orchestrator.parameters.outer_optimizer import OuterOptimizer
 from orchestrator.parameters.pieces import piece_named
 from orchestrator.parameters.roles import BY_NAME, Roles, role_of
-from orchestrator.parameters.tensors import Array, Tensors, digest, shapes
+from orchestrator.parameters.tensors import Array, Tensors, digest, raw_bytes, shapes
 from orchestrator.parameters.validation import check_magnitude, check_numbers
 from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors
 
@@ -234,6 +234,23 @@ class OuterState:
         self._fragments[fragment] = after
         return after.digest
 
+    def outer_gradient(self, fragment: FragmentId, inputs: Sequence[tuple[EncodedTensors, float]]) -> EncodedTensors:
+        """The average of the displacements, exactly as a merge of them steps by it: Δ, float32.
+
+        A merge of it alone, with weight 1, gives the same bits as one of ``inputs``. ``inputs`` are as for a merge.
+        """
+        before = self._fragments[fragment]
+        displacements, weights = [displacement for displacement, _ in inputs], [weight for _, weight in inputs]
+        _validate(fragment, before, displacements, weights)
+        averages: dict[str, EncodedTensor] = {}
+        for name, anchor in before.parameters.items():
+            role = role_of(piece_named(name).tensor, anchor.ndim, before.roles)
+            own = [displacement.values(name) for displacement in displacements]
+            averaging = averaging_for(role, self._step.averaging)
+            average = average_of(own, mixing_of(own, weights, averaging, anchor.shape[: role.stacked_axes]))
+            averages[name] = EncodedTensor(anchor.shape, raw_bytes(average, average.dtype))
+        return EncodedTensors(EXACT, before.version, averages)
+
     def from_current(self, fragment: FragmentId, displacement: EncodedTensors) -> EncodedTensors:
         """The displacement from the fragment as it stands, of one from an older version.
 
@@ -298,18 +315,12 @@ def outer_step(
     weights        M, summing to one
     stacked_axes   so many leading axes number matrices, each of which has a direction of its own in the radial average
     """
-    radial = step.averaging is Averaging.RADIAL and len(displacements) > 1
-    if radial:
-        products = kernels.gram(displacements, math.prod(anchor.shape[:stacked_axes]))
-    else:
-        products = np.zeros((1, len(displacements), len(displacements)))
-    mixing = [coefficients(matrix, weights, step.averaging) for matrix in products]
     result = kernels.step(
         anchor,
         momentum,
         residue,
         displacements,
-        np.array(mixing, np.float32),
+        mixing_of(displacements, weights, step.averaging, anchor.shape[:stacked_axes]),
         step.optimizer.lr,
         step.optimizer.decay,
         step.update_codec,
@@ -321,6 +332,26 @@ def outer_step(
         None if result.update is None else EncodedTensor(anchor.shape, result.update.data),
         result.largest,
     )
+
+
+def mixing_of(
+    displacements: Sequence[Encoded], weights: Sequence[float], averaging: Averaging, stacked: Sequence[int]
+) -> Array:
+    """The a_m of Δ = Σ a_m Δ_m: (matrices, M) float32; ``stacked`` are the extents by which a piece's matrices number."""
+    if averaging is Averaging.RADIAL and len(displacements) > 1:
+        products = kernels.gram(displacements, math.prod(stacked))
+    else:
+        products = np.zeros((1, len(displacements), len(displacements)))
+    return np.array([coefficients(matrix, weights, averaging) for matrix in products], np.float32)
+
+
+def average_of(displacements: Sequence[Encoded], mixing: Array) -> Array:
+    """Δ = Σ a_m Δ_m, flat, added in the order in which an outer step adds.
+
+    It is what plain descent with lr = −1 makes of −0: −0 − (−Δ) is Δ to the bit, the sign of a zero included.
+    """
+    nowhere = np.full(displacements[0].value_count, -0.0, np.float32)
+    return kernels.step(nowhere, nowhere[:0], None, displacements, mixing, -1.0, None).parameters
 
 
 def _seeded(parameters: Tensors, optimizer: OuterOptimizer, roles: Roles) -> FragmentState:

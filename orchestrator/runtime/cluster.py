@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.errors import InfrastructureError
+from orchestrator.memory_budget import HEAD, NodeMemory
 from orchestrator.runtime import names
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.placement import Node
@@ -89,9 +90,20 @@ def nodes() -> list[Node]:
             region=entry.get("Labels", {}).get(REGION_LABEL, ""),
             total=dict(entry.get("Resources", {})),
             free=dict(free.get(entry["NodeID"], {})),
+            host=entry.get("NodeManagerHostname", ""),
         )
         for entry in ray.nodes()
         if entry["Alive"]
+    ]
+
+
+def node_memory() -> list[NodeMemory]:
+    """What each node has for processes, as it said itself when it began (``--memory``, or what was free then)."""
+    return [
+        NodeMemory(
+            node.host or node.id, HEAD if node.group == CONTROL_GROUP else node.group, node.total.get("memory", 0.0)
+        )
+        for node in nodes()
     ]
 
 

@@ -20,6 +20,7 @@ from orchestrator.actors.synchroniser import SynchroniserInterface
 from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
 from orchestrator.errors import Conflict, InfrastructureError, NotFound, disk_remedy, last_line
+from orchestrator.memory_budget import NodeMemory
 from orchestrator.roots import AllowedRoots
 from orchestrator.runtime import cluster, disk_space
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -77,6 +78,9 @@ class RayControlPort:
             group["cpus_free"] += node.free.get("CPU", 0.0)
             group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))
         return [groups[name] for name in sorted(groups)]
+
+    def node_memory(self) -> list[NodeMemory]:
+        return self._ask_head(cluster.node_memory)
 
     def start_job(
         self,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from orchestrator.bounds import AcceleratorCount, CpuCount, Name, NodeCount
+from orchestrator.bounds import AcceleratorCount, CpuCount, MemoryGib, Name, NodeCount
 from orchestrator.config import read_document
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.settings import CONTROL_GROUP
@@ -25,7 +25,10 @@ GROUPS_MAX = 1000
 
 
 class NodeGroup(BaseModel):
-    """``nodes`` raylets. ``cpus`` and ``accelerators`` are of one node: a capacity to book, no limit on its use."""
+    """``nodes`` raylets. ``cpus`` and ``accelerators`` are of one node: a capacity to book, no limit on its use.
+
+    So is ``memory_gib``, which jobs are held against before they begin; absent: what is free when the node begins.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -35,6 +38,7 @@ class NodeGroup(BaseModel):
     cpus: CpuCount = 4
     accelerators: AcceleratorCount = 0
     accelerator: Literal["gpu", "tpu"] = "gpu"
+    memory_gib: MemoryGib | None = None
 
 
 DEFAULT_GROUPS = (

@@ -14,7 +14,7 @@ from orchestrator.runtime.settings import CONTROL_GROUP
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """``total`` and ``free`` by Ray's resource names: CPU, GPU, TPU."""
+    """``total`` and ``free`` by Ray's resource names: CPU, GPU, TPU, memory (bytes). ``host`` is its machine's name."""
 
     id: str
     name: str
@@ -22,6 +22,7 @@ class Node:
     region: str
     total: Mapping[str, float]
     free: Mapping[str, float]
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,8 @@ def start_node(program: RayProgram, name: str, group: NodeGroup, place: Place) -
         arguments += ["--num-gpus", str(group.accelerators)]
     elif group.accelerators:
         arguments += ["--resources", json.dumps({"TPU": group.accelerators})]
+    if group.memory_gib is not None:
+        arguments += ["--memory", str(int(group.memory_gib * (1 << 30)))]
     labels = f"{GROUP_LABEL}={group.name},{REGION_LABEL}={group.region}"
     return _start(program, name, place, [*arguments, "--labels", labels])
 

@@ -23,9 +23,10 @@ from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.checkpoints.writing import OuterCut, cut_of
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
-from orchestrator.errors import first_line
+from orchestrator.errors import InvalidJobSpec, first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.job_files import JobFiles
+from orchestrator.memory_budget import NodeMemory, memory_problems
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.norms import StepNorms, norms_of_update
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep
@@ -37,10 +38,20 @@ from orchestrator.runtime.published import Published
 
 
 class ShardWorker:
-    """``context.failed`` is called when the job cannot go on: no initial parameters, or a bug in a merge."""
+    """``context.failed`` is called when the job cannot go on: no initial parameters, no room for them, or a bug in a merge.
 
-    def __init__(self, context: JobContext, shard: ParameterShard, channel: JobChannel) -> None:
+    ``node_memory`` is what the nodes have: a job that begins is held against it once its model is known.
+    """
+
+    def __init__(
+        self,
+        context: JobContext,
+        shard: ParameterShard,
+        channel: JobChannel,
+        node_memory: Callable[[], Sequence[NodeMemory]] = tuple,
+    ) -> None:
         self._context, self._shard, self.channel = context, shard, channel
+        self._node_memory = node_memory
         self._pool = MergePool()
         self._published: dict[FragmentId, Published] = {}
         self._norms: dict[FragmentId, StepNorms] = {}
@@ -126,10 +137,16 @@ class ShardWorker:
     # ── in the merge threads ──────────────────────────────────────────────────────────────────────────────────────
 
     def _seed(self, initial: InitialModel) -> None:
+        self._require_memory(sum(array.size for array in initial.parameters.values()))
         knobs = self._context.spec.synchroniser
         fragments = fragment_map.build(shapes(initial.parameters), knobs.fragments, initial.roles)
         pieces = fragment_map.pieces_of(initial.parameters, fragments)
         self._begin(OuterState(pieces, fragments, OuterStep.of(knobs), initial.roles), {})
+
+    def _require_memory(self, parameter_count: int) -> None:
+        """Raises InvalidJobSpec where the fleet has too little."""
+        if problems := memory_problems(self._context.spec, parameter_count, self._node_memory()):
+            raise InvalidJobSpec(detail="the job does not fit the memory of its nodes", problems=problems)
 
     def _resume(self, resumption: Resumption) -> None:
         manifest = resumption.manifest

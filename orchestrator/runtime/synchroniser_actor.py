@@ -49,7 +49,7 @@ from orchestrator.host.state_view import StateView
 from orchestrator.host.timers import Timers
 from orchestrator.parameters.shard import ParameterShard
 from orchestrator.roots import AllowedRoots
-from orchestrator.runtime import faults, restart, shutdown
+from orchestrator.runtime import cluster, faults, restart, shutdown
 from orchestrator.runtime.controller import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter
@@ -104,7 +104,8 @@ class SynchroniserActor:
         epoch, retry = self._files.epoch, self._retrier.until_done
         context = JobContext(job, spec, self._run_dir, roots, epoch, self._now, self._post, self._queue.put)
         self._lines = context.lines
-        self._shard = ShardWorker(context, ParameterShard(self._files.journal, epoch, retry), JobChannel(context))
+        shard = ParameterShard(self._files.journal, epoch, retry)
+        self._shard = ShardWorker(context, shard, JobChannel(context), cluster.node_memory)
         self._evaluation = Evaluation(context, self._shard)
         timers = Timers(self._now, lambda timer, serial: self._post(lambda at: events.TimerFired(at, timer, serial)))
         self._interpreter = Interpreter(

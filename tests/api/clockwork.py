@@ -30,6 +30,7 @@ from orchestrator.core.commands import Command, Cordon
 from orchestrator.errors import InfrastructureError, NotFound
 from orchestrator.host.records import write_parameters
 from orchestrator.logbook import island_logbook, service_logbook
+from orchestrator.memory_budget import NodeMemory
 from orchestrator.roots import AllowedRoots
 from orchestrator.tape import command_codec
 from orchestrator.tape.schema import Digest, Footer, Header, decode_header, encode_footer, encode_header, encode_record
@@ -53,6 +54,11 @@ class Clockwork:
     def node_groups(self) -> list[NodeGroupRecord]:
         self._fail_if("cluster-is-gone")
         return GROUPS
+
+    def node_memory(self) -> list[NodeMemory]:
+        """As ``memory.json`` in the folder has it; nobody says anything where there is none."""
+        path = self._folder / "memory.json"
+        return [NodeMemory(**row) for row in json.loads(path.read_text())] if path.exists() else []
 
     def start_job(
         self,

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from api.installation.check_result import CheckResult, State
-from api.installation.doctor import examine, locked
+from api.installation.doctor import examine, locked, memory
 from api.installation.home import Home
 from api.installation.shipped import CONFIGS
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -36,11 +36,18 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CheckResult]
 
 
 def test_what_is_in_order_is_said_to_be(findings: dict[str, CheckResult]) -> None:
-    for check in ("python", "versions", "ports", "service's clock", "ray", "jax"):
+    for check in ("python", "versions", "ports", "service's clock", "memory", "ray", "jax"):
         assert findings[check].state is State.OK, findings[check]
     assert findings["ray"].detail.startswith("2.")
     assert findings["jax"].detail.endswith(":0")
     assert findings["versions"].detail == "as requirements.lock says"
+
+
+def test_memory_is_told_with_the_model_that_it_is_enough_for(findings: dict[str, CheckResult]) -> None:
+    assert "GiB free, for 4 islands on CPU and the head with a model of " in findings["memory"].detail
+    assert memory(str(11 * 10**9), "").detail.startswith("10.2 GiB free")
+    assert "a model of 63M parameters (36 bytes a parameter each, and 31)" in memory(str(11 * 10**9), "").detail
+    assert memory("", "no module").state is State.WARNING
 
 
 def test_a_home_open_to_others_is_wrong_and_the_secret_is_not_told(findings: dict[str, CheckResult]) -> None:

@@ -66,6 +66,26 @@ def test_all_problems_of_specification_and_fleet_come_in_one_document(
     assert len(http.get("/v1/jobs").json()["jobs"]) == count
 
 
+def test_a_job_that_does_not_fit_the_memory_of_its_nodes_is_refused_before_anything_starts(
+    http: httpx.Client, service: Installation
+) -> None:
+    memory = service.home.path / "clockwork" / "memory.json"
+    rows = [{"host": "one", "group": group, "memory_bytes": 2.0 * (1 << 30)} for group in ("", "us-east", "asia")]
+    count = len(http.get("/v1/jobs").json()["jobs"])
+    fits = service.spec(trainer="learners.synthetic:create", synthetic={"parameters": 1_000_000})
+    too_large = service.spec(trainer="learners.synthetic:create", synthetic={"parameters": 1_000_000_000})
+    memory.write_text(json.dumps(rows))
+    try:
+        assert http.post("/v1/jobs", json=fits).status_code == 201
+        document = problem(http.post("/v1/jobs", json=too_large), 422)
+    finally:
+        memory.unlink()
+    told = {item["path"]: item for item in document["problems"]}
+    assert "has 2.0 GiB" in told["synthetic.parameters"]["message"]
+    assert "fewer islands" in told["synthetic.parameters"]["remedy"]
+    assert len(http.get("/v1/jobs").json()["jobs"]) == count + 1
+
+
 def test_the_same_idempotency_key_makes_one_job(http: httpx.Client, service: Installation) -> None:
     headers = {"Idempotency-Key": "once"}
     first = http.post("/v1/jobs", json=service.spec(), headers=headers)

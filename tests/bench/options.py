@@ -37,7 +37,7 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
     parser.add_argument(
         "--step-seconds", type=float, help="journal: small's inner step, if it is not to be measured here"
     )
-    parser.add_argument("--parameters", type=float, default=PARAMETERS, help="shard: of the model")
+    parser.add_argument("--parameters", type=float, default=PARAMETERS, help="shard, island-memory: of the model")
     asked = parser.parse_args(arguments)
     if unknown := sorted(set(asked.part) - {*parts, *KINDS}):
         parser.error(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.fragment_round import FragmentRound
@@ -25,12 +28,14 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.errors import DataError
 from orchestrator.parameters import tensors
+from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
+from orchestrator.parameters.codec.registry import codec as coder
 from orchestrator.parameters.journal import entry
 from orchestrator.parameters.journal.reconciliation import lost_merges, undecided_merges, unrecorded_merges
 from orchestrator.parameters.journal.storage import ENTRIES_PER_SEGMENT, Journal
 from orchestrator.parameters.journaled_store import JournaledStore, recovered
 from orchestrator.parameters.outer_gradient import Averaging
-from orchestrator.parameters.outer_optimizer import Nesterov
+from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.roles import Role
 from orchestrator.parameters.wire_format import encoded
@@ -204,46 +209,67 @@ def test_a_version_that_is_not_there_is_refused_with_what_is(tmp_path: Path) -> 
         filled(tmp_path, 1, versions_kept=2).entries(0, 7)
 
 
-# ── entries of inputs ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── entries of inputs, and of their average ───────────────────────────────────────────────────────────────────────
 
 CODED = OuterStep(Averaging.RADIAL, Nesterov(lr=0.7, decay=0.9), "int4")
+EXACT = replace(CODED, update_codec="float32")
 PIECES = {"w": (40, 7), "b": (9,)}
-ORDERED = ("a", 0.25), ("b", 0.75)
+VALUES = 40 * 7 + 9
+FEW, MANY = 2, 11
+"""So many islands send less than four bytes a parameter with four bits; and so many send more."""
 
 
-def coded_store(folder: Path) -> JournaledStore:
+def coded_store(folder: Path, step: OuterStep = CODED) -> JournaledStore:
     generator = np.random.default_rng(0)
     initial = {name: generator.standard_normal(shape, np.float32) for name, shape in PIECES.items()}
     journal = Journal(folder, versions_kept=2)
     if journal.fragments:
-        outer, _ = recovered(journal, [FragmentId(0)], CODED)
+        outer, _ = recovered(journal, [FragmentId(0)], step)
         return JournaledStore(outer, journal, lambda _, work: work())
-    store = JournaledStore(OuterState(initial, (tuple(PIECES),), CODED), journal, lambda _, work: work())
+    store = JournaledStore(OuterState(initial, (tuple(PIECES),), step), journal, lambda _, work: work())
     store.begin(FragmentId(0), Epoch(1))
     return store
 
 
-def merged(store: JournaledStore, version: int) -> str:
+def merged(store: JournaledStore, version: int, islands: int = FEW, codec: CodecName = "int4") -> str:
     generator, base = np.random.default_rng(version), Version(version - 1)
-    own = [{name: generator.standard_normal(shape, np.float32) for name, shape in PIECES.items()} for _ in ORDERED]
-    inputs = [(encoded(arrays, "int4", base), weight) for arrays, (_, weight) in zip(own, ORDERED, strict=True)]
-    items = tuple(WeightedPayload(PayloadId(name), IslandId(name), weight) for name, weight in ORDERED)
+    weights = generator.dirichlet(np.ones(islands)).tolist()
+    own = [{name: generator.standard_normal(shape, np.float32) for name, shape in PIECES.items()} for _ in weights]
+    inputs = [(encoded(arrays, codec, base), weight) for arrays, weight in zip(own, weights, strict=True)]
+    items = tuple(WeightedPayload(PayloadId(f"{n}"), IslandId(f"{n}"), weight) for n, weight in enumerate(weights))
     order = MergeFragment(Epoch(1), FragmentId(0), Version(version), 4, items, CloseReason.EVERYONE_IN, "")
     return store.merge(order, inputs).facts.digest
 
 
+def merged_often(store: JournaledStore, versions: Iterable[int], islands: int) -> list[str]:
+    return [merged(store, version, islands) for version in versions]
+
+
+def last_content(folder: Path, version: int) -> entry.Content:
+    return Journal(folder, versions_kept=2).entries(FragmentId(0), Version(version))[-1][1]
+
+
 @pytest.mark.parametrize("reopened_every", [1, 3, 7, 100])
-def test_merges_journalled_as_inputs_are_taken_again_to_the_same_bits(tmp_path: Path, reopened_every: int) -> None:
+@pytest.mark.parametrize(
+    ("step", "codec", "islands"),
+    [(CODED, "int4", [FEW]), (CODED, "int4", [MANY]), (CODED, "int4", [FEW, MANY, MANY]), (EXACT, "float32", [FEW])],
+    ids=["inputs", "averages", "both", "float32"],
+)
+def test_merges_are_taken_again_from_the_journal_to_the_same_bits(
+    tmp_path: Path, step: OuterStep, codec: CodecName, islands: list[int], reopened_every: int
+) -> None:
     """Whenever the process is made again: Θ, μ and what updates lost are those of a run that never ended."""
-    undisturbed = coded_store(tmp_path / "undisturbed")
-    store = coded_store(tmp_path / "reopened")
-    for version in range(1, 60):
-        assert merged(store, version) == merged(undisturbed, version)
+    undisturbed = coded_store(tmp_path / "undisturbed", step)
+    store = coded_store(tmp_path / "reopened", step)
+    for version in range(1, 40):
+        count = islands[version % len(islands)]
+        assert merged(store, version, count, codec) == merged(undisturbed, version, count, codec)
         if version % reopened_every == 0:
-            store = coded_store(tmp_path / "reopened")
+            store = coded_store(tmp_path / "reopened", step)
         ours, wanted = (one.outer.state(FragmentId(0)) for one in (store, undisturbed))
         for mine, its in zip(ours.arrays(), wanted.arrays(), strict=True):
-            assert all(np.array_equal(mine[name], its[name]) for name in PIECES)
+            assert mine.keys() == its.keys()
+            assert all(np.array_equal(mine[name], its[name]) for name in its)
 
 
 def test_inputs_take_a_fraction_of_the_bytes_of_states_and_what_they_rest_on_is_kept(tmp_path: Path) -> None:
@@ -259,6 +285,75 @@ def test_inputs_take_a_fraction_of_the_bytes_of_states_and_what_they_rest_on_is_
     first, *rest = Journal(tmp_path).entries(FragmentId(0), Version(59))
     assert isinstance(first[1], FragmentState)
     assert not any(isinstance(content, FragmentState) for _, content in rest)
+
+
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+@pytest.mark.parametrize("islands", [1, 2, 3, 7, 8, 9, 40])
+def test_an_entry_between_states_is_at_most_four_bytes_a_parameter_however_many_islands_there_are(
+    tmp_path: Path, codec: CodecName, islands: int
+) -> None:
+    store = coded_store(tmp_path)
+    merged(store, 1, islands, codec)
+    merged(store, 2, islands, codec)
+    content = last_content(tmp_path, 2)
+    sent = islands * sum(coder(codec).data_bytes(math.prod(shape)) for shape in PIECES.values())
+    if sent <= 4 * VALUES:
+        assert isinstance(content, tuple)
+        assert sum(each.value_bytes for each in content) == sent
+    else:
+        assert isinstance(content, entry.OuterGradient)
+        assert content.average.value_bytes == 4 * VALUES
+
+
+def test_what_is_no_more_bytes_than_an_average_is_a_state(tmp_path: Path) -> None:
+    """Plain descent without loss has nothing but Θ."""
+    store = coded_store(tmp_path, OuterStep(Averaging.MEAN, Sgd(lr=1.0)))
+    for version in range(1, 4):
+        merged(store, version, MANY)
+        assert isinstance(last_content(tmp_path, version), FragmentState)
+
+
+@pytest.mark.parametrize("fault", ["append before", "append torn", "append after", "sync before", "sync after"])
+@pytest.mark.parametrize("call", [2, 5, 9])
+def test_a_death_while_an_average_is_written_costs_at_most_that_merge(tmp_path: Path, fault: str, call: int) -> None:
+    kind, what = fault.split()
+    disk = FaultyDisk(**{kind: {call: what}})
+    journal = Journal(tmp_path, versions_kept=2, disk=disk)
+    outer = coded_store(tmp_path / "other").outer
+    store = JournaledStore(outer, journal, lambda _, work: work())
+    digests = [store.begin(FragmentId(0), Epoch(1)).facts.digest]
+    undisturbed = coded_store(tmp_path / "undisturbed")
+    digests += merged_often(undisturbed, range(1, 12), MANY)
+    with pytest.raises(Died):
+        merged_often(store, range(1, 12), MANY)
+    again = Journal(tmp_path, versions_kept=2, disk=disk)
+    survived = call - 2 if fault in ("append before", "append torn") else call - 1
+    assert again.newest(FragmentId(0)) == survived
+    restored, _ = recovered(again, [FragmentId(0)], CODED)
+    assert restored.state(FragmentId(0)).digest == digests[survived]
+    store = JournaledStore(restored, again, lambda _, work: work())
+    assert merged_often(store, range(survived + 1, 12), MANY) == digests[survived + 1 :]
+
+
+def test_a_changed_byte_in_an_average_is_seen_and_the_version_before_is_used(tmp_path: Path) -> None:
+    store = coded_store(tmp_path)
+    for version in range(1, 3):
+        merged(store, version, MANY)
+    (path,) = tmp_path.iterdir()
+    whole = bytearray(path.read_bytes())
+    whole[-100] ^= 4
+    path.write_bytes(whole)
+    again = Journal(tmp_path, versions_kept=2)
+    assert again.newest(FragmentId(0)) == 1
+    assert len(again.damage) == 1
+
+
+def test_an_entry_of_a_kind_that_only_a_later_build_knows_is_refused() -> None:
+    prefix, _, header, *payloads = map(bytes, entry.encode(*made(0, 1)))
+    header = header.replace(b'"body":"state"', b'"body":"novel"')
+    checksum = crc32c(header, crc32c(prefix)).to_bytes(4, "little")
+    with pytest.raises(DataError, match="'novel', which this build does not know"):
+        entry.decode(b"".join([prefix, checksum, header, *payloads]))
 
 
 def test_what_rests_on_a_damaged_entry_is_gone_with_it(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from orchestrator.core import events as e
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId
 from orchestrator.errors import NotFound
+from orchestrator.memory_budget import NodeMemory
 from orchestrator.parameters import tensors
 from orchestrator.parameters.journal.entry import Facts
 from orchestrator.parameters.journal.storage import Journal
@@ -53,6 +54,9 @@ class Voyages:
 
     def node_groups(self) -> list[NodeGroupRecord]:
         return GROUPS
+
+    def node_memory(self) -> list[NodeMemory]:
+        return []
 
     def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, *about: Any) -> None:
         with self._one_at_a_time:

@@ -10,6 +10,7 @@ from whole_average import average
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InternalError
 from orchestrator.parameters import tensors, wire_format
+from orchestrator.parameters.codec.registry import CODEC_NAMES
 from orchestrator.parameters.displacement import displacement
 from orchestrator.parameters.kernels import Encoded
 from orchestrator.parameters.kernels.twin import CHUNK_VALUES
@@ -310,3 +311,30 @@ def test_roles_stay_with_the_fragments_of_their_tensors():
     outer = OuterState(anchor, (("layers", "table"), ("experts",)), STEP, STACKED)
     merge(outer, FragmentId(0), Version(1), [(taken(stacked_tensors(1), ("layers", "table")), 1.0)])
     assert [set(outer.state(FragmentId(p)).roles) for p in (0, 1)] == [{"layers", "table"}, {"experts"}]
+
+
+@pytest.mark.parametrize("averaging", list(Averaging))
+@pytest.mark.parametrize("codec_name", CODEC_NAMES)
+@pytest.mark.parametrize("optimizer", [NESTEROV, Sgd(lr=0.9)])
+def test_a_merge_of_the_outer_gradient_alone_has_the_bits_of_the_merge_of_its_inputs(averaging, codec_name, optimizer):
+    """Also where values are −0 or smaller than any normal number, and with a direction for each layer."""
+    generator, shape = np.random.default_rng(3), (3, 1500)
+    step = OuterStep(averaging, optimizer, codec_name)
+    first = {"experts": generator.standard_normal(shape, np.float32), "embed": np.full((300,), -0.0, np.float32)}
+    fused, by_average = (OuterState(first, (tuple(first),), step, {"experts": Role(stacked_axes=1)}) for _ in range(2))
+    for version in range(1, 5):
+        inputs = []
+        for weight in (0.125, 0.25, 0.0625, 0.5625):
+            own = {name: generator.standard_normal(array.shape, np.float32) for name, array in first.items()}
+            own["experts"][0] *= np.float32(1e-41)
+            own["experts"][1, ::3] = own["embed"][::2] = -0.0
+            inputs.append((encoded(own, codec_name, Version(version - 1)), weight))
+        average_alone = by_average.outer_gradient(FragmentId(0), inputs)
+        assert average_alone.value_bytes == 4 * (3 * 1500 + 300)
+        one = fused.merge(FragmentId(0), Version(version), inputs)
+        assert by_average.merge(FragmentId(0), Version(version), [(average_alone, 1.0)]) == one
+        states = [outer.state(FragmentId(0)) for outer in (fused, by_average)]
+        for mine, its in zip(*(state.arrays() for state in states), strict=True):
+            assert {name: array.tobytes() for name, array in mine.items()} == {n: a.tobytes() for n, a in its.items()}
+        updates = [None if state.update is None else bytes(wire_format.written(state.update)) for state in states]
+        assert updates[0] == updates[1]

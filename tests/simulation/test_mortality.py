@@ -7,6 +7,7 @@ here in the seed that is known to show it, and if that no longer does, in 40, wh
     skips fsync              the journal believes what it appended to be durable
     accepts an old epoch     an island heeds a synchroniser that was replaced
     counts a late offer      admission takes what came after its round has merged
+    journals another average what is merged by way of the journal is not what was offered
     restores what is there   a rollback puts the present Θ in the checkpoint's place
     cuts too early           what is merging is not in a checkpoint
     …                        and five of recovery
@@ -24,9 +25,11 @@ import pytest
 from orchestrator.core import checkpoints, commands, fragment_life, recovery, saving
 from orchestrator.core.effects import Effect, ReleasePayload
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Epoch, RefusalReason, RoundPhase
+from orchestrator.core.vocabulary import Epoch, FragmentId, RefusalReason, RoundPhase, Version
+from orchestrator.parameters.journal.entry import Content, Facts, OuterGradient
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.journaled_store import JournaledStore
+from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.replica.outbox import NumberedReports
 from orchestrator.simulation.swarm import trial
 from orchestrator.simulation.swarm.configurations import SAVING, draw
@@ -53,6 +56,28 @@ def test_the_seeds_lose_power_refuse_to_write_and_keep_merges_now_and_then() -> 
     drawn = [draw_mortality(seed, DEATHS, 8.0).features for seed in range(SEEDS)]
     for feature in ("loss of power", "refusing disk", "async"):
         assert 1 < sum(any(name.startswith(feature) for name in features) for features in drawn) < SEEDS - 1
+
+
+REPLAYS_AVERAGES = 25
+"""A seed whose synchroniser dies after merges that were journalled as inputs, and after others that were as averages."""
+
+
+def test_recoveries_take_merges_again_from_inputs_and_from_averages(monkeypatch: Patch) -> None:
+    """Codecs and islands differ from seed to seed, and so does what is fewer bytes."""
+    read: set[type] = set()
+    entries = Journal.entries
+
+    def noting(journal: Journal, fragment: FragmentId, version: Version) -> list[tuple[Facts, Content]]:
+        found = entries(journal, fragment, version)
+        read.update(type(content) for _, content in found)
+        return found
+
+    monkeypatch.setattr(Journal, "entries", noting)
+    for seed in (REPLAYS_AVERAGES, *range(SEEDS)):
+        trial.run(seed, DEATHS)
+        if read == {FragmentState, tuple, OuterGradient}:
+            return
+    raise AssertionError(read)
 
 
 RARE = {saving.JobResumed, saving.RollbackFailed, saving.IslandNotSaved}
@@ -157,6 +182,11 @@ def _restores_what_is_there(monkeypatch: Patch) -> None:
     monkeypatch.setattr(JournaledStore, "restore", present)
 
 
+def _journals_another_average(monkeypatch: Patch) -> None:
+    """What is journalled and what is merged agree, and both are wrong."""
+    monkeypatch.setattr(OuterState, "outer_gradient", lambda outer, fragment, inputs: inputs[0][0])
+
+
 def _cuts_too_early(monkeypatch: Patch) -> None:
     begin = checkpoints.begin
 
@@ -178,6 +208,7 @@ def _cuts_too_early(monkeypatch: Patch) -> None:
         (_counts_a_late_offer, "no base is staler than staleness_max", 22),
         (_leaves_the_tape_to_the_system, "a synchroniser goes on from its files", 1),
         (_restores_what_is_there, "what is restored is what the checkpoint has", 9),
+        (_journals_another_average, "", 0),
         (_cuts_too_early, "a cut has the merges under way", 1),
         (_keeps_rounds, "", 0),
         (_releases_nothing, "", 0),

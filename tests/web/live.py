@@ -16,6 +16,7 @@ from orchestrator.config import JobSpec
 from orchestrator.core.commands import Command
 from orchestrator.core.vocabulary import CommandId, JobPhase
 from orchestrator.errors import NotFound
+from orchestrator.memory_budget import NodeMemory
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
 from tests.api.clockwork import leave_results
@@ -35,6 +36,9 @@ class Live:
 
     def node_groups(self) -> list[NodeGroupRecord]:
         return GROUPS
+
+    def node_memory(self) -> list[NodeMemory]:
+        return []
 
     def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, *about: Any) -> None:
         if job_id not in self._jobs:

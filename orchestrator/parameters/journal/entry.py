@@ -4,10 +4,12 @@
     header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds, roles; what the
                 body is, and the sizes of its payloads
     body        payloads of ``wire_format``, each with a checksum of its own: Θ, μ and the residue of the fragment
-                (``state``), or what each contributor gave (``inputs``)
+                (``state``), what each contributor gave (``inputs``), or their average by which the merge stepped
+                (``outer_gradient``)
 
-A state is float32, bit for bit. Inputs are what the merge read, in the codec in which they travelled: taken again from the
-version before, with the contributors' weights, the same merge gives the same bits, and so the same digest.
+A state and an outer gradient are float32, bit for bit. Inputs are what the merge read, in the codec in which they
+travelled. Taken again from the version before, with the contributors' weights or with their average, the same merge gives
+the same bits, and so the same digest.
 
 The sizes are believed only once the checksum over them holds, so a torn entry is known as torn and an entry behind a
 damaged one can still be found. ``base_digest`` chains an entry to the one before it.
@@ -40,6 +42,7 @@ HEADER_BYTES_MAX = 1 << 24
 """A header names contributors; sixteen megabytes of them are no header."""
 _STATE: Literal["state"] = "state"
 _INPUTS: Literal["inputs"] = "inputs"
+_OUTER_GRADIENT: Literal["outer_gradient"] = "outer_gradient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +73,22 @@ class Sizes:
         return PREFIX_BYTES + self.header + self.body
 
 
-Content = FragmentState | tuple[EncodedTensors, ...]
-"""The fragment as it stands after the merge, or the merge's inputs in the order of the contributors."""
+@dataclass(frozen=True, slots=True)
+class OuterGradient:
+    """The average of a merge's displacements, weighted already: float32, from the version before."""
+
+    average: EncodedTensors
+
+
+Content = FragmentState | tuple[EncodedTensors, ...] | OuterGradient
+"""The fragment as it stands after the merge; the merge's inputs in the order of the contributors; or their average."""
 
 
 def encode(facts: Facts, content: Content) -> list[bytes | memoryview]:
     """The entry in parts, to be written one after another."""
     payloads = _payloads(content)
-    kind = _STATE if isinstance(content, FragmentState) else _INPUTS
     document = {name: getattr(facts, name) for name in facts.__slots__}
-    document |= {"body": kind, "payloads": [len(payload) for payload in payloads]}
+    document |= {"body": _kind(content), "payloads": [len(payload) for payload in payloads]}
     header = json.dumps(document, separators=(",", ":")).encode()
     prefix = _PREFIX.pack(_MAGIC, len(header), sum(map(len, payloads)))
     return [prefix, _CHECKSUM.pack(crc32c(header, crc32c(prefix))), header, *payloads]
@@ -113,6 +122,11 @@ def decode(entry: bytes) -> tuple[Facts, Content]:
         if len(payloads) != len(facts.contributors):
             raise DataError(detail=f"{len(payloads)} inputs came for {len(facts.contributors)} contributors.")
         return facts, tuple(map(wire_format.parse, payloads))
+    if document["body"] == _OUTER_GRADIENT:
+        (average,) = map(wire_format.parse, payloads)
+        return facts, OuterGradient(average)
+    if document["body"] != _STATE:
+        raise DataError(detail=f"An entry of the journal holds {document['body']!r}, which this build does not know.")
     parameters, momentum, residue = map(wire_format.decode, payloads)
     if (computed := tensors.digest(parameters)) != facts.digest:
         raise DataError(detail=f"The journal's entry should hold {facts.digest} and holds {computed}.")
@@ -120,9 +134,17 @@ def decode(entry: bytes) -> tuple[Facts, Content]:
     return facts, FragmentState(facts.version, parameters, momentum, facts.digest, roles, residue)
 
 
+def _kind(content: Content) -> Literal["state", "inputs", "outer_gradient"]:
+    if isinstance(content, FragmentState):
+        return _STATE
+    return _OUTER_GRADIENT if isinstance(content, OuterGradient) else _INPUTS
+
+
 def _payloads(content: Content) -> list[memoryview]:
     if isinstance(content, FragmentState):
         return [wire_format.encode(arrays) for arrays in content.arrays()]
+    if isinstance(content, OuterGradient):
+        return [wire_format.written(content.average)]
     return [wire_format.written(displacement) for displacement in content]
 
 

@@ -1,0 +1,195 @@
+"""The memory that a job needs on its hosts, and whether its nodes have it: decided before anything is started. Pure.
+
+    shard     on the head: Θ, μ, what updates lost; with staleness the versions before; the fragments that are merging, with
+              what all islands sent of them
+    evaluator on the head, unless a node group has it
+    island    on its node: Θ as published, a peer's state while it is taken, its own while it is saved; where it computes on
+              CPU, parameters, moments and gradients as well
+
+The figures are bytes a parameter, as ``python -m tests.bench shard`` and ``island`` measure them and judge them by these.
+What a node has is what Ray says of it, which is the node's own look at its cgroup's limit, its installed memory and what of
+that was free as it started, or what its group is said to have (``memory_gib`` of a groups file). Nodes on one host share
+the largest of their figures. What other jobs need is not its business, nor activations: only the model knows those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from orchestrator.config import JobSpec
+from orchestrator.errors import Problem
+from orchestrator.parameters.codec.registry import CodecName
+
+FLOAT32_BYTES = 4.0
+CODE_BYTES: Mapping[CodecName, float] = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "int8": 1 + 2 / 128,
+    "int4": 0.5 + 2 / 128,
+    "e3m0": 0.5 + 2 / 128,
+}
+"""A parameter in each codec, scales included; a test holds them against the codecs."""
+FRAGMENTS_AT_ONCE = 2
+"""So many are collected or merged at the same time, in a job whose merges keep up."""
+HEAP_BYTES = 1.0
+"""What the allocator holds of memory that was given back."""
+EVALUATOR_BYTES = 13.0
+"""Θ as it came, on the device, and as the model begins."""
+TRAINER_STATE_BYTES, GRADIENT_BYTES = 12.0, 4.0
+"""Of parameters and two moments, and of gradients: in host memory where an island computes on CPU."""
+ISLAND_BYTES, SAVING_BYTES = 20.0, 25.0
+"""Beside the trainer's: while it takes or gives a state; and more while Orbax writes a checkpoint's part and copies it."""
+MODEL_PARAMETERS = {"nano": 851_968, "micro": 9_994_240, "small": 126_353_408}
+"""Of the presets of ``learners.model``, which would load JAX."""
+SYNTHETIC, BUILT_IN = "learners.synthetic:create", "learners.jax_trainer:create"
+LESS = "use a group with larger nodes, give the nodes more memory, or train a smaller model."
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """``memory_bytes`` is all that processes may use on the node; ``host`` is its machine, which may have several nodes.
+
+    The node of the head is of no group.
+    """
+
+    host: str
+    group: str
+    memory_bytes: float
+
+
+HEAD = ""
+"""As the group of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDemand:
+    """Bytes at the highest: on the head of the shard and the evaluator, and of one island of each entry."""
+
+    head: float
+    islands: tuple[float, ...]
+
+
+def shard_bytes_per_parameter(
+    island_count: int,
+    fragment_count: int,
+    up: CodecName,
+    down: CodecName,
+    *,
+    momentum: bool = True,
+    staleness_max: int = 0,
+) -> float:
+    """With eight islands in four bits both ways and 24 fragments 15.2."""
+    lossy = down != "float32"
+    state = FLOAT32_BYTES * (1 + momentum + lossy)
+    update = CODE_BYTES[down] if lossy else 0.0
+    merging = island_count * CODE_BYTES[up] + FLOAT32_BYTES + state + update
+    at_once = min(FRAGMENTS_AT_ONCE, fragment_count) / fragment_count
+    return state * (1 + staleness_max) + update + merging * at_once + HEAP_BYTES
+
+
+def island_bytes_per_parameter(*, on_cpu: bool, saves: bool) -> float:
+    """In host memory."""
+    return ISLAND_BYTES + SAVING_BYTES * saves + (TRAINER_STATE_BYTES + GRADIENT_BYTES) * on_cpu
+
+
+def parameter_count_of(spec: JobSpec) -> int | None:
+    """The model's parameters where the specification says them; None for a model or trainer that only its package knows."""
+    if spec.trainer == SYNTHETIC:
+        return spec.synthetic.parameters
+    return MODEL_PARAMETERS[spec.model.preset] if spec.trainer == BUILT_IN and spec.model.factory is None else None
+
+
+def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
+    """What the job's processes need."""
+    sync = spec.synchroniser
+    shard = shard_bytes_per_parameter(
+        spec.island_count,
+        sync.fragments,
+        sync.wire.up,
+        sync.wire.down,
+        momentum=sync.outer_optimizer.kind == "nesterov",
+        staleness_max=sync.staleness_max,
+    )
+    evaluator = EVALUATOR_BYTES if spec.evaluation.on == "head" else 0.0
+    saves = bool(spec.checkpoints.every_merges or spec.checkpoints.every_s)
+    islands = (island_bytes_per_parameter(on_cpu=not entry.accelerators, saves=saves) for entry in spec.islands)
+    return MemoryDemand(parameter_count * (shard + evaluator), tuple(parameter_count * island for island in islands))
+
+
+def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMemory]) -> tuple[Problem, ...]:
+    """Everything for which these nodes have too little memory, each with what is needed, what there is, and what to do.
+
+    Of a group whose nodes do not say what they have, and of the head if it does not, nothing is decided.
+    """
+    field, model = _model(spec, parameter_count)
+    demand, wire = demand_of(spec, parameter_count), spec.synchroniser.wire
+    problems: list[Problem] = []
+    amounts: dict[str, float] = {HEAD: demand.head}
+    if (has := _bytes_of(nodes, {HEAD})) and demand.head > has:
+        elsewhere = " evaluate elsewhere (evaluation.on)," if spec.evaluation.on == "head" else ""
+        problems.append(
+            Problem(
+                field,
+                f"is {model}: merging what {spec.island_count} islands send in {wire.up} needs {_text(demand.head)} of "
+                f"the head's memory, which has {_text(has)}.",
+                f"Give the head more memory, use fewer islands or a codec of fewer bits (synchroniser.wire),{elsewhere} "
+                "or train a smaller model.",
+            )
+        )
+    for index, (entry, island) in enumerate(zip(spec.islands, demand.islands, strict=True)):
+        amounts[entry.node_group] = amounts.get(entry.node_group, 0.0) + island * (entry.count + entry.standby)
+        largest = max((node.memory_bytes for node in nodes if node.group == entry.node_group), default=0.0)
+        if largest and island > largest:
+            problems.append(
+                Problem(
+                    f"islands.{index}.node_group",
+                    f"is {entry.node_group!r}, whose largest node has {_text(largest)} of memory: one island of "
+                    f"{parameter_count:,} parameters needs {_text(island)}.",
+                    f"An island runs on one node: {LESS}",
+                )
+            )
+    if problems:
+        return tuple(problems)
+    for groups in (*({group} for group in amounts if group != HEAD), set(amounts)):
+        stated = {node.group for node in nodes if node.memory_bytes > 0}
+        needed, has = sum(amounts[group] for group in groups), _bytes_of(nodes, groups)
+        if groups <= stated and needed > has:
+            where = " and ".join(f"node group {group!r}" for group in sorted(groups - {HEAD}))
+            head = " and the head" if HEAD in groups else ""
+            problems.append(
+                Problem(
+                    "islands",
+                    f"need {_text(needed)} of memory for {parameter_count:,} parameters on {where}{head}, whose machines "
+                    f"have {_text(has)} together.",
+                    f"Use fewer islands there, {LESS}",
+                )
+            )
+            break
+    return tuple(problems)
+
+
+def _model(spec: JobSpec, parameter_count: int) -> tuple[str, str]:
+    """The field that makes the model as large as it is, and what it says."""
+    if spec.trainer == SYNTHETIC:
+        return "synthetic.parameters", f"{parameter_count:,}"
+    if spec.trainer != BUILT_IN:
+        return "trainer", f"{spec.trainer!r}, whose model has {parameter_count:,} parameters"
+    if spec.model.factory is not None:
+        return "model.factory", f"{spec.model.factory!r}, whose model has {parameter_count:,} parameters"
+    return "model.preset", f"{spec.model.preset!r}, {parameter_count:,} parameters"
+
+
+def _bytes_of(nodes: Sequence[NodeMemory], groups: Set[str]) -> float:
+    """What the machines of these groups have: of each the largest figure of its nodes, which share it."""
+    hosts: dict[str, float] = {}
+    for node in nodes:
+        if node.group in groups:
+            hosts[node.host] = max(hosts.get(node.host, 0.0), node.memory_bytes)
+    return math.fsum(hosts.values())
+
+
+def _text(amount: float) -> str:
+    """In GiB, or MiB below."""
+    return f"{amount / (1 << 30):.1f} GiB" if amount >= 1 << 30 else f"{amount / (1 << 20):,.1f} MiB"

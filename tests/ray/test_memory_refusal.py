@@ -1,0 +1,71 @@
+"""A job whose model only its own package knows is refused once its parameters are there, before Θ is made of them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.actors.evaluator import InitialModel
+from orchestrator.config import parse_job
+from orchestrator.core.vocabulary import Epoch
+from orchestrator.errors import InvalidJobSpec
+from orchestrator.host.job_context import JobContext
+from orchestrator.memory_budget import HEAD, NodeMemory, demand_of
+from orchestrator.parameters.journal.storage import Journal
+from orchestrator.parameters.shard import ParameterShard
+from orchestrator.roots import AllowedRoots
+
+SPEC = parse_job(
+    {"model": {"factory": "somebody.models:build"}, "islands": [{"node_group": "here"}], "budget": {"steps": 1}}
+)
+PARAMETERS = 800
+
+
+class Unused:
+    """Nothing is handed over here."""
+
+    def close(self) -> None:
+        pass
+
+
+def seeded(folder: Path, nodes: list[NodeMemory]) -> object:
+    """What comes first of a job that begins with ``PARAMETERS`` on these nodes: an event, or why it cannot go on."""
+    from orchestrator.runtime.shard_worker import ShardWorker  # imports Ray, which reads its environment then
+
+    first: Future[object] = Future()
+    channel: Any = Unused()
+    context = JobContext(
+        "job",
+        SPEC,
+        folder,
+        AllowedRoots(),
+        Epoch(1),
+        lambda: 0.0,
+        lambda make: first.set_result(make(0.0)),
+        first.set_result,
+    )
+    shard = ParameterShard(Journal(folder), Epoch(1), lambda _, work: work())
+    worker = ShardWorker(context, shard, channel, lambda: nodes)
+    model: Future[InitialModel] = Future()
+    model.set_result(InitialModel({f"w{p}": np.zeros(PARAMETERS // 8, np.float32) for p in range(8)}, {}))
+    worker.seed(model)
+    outcome = first.result()
+    worker.close()
+    return outcome
+
+
+@pytest.mark.parametrize("group", [HEAD, "here"])
+def test_a_model_that_turns_out_too_large_for_a_node_ends_its_job_with_the_reason(
+    port: object, tmp_path: Path, group: str
+) -> None:
+    demand = demand_of(SPEC, PARAMETERS)
+    needed = {HEAD: demand.head, "here": demand.islands[0]}
+    nodes = [NodeMemory(name, name, amount - (name == group)) for name, amount in needed.items()]
+    refusal = seeded(tmp_path, nodes)
+    assert isinstance(refusal, InvalidJobSpec)
+    assert refusal.problems[0].path == ("model.factory" if group == HEAD else "islands.0.node_group")
+    assert not list(tmp_path.glob("*.journal"))
