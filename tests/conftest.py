@@ -1,11 +1,11 @@
 """Streams of tests: four side by side under ``make test`` (``pytest --numprocesses 4``), else one after another.
 
-- cluster: live Ray clusters, one job after another; pages too, for a browser drops what it loads when network namespaces
-  come and go
+- cluster: live Ray clusters, one job after another
 - attack, service: services, which mostly wait
 - arithmetic: everything else, at the lowest priority: it takes what the others leave
-- installation: what has a cluster of its own in processes of its own, as users run it whole; file by file, as soon as one
-  of the four has ended
+- network: regions, then pages, as soon as one of the four has ended; one after another, for a browser drops what it loads
+  when network namespaces come and go
+- installation: what has a cluster of its own in processes of its own, as users run it whole; file by file, the longest first
 - chaos: plans of chaos, Prometheus; after that, file by file
 """
 
@@ -24,15 +24,15 @@ settings.load_profile("shared")
 
 ARITHMETIC = "arithmetic"
 STREAMS = {
-    "ray/test_demo.py": "installation",
+    "ray/test_whole_loss.py": "installation",
     "ray/test_tutorial.py": "installation",
     "ray/test_service.py": "installation",
     "ray/test_full_disk.py": "installation",
+    "ray/test_demo.py": "installation",
     "ray/test_chaos_plans.py": "chaos",
-    "ray/test_whole_loss.py": "installation",
     "ray": "cluster",
-    "wan": "cluster",
-    "web": "cluster",
+    "wan": "network",
+    "web": "network",
     "bench": "cluster",
     "api": "service",
     "channel": "service",
@@ -40,10 +40,11 @@ STREAMS = {
     "chaos": "chaos",
     "metrics": "chaos",
 }
-"""By file, else by folder, else arithmetic."""
-ORDER = ("cluster", "attack", "service", ARITHMETIC, "installation", "chaos")
+"""By file, else by folder, else arithmetic. Files are begun in this order within their stream."""
+ORDER = ("cluster", "attack", "service", ARITHMETIC, "network", "installation", "chaos")
 BY_FILE = ("installation", "chaos")
 """Streams whose files any worker may take that has ended its own."""
+FILES = tuple(STREAMS)
 CALM = "ray/test_simulated_agrees.py"
 """Steps of fixed time are its premise: the last of its stream, when there is least beside it."""
 LOWEST, USUAL = 19, 0
@@ -73,8 +74,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Streams are begun in this order."""
-    items.sort(key=lambda item: (ORDER.index(stream_of(item.nodeid)), path_of(item.nodeid) == CALM))
+    """Streams are begun in the order of ``ORDER``, and files of their own in that of ``STREAMS``."""
+    items.sort(key=lambda item: _rank(path_of(item.nodeid)))
+
+
+def _rank(path: str) -> tuple[int, int, bool]:
+    return ORDER.index(stream_of(path)), FILES.index(path) if path in FILES else len(FILES), path == CALM
 
 
 def pytest_collection_finish() -> None:

@@ -37,7 +37,7 @@ PAUSE_S = 0.2
 BRIEF_S = 0.02
 """Where what is waited for passes soon."""
 GAP_MAX_S = 1.0
-"""Whoever waits for somebody who is away stands still for longer; a busy machine alone has taken a third of it."""
+"""Between two steps of an island that waits for nobody; a busy machine alone has taken a third of it."""
 EVERY_GROUP = tuple(group.name for group in DEFAULT_GROUPS)
 GROUPS = ("us-east", "europe", "asia")
 """Of most tests' jobs: when one dies, two are left, and each has another to ask."""
@@ -45,6 +45,14 @@ ENDLESS = 10**12
 """Steps."""
 PLUGGED = "tests.ray.plugged:create"
 """A trainer; see there."""
+
+
+def gap_limit_s(away_s: float) -> float:
+    """The longest gap, in seconds, of an island that did not wait for somebody who was away for ``away_s``.
+
+    Whoever waits stands still for all of ``away_s``. A busy machine makes both longer, so the limit is a share of it.
+    """
+    return max(GAP_MAX_S, away_s / 2)
 
 
 class GrowingTape:

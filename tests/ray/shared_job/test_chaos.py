@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core import commands, events
 from orchestrator.core.vocabulary import RefusalReason
 from orchestrator.errors import AtollError
-from tests.ray.jobs import GAP_MAX_S, Job, gone
+from tests.ray.jobs import Job, gap_limit_s, gone
 
 pytestmark = pytest.mark.ray
 PAYLOAD_BYTES = 12_900
@@ -39,8 +39,8 @@ def test_a_stopped_island_goes_on_by_itself_or_when_told_to_and_the_tape_says_wh
         (third, "continue", "test", 0.0),
     ]
     assert [job.status()["commands"][name]["accepted"] for name in (first, second, third)] == [True] * 3
-    assert job.gap_max_s("us-east", at) <= GAP_MAX_S
     assert job.gap_max_s("asia", at) >= 3.5  # it really stood still
+    assert job.gap_max_s("us-east", at) <= gap_limit_s(4.0)
     blamed = job.status()["statistics"]["bystander_gap_max_s"]
     assert blamed < 3.5 or blamed == blamed_before  # and nobody is blamed for it
 
@@ -64,7 +64,7 @@ def test_an_island_that_is_cut_off_trains_on_unheard_and_gives_its_work_when_it_
     assert [e for e in contributions(job) if cut.at + 0.1 < e.at < healed_at] == []
     adopted = [event.at for event in job.events(events.FragmentAdopted, "asia")]
     assert max(adopted) > healed_at
-    assert job.gap_max_s("asia", cut.at) <= GAP_MAX_S
+    assert job.gap_max_s("asia", cut.at) <= gap_limit_s(5.0)
 
     strike(job, "cut", duration=100.0)
     job.wait_for_state("asia", "suspect")
@@ -96,8 +96,8 @@ def test_payloads_that_are_spoilt_are_refused_and_lost_ones_missed_while_nobody_
     job.wait_until(lambda: since(job, slow_at + 6.5), "payloads when it is not slow any more")
     slowly = [one for one in since(job, slow_at + 0.5) if one.at < slow_at + 6.0]
     assert 1 <= len(slowly) <= 3, "each takes two seconds"
-    assert job.gap_max_s("asia", slow_at) <= GAP_MAX_S
-    assert job.gap_max_s("us-east", slow_at) <= GAP_MAX_S
+    for island in ("asia", "us-east"):
+        assert job.gap_max_s(island, slow_at) <= gap_limit_s(2.0), "it waited for one of the slow payloads"
     assert job.island("asia")["incarnation"] == before["incarnation"]
 
 
