@@ -1,6 +1,8 @@
 """Validation of payloads: which may enter a merge, and how far they are from Θ.
 
-    too many bytes ▸ sizes and checksum ▸ names and shapes ▸ every value a number ▸ the update norm
+    too many bytes ▸ sizes ▸ names and shapes ▸ in one pass: the checksum, every value a number, the update norm
+
+A checksum that does not hold comes before anything else that is wrong.
 
 Responsible for facts, which the shard hands on. Refuses to decide how far is too far (``core.health``).
 """
@@ -35,13 +37,19 @@ def validated(payload: bytes | memoryview, anchor: Tensors, version: Version) ->
     expected = sum(array.nbytes for array in anchor.values())
     if len(payload) > expected + HEADER_BYTES_MAX:
         raise InvalidPayload(detail=f"{len(payload)} bytes came for a fragment of {expected}.")
-    content = wire_format.parse(payload)
-    if (problem := check_shapes(content.shapes(), shapes(anchor))) is not None:
-        raise InvalidPayload(detail=problem, reason=RefusalReason.WRONG_SHAPE)
+    try:
+        content, checksum = wire_format.unverified(payload)
+        if (problem := check_shapes(content.shapes(), shapes(anchor))) is not None:
+            raise InvalidPayload(detail=problem, reason=RefusalReason.WRONG_SHAPE)
+        square_norm, checksum = _examined(content, checksum)
+    except InvalidPayload:
+        wire_format.verify(payload)  # what came damaged is not blamed on what it seems to say
+        raise
+    wire_format.require_checksum(payload, checksum)
     if content.base is None:
-        _square_norm(content)
         content = displacement(anchor, content.all_decoded(), version)
-    return content, math.sqrt(_square_norm(content))
+        square_norm, _ = _examined(content)
+    return content, math.sqrt(square_norm)
 
 
 def check_shapes(actual: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> str | None:
@@ -71,12 +79,16 @@ def check_magnitude(name: str, largest: float) -> str | None:
     return f"{name} holds a value of the magnitude {largest}."
 
 
-def _square_norm(content: EncodedTensors) -> float:
-    """The squares of all values added up. Raises InvalidPayload where one is no number, or too large."""
+def _examined(content: EncodedTensors, checksum: int = 0) -> tuple[float, int]:
+    """The squares of all values added up, and the checksum of their data behind what has this one, in one pass.
+
+    Raises InvalidPayload where a value is no number, or too large.
+    """
     squares = []
     for name, values in content.named_values():
-        largest, square_norm = kernels.examine(values)
+        largest, square_norm, after = kernels.examine(values, checksum)
         if (problem := check_magnitude(name, largest)) is not None:
             raise InvalidPayload(detail=problem, reason=RefusalReason.NON_FINITE)
         squares.append(square_norm)
-    return math.fsum(squares)
+        checksum = checksum if after is None else after
+    return math.fsum(squares), checksum

@@ -25,7 +25,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from crc32c import crc32c
@@ -64,11 +64,15 @@ class EncodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTensors:
-    """Tensors in a codec, by name. ``base`` is the version from which they are a difference; None: they are values."""
+    """Tensors in a codec, by name. ``base`` is the version from which they are a difference; None: they are values.
+
+    ``payload`` is the one that they are views of, where they came so.
+    """
 
     codec: CodecName
     base: Version | None
     tensors: Mapping[str, EncodedTensor]
+    payload: memoryview | None = field(default=None, compare=False, repr=False)
 
     @property
     def value_bytes(self) -> int:
@@ -122,7 +126,9 @@ def encode(tensors: Tensors, codec_name: CodecName = "float32", base: Version | 
 
 
 def written(content: EncodedTensors) -> memoryview:
-    """What is encoded already as one payload."""
+    """What is encoded already as one payload; what came as one is that, neither copied nor read."""
+    if content.payload is not None:
+        return content.payload
     layout = [[name, list(tensor.shape)] for name, tensor in content.tensors.items()]
     document = {"codec": content.codec, "base": content.base, "tensors": layout}
     header = json.dumps(document, separators=(",", ":")).encode()
@@ -142,19 +148,45 @@ def decode(payload: bytes | bytearray | memoryview) -> dict[str, Array]:
 
 def parse(payload: bytes | bytearray | memoryview) -> EncodedTensors:
     """The tensors of a payload, views of it, still in their codec. Raises InvalidPayload unless it is what was sent."""
-    header, data = _verified(memoryview(payload).cast("B"))
-    codec_name, base, layout = _parsed(header)
-    sizes = [codec(codec_name).data_bytes(math.prod(shape)) for _, shape in layout]
-    if sum(sizes) != len(data):
+    verify(payload)
+    return unverified(payload)[0]
+
+
+def verify(payload: bytes | bytearray | memoryview) -> None:
+    """Raises InvalidPayload unless the payload's length and checksum agree with its bytes."""
+    view = _whole(payload)
+    require_checksum(payload, crc32c(view[: -_CHECKSUM.size]))
+
+
+def require_checksum(payload: bytes | bytearray | memoryview, actual: int) -> None:
+    """Raises InvalidPayload unless the payload states this checksum."""
+    (stated,) = _CHECKSUM.unpack(memoryview(payload)[-_CHECKSUM.size :])
+    if actual != stated:
         raise InvalidPayload(
-            detail=f"The header announces tensors of {sum(sizes)} bytes, but {len(data)} bytes of data follow."
+            detail=f"The checksum should be {stated:08x} and is {actual:08x}: bytes changed on the way."
         )
+
+
+def unverified(payload: bytes | bytearray | memoryview) -> tuple[EncodedTensors, int]:
+    """What ``parse`` returns, and the checksum of what comes before the tensors' data: for who reads these anyway.
+
+    Raises InvalidPayload where length or header cannot be; bytes that changed on the way may be the reason, or be missed.
+    """
+    view = _whole(payload)
+    _, header_bytes, _ = _PREFIX.unpack_from(view)
+    start = _PREFIX.size + header_bytes
+    codec_name, base, layout = _parsed(view[_PREFIX.size : start])
+    sizes = [codec(codec_name).data_bytes(math.prod(shape)) for _, shape in layout]
+    if (data_bytes := len(view) - _CHECKSUM.size - start) != sum(sizes):
+        raise InvalidPayload(
+            detail=f"The header announces tensors of {sum(sizes)} bytes, but {data_bytes} bytes of data follow."
+        )
+    checksum = crc32c(view[:start])
     tensors: dict[str, EncodedTensor] = {}
-    start = 0
     for (name, shape), size in zip(layout, sizes, strict=True):
-        tensors[name] = EncodedTensor(shape, data[start : start + size])
+        tensors[name] = EncodedTensor(shape, view[start : start + size])
         start += size
-    return EncodedTensors(codec_name, base, tensors)
+    return EncodedTensors(codec_name, base, tensors, view), checksum
 
 
 def _coded(array: Array, codec_name: CodecName) -> memoryview:
@@ -168,8 +200,9 @@ def _joined(parts: Sequence[bytes | memoryview]) -> memoryview:
     return np.concatenate([np.frombuffer(part, np.uint8) for part in parts]).data
 
 
-def _verified(view: memoryview) -> tuple[memoryview, memoryview]:
-    """Header and data, once length and checksum agree."""
+def _whole(payload: bytes | bytearray | memoryview) -> memoryview:
+    """The payload's bytes, once its length is the one that it announces."""
+    view = memoryview(payload).cast("B")
     if len(view) < _PREFIX.size + _CHECKSUM.size:
         raise InvalidPayload(detail=f"{len(view)} bytes are too few to be a payload; it was cut short or never one.")
     magic, header_bytes, data_bytes = _PREFIX.unpack_from(view)
@@ -178,16 +211,11 @@ def _verified(view: memoryview) -> tuple[memoryview, memoryview]:
     announced = _PREFIX.size + header_bytes + data_bytes + _CHECKSUM.size
     if announced != len(view):
         raise InvalidPayload(detail=f"The payload announces {announced} bytes and has {len(view)}.")
-    body, (stated,) = view[: -_CHECKSUM.size], _CHECKSUM.unpack(view[-_CHECKSUM.size :])
-    if (actual := crc32c(body)) != stated:
-        raise InvalidPayload(
-            detail=f"The checksum should be {stated:08x} and is {actual:08x}: bytes changed on the way."
-        )
-    return body[_PREFIX.size :][:header_bytes], body[_PREFIX.size + header_bytes :]
+    return view
 
 
 def _parsed(header: memoryview) -> tuple[CodecName, Version | None, list[tuple[str, tuple[int, ...]]]]:
-    """Codec, base, names and shapes. The checksum held, so a fault here is a sender that speaks another dialect."""
+    """Codec, base, names and shapes. Where the checksum holds, a fault here is a sender that speaks another dialect."""
     try:
         document = json.loads(bytes(header))
         codec_name, base = document["codec"], document["base"]

@@ -3,7 +3,8 @@
     whole merge   the checksum and validation of M contributions, in as many threads as there are cores, as links do it;
                   then the outer step with the digest of what it made
     its bytes     (2(M + 1) + 3)·f, f being a fragment in float32: displacements and Θ read twice, momentum read and written,
-                  Θ written. So much a merge of float32 values cannot do without, if no cache holds a fragment
+                  Θ written. What is moved is more, (3M + 5)·f of float32 where no cache holds a fragment: contributions
+                  are read by validation, by the Gram matrix and by the step, Θ once by the step, Θ' by the digest
     copy          STREAM's, of as much as the largest fragment, between the merges: bytes read and written a second by the
                   faster of one thread and of one for each core
 

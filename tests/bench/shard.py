@@ -143,7 +143,7 @@ def _merge(shard: ParameterShard, p: FragmentId, name: str, version: Version, of
     for island in range(count):
         payload = PayloadId(f"{island}")
         content = wire_format.parse(offer)
-        own = replace(content, tensors={name: content.tensors["w"]})
+        own = replace(content, tensors={name: content.tensors["w"]}, payload=None)
         assert isinstance(shard.receive(payload, p, wire_format.written(own)), Held)
         items.append(WeightedPayload(payload, IslandId(payload), 1 / count))
     shard.merge(MergeFragment(Epoch(1), p, version, 1, tuple(items), CloseReason.EVERYONE_IN, ""))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ if kernels.IMPLEMENTATION == "numpy":
 
 from orchestrator.parameters.kernels import native
 
-THREADS = st.integers(1, 5)
+THREADS = st.integers(1, 8)
 CODECS = st.sampled_from(CODEC_NAMES)
 LOSSY = [name for name in CODEC_NAMES if name != "float32"]
 SPECIAL = np.array(
@@ -113,21 +114,24 @@ def test_any_bytes_decode_alike(name: str, seed: int, count: int) -> None:
         native.decode(name, data, None, read[0], 2)
         twin.decode(name, data, None, read[1], 1)
     _same_bits(*read)
-    (largest, square_norm), (its_largest, its_norm) = (
-        module.examine(name, data, count, threads) for module, threads in ((native, 3), (twin, 1))
-    )
+    _examined_alike(name, data, count, 3)
+
+
+def _examined_alike(name: str, data: np.ndarray, count: int, threads: int) -> tuple[float, float]:
+    largest, square_norm, checksum = native.examine(name, data, count, 77, threads)
+    its_largest, its_norm, its_checksum = twin.examine(name, data, count, 77, 1)
     _same_bits(np.float32([largest]), np.float32([its_largest]))
     _same_bits(np.float64([square_norm]), np.float64([its_norm]))
+    assert checksum == its_checksum == crc32c(data.data, 77)
+    _same_bits(np.float32([native.examine(name, data, count, None, threads)[0]]), np.float32([largest]))
+    return largest, square_norm
 
 
 @given(CODECS, st.integers(1, 300_000), st.integers(0, 2**20), st.integers(0, 3), THREADS)
 @settings(deadline=None, max_examples=50)
 def test_examine(name: str, count: int, seed: int, special: int, threads: int) -> None:
     data = _encoded(name, _values(seed, count, special))
-    largest, square_norm = native.examine(name, data, count, threads)
-    its_largest, its_norm = twin.examine(name, data, count, 1)
-    _same_bits(np.float32([largest]), np.float32([its_largest]))
-    _same_bits(np.float64([square_norm]), np.float64([its_norm]))
+    largest, square_norm = _examined_alike(name, data, count, threads)
     values = _decoded(name, data, count)
     if np.isfinite(values).all() and np.abs(values).max() < 1e15:
         assert largest == np.abs(values).max()
@@ -249,7 +253,7 @@ def test_no_values_at_all() -> None:
     nothing = Encoded("int4", b"", 0)
     assert kernels.encode("int4", empty).size == 0
     assert kernels.decode(nothing).size == 0
-    assert kernels.examine(nothing) == (0.0, 0.0)
+    assert kernels.examine(nothing, 7) == (0.0, 0.0, 7)
     assert not kernels.gram([nothing, nothing], 3).any()
     assert kernels.step(empty, empty, None, [nothing], np.ones((1, 1)), 0.7, 0.9).largest == 0.0
 
@@ -277,7 +281,7 @@ def test_data_may_begin_at_any_address() -> None:
         moved = np.zeros(data.size + 1, np.uint8)
         moved[1:] = data
         there, here = Encoded(name, moved[1:], 9_000), Encoded(name, data, 9_000)
-        assert kernels.examine(there) == kernels.examine(here)
+        assert kernels.examine(there, 7) == kernels.examine(here, 7)
         _same_bits(kernels.gram([there, here]), kernels.gram([here, there]))
         _same_bits(kernels.decode(there), kernels.decode(here))
 
@@ -298,6 +302,7 @@ for name in CODEC_NAMES:
     lost = None if name == "float32" else residue
     step = kernels.step(anchor, momentum, lost, inputs, products[:, 0] * 1e-5, 0.7, 0.9, name)
     made[name] = np.concatenate([products.reshape(-1).view(np.float32), step.parameters, step.momentum])
+    made[name + " examined"] = np.array(kernels.examine(inputs[0], 7)).view(np.float32)
     if step.update is not None:
         made[name + " update"], made[name + " residue"] = step.update, step.residue
 print(kernels.IMPLEMENTATION, digest(made), sep="|")

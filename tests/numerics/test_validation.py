@@ -77,6 +77,26 @@ def test_anything_else_is_refused_with_its_reason(payload, reason):
     assert refused.value.reason is reason
 
 
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+def test_a_changed_byte_is_damage_whatever_else_it_makes_of_the_payload(codec):
+    """Another shape, a NaN, another codec: none of these is what its island sent."""
+    payload = wire_format.encode(moved(), codec)
+    for position in range(0, len(payload), 3):
+        for change in (1, 0x7F, 0x80):
+            damaged = bytearray(payload)
+            damaged[position] ^= change
+            with pytest.raises(InvalidPayload) as refused:
+                validated(memoryview(damaged), ANCHOR, VERSION)
+            assert refused.value.reason is RefusalReason.CORRUPT
+
+
+def test_what_came_as_a_payload_is_written_as_that():
+    payload = wire_format.written(displacement(ANCHOR, moved(), VERSION, "int4"))
+    content, _ = validated(payload, ANCHOR, VERSION)
+    assert np.shares_memory(np.frombuffer(wire_format.written(content), np.uint8), np.frombuffer(payload, np.uint8))
+    assert validated(wire_format.encode(moved()), ANCHOR, VERSION)[0].payload is None  # values became a difference
+
+
 def test_what_is_far_too_long_is_not_even_read():
     with pytest.raises(InvalidPayload, match="came for a fragment of 1132"):
         validated(bytes(2 * HEADER_BYTES_MAX), ANCHOR, VERSION)

@@ -54,10 +54,14 @@ class Encoded(NamedTuple):
 
 
 class Examination(NamedTuple):
-    """``largest`` is the largest magnitude, NaN where a value is not a number. ``square_norm`` is the sum of squares."""
+    """``largest`` is the largest magnitude, NaN where a value is not a number. ``square_norm`` is the sum of squares.
+
+    ``checksum`` is the CRC-32C of what came before the data and of the data, where the first was given.
+    """
 
     largest: float
     square_norm: float
+    checksum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +99,12 @@ def decode(encoded: Encoded, base: Array | None = None, threads: int | None = No
     return values
 
 
-def examine(encoded: Encoded, threads: int | None = None) -> Examination:
-    """What must be known of a contribution before it may enter a merge."""
+def examine(encoded: Encoded, checksum: int | None = None, threads: int | None = None) -> Examination:
+    """What must be known of a contribution before it may enter a merge; ``checksum`` is that of what precedes the data."""
     data = _data(encoded)
     if not encoded.value_count:
-        return Examination(0.0, 0.0)
-    return Examination(*_fastest.examine(encoded.codec_name, data, encoded.value_count, _threads(threads)))
+        return Examination(0.0, 0.0, checksum)
+    return Examination(*_fastest.examine(encoded.codec_name, data, encoded.value_count, checksum, _threads(threads)))
 
 
 def gram(inputs: Sequence[Encoded], matrix_count: int = 1, threads: int | None = None) -> NDArray[np.float64]:

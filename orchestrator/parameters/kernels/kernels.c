@@ -15,8 +15,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__SSE2__)
-#include <emmintrin.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
 #endif
 
 enum { LANES = 16, ROW_VALUES = 512, THREADS_MAX = 64 };
@@ -62,6 +62,7 @@ struct loops {
     void (*decode_row)(int codec, const uint8_t *data, int64_t n, int64_t start, int count, float *values);
     void (*encode_row)(int codec, const float *values, uint8_t *data, int64_t n, int64_t start, int count, float *decoded);
     void (*add_products)(const float *const *rows, int row_count, int count, float *sums);
+    void (*examine)(const float *values, int count, float *sums, uint32_t *largest);
     uint32_t (*largest_bits)(const float *values, int count);
     void (*weighted_sum)(const float *const *rows, int row_count, const float *mixing, int from, int to, float *sum);
     void (*update)(float *gradient, const float *momentum, float *next_momentum, float lr, float decay, int count);
@@ -95,8 +96,52 @@ struct loops {
 #pragma GCC pop_options
 #endif
 
+/* ── CRC-32C ───────────────────────────────────────────────────────────────────────────────────────────────────── */
+
+#if defined(__x86_64__)
+#define CRC_TARGET __attribute__((target("sse4.2,pclmul")))
+
+/* The product of two polynomials of degree 31 and less, and x^33, modulo that of CRC-32C; x^0 is the highest bit. */
+CRC_TARGET static inline uint32_t crc_product(uint32_t a, uint32_t b)
+{
+    __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128(a), _mm_cvtsi64_si128(b), 0);
+    return (uint32_t)_mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
+}
+
+/* The remainder of what has the remainder crc, followed by size bytes that have the remainder of their own. */
+CRC_TARGET static uint32_t crc_joined(uint32_t crc, int64_t size, uint32_t own)
+{
+    uint32_t power = 0xBF818109; /* x^(8 - 33), and its squares: every product has an x^33 too many */
+    for (; size > 0; size >>= 1, power = crc_product(power, power))
+        if (size & 1)
+            crc = crc_product(crc, power);
+    return crc ^ own;
+}
+
+/* Three parts at once, for the instruction takes three times as long as until the next can begin. */
+CRC_TARGET static uint32_t crc_of(const uint8_t *data, int64_t size)
+{
+    uint64_t part[3] = {0}, word[3];
+    int64_t length = size / 24 * 8;
+    for (int64_t i = 0; i < length; i += 8)
+        for (int p = 0; p < 3; p++) {
+            memcpy(word + p, data + p * length + i, 8);
+            part[p] = _mm_crc32_u64(part[p], word[p]);
+        }
+    uint32_t crc = crc_joined((uint32_t)part[0], length, (uint32_t)part[1]);
+    crc = crc_joined(crc, length, (uint32_t)part[2]);
+    for (int64_t i = 3 * length; i < size; i++)
+        crc = _mm_crc32_u8(crc, data[i]);
+    return crc;
+}
+#else
+static uint32_t crc_joined(uint32_t crc, int64_t size, uint32_t own) { return 0; }
+static uint32_t crc_of(const uint8_t *data, int64_t size) { return 0; }
+#endif
+
 static const struct loops *loops = &loops_baseline;
 static const char *instructions = "baseline";
+static bool has_crc;
 
 __attribute__((constructor)) static void choose_loops(void)
 {
@@ -105,6 +150,7 @@ __attribute__((constructor)) static void choose_loops(void)
     if (wanted != NULL && strcmp(wanted, "baseline") == 0)
         return;
     __builtin_cpu_init();
+    has_crc = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
         && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx512 && (wanted == NULL || strcmp(wanted, "avx2") != 0)) {
@@ -118,6 +164,8 @@ __attribute__((constructor)) static void choose_loops(void)
 }
 
 const char *kernels_instructions(void) { return instructions; }
+
+int kernels_has_crc(void) { return has_crc; }
 
 /* ── chunks among threads ──────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -220,7 +268,6 @@ struct gram {
     int64_t n, length, chunks_each;
     double *partials;
     atomic_int failed;
-    atomic_uint largest;
 };
 
 enum { ROW_ROOM = ROW_VALUES + BLOCK_VALUES };
@@ -297,7 +344,7 @@ int kernels_gram(const struct input *inputs, int input_count, int64_t n, int64_t
     double *partials = malloc(sizeof(double) * (size_t)(matrix_count * chunks_each * pairs));
     if (partials == NULL)
         return -1;
-    struct gram gram = {inputs, input_count, pairs, n, length, chunks_each, partials, 0, 0};
+    struct gram gram = {inputs, input_count, pairs, n, length, chunks_each, partials, 0};
     in_threads(gram_chunk, &gram, matrix_count * chunks_each, threads);
     memset(products, 0, sizeof(double) * (size_t)(matrix_count * input_count * input_count));
     const double *partial = partials;
@@ -324,38 +371,77 @@ static void raise_to(atomic_uint *largest, uint32_t bits)
     }
 }
 
-static void examine_chunk(void *context, int64_t number)
+/* So many chunks have one checksum for each region: they are in the second-level cache when they are examined. */
+enum { GROUP_CHUNKS = 8 };
+
+struct examination {
+    struct input input;
+    int64_t n;
+    bool checked;
+    double *partials;
+    uint32_t (*checksums)[2];
+    atomic_uint largest;
+};
+
+/* Where the bytes of the values start to end lie in the data: those of their scales, and those of their codes. */
+static void regions_of(int codec, int64_t n, int64_t start, int64_t end, int64_t from[2], int64_t size[2])
 {
-    struct gram *gram = context;
-    float scratch[ROW_ROOM], padded[LANES], sums[LANES] = {0};
-    int64_t start = number * CHUNK_VALUES, count = smaller(CHUNK_VALUES, gram->n - start);
-    uint32_t largest = 0;
-    for (int64_t done = 0; done < count; done += ROW_VALUES) {
-        int size = (int)smaller(ROW_VALUES, count - done);
-        const float *row;
-        rows_of(gram->inputs, 1, gram->n, start + done, size, scratch, &row);
-        uint32_t bits = loops->largest_bits(row, size);
-        largest = bits > largest ? bits : largest;
-        add_rows(&row, 1, size, sums, padded);
-    }
-    gram->partials[number] = sum_of(sums);
-    raise_to(&gram->largest, largest);
+    bool blocks = codec != FLOAT32 && codec != BFLOAT16;
+    int halves = codec == FLOAT32 ? 8 : codec == BFLOAT16 ? 4 : codec == INT8 ? 2 : 1; /* bytes of two values */
+    from[0] = blocks ? 2 * block_count(start) : 0;
+    size[0] = blocks ? 2 * block_count(end) - from[0] : 0;
+    from[1] = (blocks ? 2 * block_count(n) : 0) + start * halves / 2;
+    size[1] = (end * halves + 1) / 2 - start * halves / 2;
 }
 
-int kernels_examine(struct input input, int64_t n, float *largest, double *square_norm, int threads)
+static void examine_group(void *context, int64_t number)
 {
-    int64_t chunks = chunk_count(n);
-    double *partials = malloc(sizeof(double) * (size_t)chunks);
-    if (partials == NULL)
+    struct examination *own = context;
+    float scratch[ROW_ROOM];
+    int64_t start = number * GROUP_CHUNKS * CHUNK_VALUES, end = smaller(start + GROUP_CHUNKS * CHUNK_VALUES, own->n);
+    uint32_t largest = 0;
+    if (own->checked) {
+        int64_t from[2], size[2];
+        regions_of(own->input.codec, own->n, start, end, from, size);
+        for (int region = 0; region < 2; region++)
+            own->checksums[number][region] = crc_of(own->input.data + from[region], size[region]);
+    }
+    for (; start < end; start += CHUNK_VALUES) {
+        float sums[LANES] = {0};
+        int64_t stop = smaller(start + CHUNK_VALUES, end);
+        for (int64_t at = start; at < stop; at += ROW_VALUES) {
+            int size = (int)smaller(ROW_VALUES, stop - at);
+            const float *row;
+            rows_of(&own->input, 1, own->n, at, size, scratch, &row);
+            loops->examine(row, size, sums, &largest);
+        }
+        own->partials[start / CHUNK_VALUES] = sum_of(sums);
+    }
+    raise_to(&own->largest, largest);
+}
+
+int kernels_examine(struct input input, int64_t n, float *largest, double *square_norm, uint32_t *checksum, int threads)
+{
+    int64_t chunks = chunk_count(n), groups = (chunks + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
+    struct examination own = {input, n, checksum != NULL, NULL, NULL, 0};
+    own.partials = malloc((size_t)chunks * sizeof *own.partials + (size_t)groups * sizeof *own.checksums);
+    if (own.partials == NULL)
         return -1;
-    struct gram gram = {&input, 1, 1, n, n, chunks, partials, 0, 0};
-    in_threads(examine_chunk, &gram, chunks, threads);
+    own.checksums = (void *)(own.partials + chunks);
+    in_threads(examine_group, &own, groups, threads);
     *square_norm = 0;
     for (int64_t chunk = 0; chunk < chunks; chunk++)
-        *square_norm += partials[chunk];
-    uint32_t bits = gram.largest;
+        *square_norm += own.partials[chunk];
+    uint32_t bits = own.largest;
     memcpy(largest, &bits, 4);
-    free(partials);
+    for (int region = 0; region < 2 && checksum != NULL; region++)
+        for (int64_t group = 0; group < groups; group++) {
+            int64_t start = group * GROUP_CHUNKS * CHUNK_VALUES, end = smaller(start + GROUP_CHUNKS * CHUNK_VALUES, n);
+            int64_t from[2], size[2];
+            regions_of(input.codec, n, start, end, from, size);
+            *checksum = ~crc_joined(~*checksum, size[region], own.checksums[group][region]);
+        }
+    free(own.partials);
     return 0;
 }
 
@@ -372,7 +458,7 @@ static const float zeros[ROW_VALUES];
  * whole need not be fetched first. */
 static void streamed(const float *from, int count, float *to)
 {
-#if defined(__SSE2__)
+#if defined(__x86_64__)
     if ((uintptr_t)to % 16 == 0) {
         int i = 0;
         for (; i + 4 <= count; i += 4)
@@ -425,7 +511,7 @@ static void step_chunk(void *context, int64_t number)
     }
     if (decoding != scratch)
         free(decoding);
-#if defined(__SSE2__)
+#if defined(__x86_64__)
     _mm_sfence();
 #endif
     raise_to(&stepping->largest, largest);

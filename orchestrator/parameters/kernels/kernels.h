@@ -28,12 +28,14 @@ struct step {
 };
 
 const char *kernels_instructions(void);
+int kernels_has_crc(void); /* else checksum is NULL wherever it may be */
 void kernels_encode(int codec, const float *base, const float *values, int64_t n, uint8_t *data, int threads);
 void kernels_decode(int codec, const uint8_t *data, int64_t n, const float *add_to, float *values, int threads);
 
-/* The return values that are int are 0, or -1 where memory for sums is lacking. */
+/* The return values that are int are 0, or -1 where memory for sums is lacking. checksum, unless NULL, is the CRC-32C of what
+ * comes before the data, and becomes that with the data. */
 int kernels_gram(const struct input *inputs, int input_count, int64_t n, int64_t matrix_count, double *products, int threads);
-int kernels_examine(struct input input, int64_t n, float *largest, double *square_norm, int threads);
+int kernels_examine(struct input input, int64_t n, float *largest, double *square_norm, uint32_t *checksum, int threads);
 float kernels_step(const struct step *step, int threads);
 
 #endif

@@ -231,6 +231,24 @@ static uint32_t VARIANT(largest_bits)(const float *values, int count)
     return largest;
 }
 
+/* Add the squares of a row to their sums, and raise largest to the bits of its largest magnitude. */
+static void VARIANT(examine)(const float *values, int count, float *sums, uint32_t *largest)
+{
+    lanes total[LANES / WIDTH];
+    memcpy(total, sums, sizeof total);
+    int whole = count / LANES * LANES;
+    for (int i = 0; i < whole; i += LANES)
+        for (int part = 0; part < LANES / WIDTH; part++) {
+            lanes own = *(const lanes *)(values + i + part * WIDTH);
+            total[part] += own * own;
+        }
+    memcpy(sums, total, sizeof total);
+    for (int i = whole; i < count; i++)
+        sums[i - whole] += values[i] * values[i];
+    uint32_t own = VARIANT(largest_bits)(values, count);
+    *largest = own > *largest ? own : *largest;
+}
+
 /* Σ a_m Δ_m, added up in the order of the rows. */
 static void VARIANT(weighted_sum)(
     const float *const *rows, int row_count, const float *mixing, int from, int to, float *restrict sum)
@@ -284,7 +302,7 @@ static void VARIANT(add)(const float *a, const float *b, int count, float *resul
 }
 
 static const struct loops VARIANT(loops) = {
-    VARIANT(decode_row), VARIANT(encode_row), VARIANT(add_products), VARIANT(largest_bits),
+    VARIANT(decode_row), VARIANT(encode_row), VARIANT(add_products), VARIANT(examine), VARIANT(largest_bits),
     VARIANT(weighted_sum), VARIANT(update), VARIANT(subtract), VARIANT(add),
 };
 

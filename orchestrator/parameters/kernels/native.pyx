@@ -5,8 +5,9 @@ Nothing is checked here: sizes, types and contiguity are the business of ``kerne
 """
 
 import numpy as np
+from crc32c import crc32c
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 cdef extern from "kernels.h":
     enum:
@@ -28,10 +29,11 @@ cdef extern from "kernels.h":
         float *next_residue
         uint8_t *encoded
     const char *kernels_instructions()
+    int kernels_has_crc()
     void kernels_encode(int, const float *, const float *, int64_t, uint8_t *, int) nogil
     void kernels_decode(int, const uint8_t *, int64_t, const float *, float *, int) nogil
     int kernels_gram(const Input *, int, int64_t, int64_t, double *, int) nogil
-    int kernels_examine(Input, int64_t, float *, double *, int) nogil
+    int kernels_examine(Input, int64_t, float *, double *, uint32_t *, int) nogil
     float kernels_step(const Step *, int) nogil
 
 CODECS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "e3m0": 4}
@@ -70,17 +72,25 @@ def decode(codec_name, const uint8_t[::1] data, const float[::1] base, float[::1
         kernels_decode(codec, &data[0], values.shape[0], add_to, &values[0], threads)
 
 
-def examine(codec_name, const uint8_t[::1] data, int64_t value_count, int threads):
+def examine(codec_name, const uint8_t[::1] data, int64_t value_count, checksum, int threads):
     cdef Input only
     cdef float largest
     cdef double square_norm
+    cdef uint32_t running = 0
+    cdef uint32_t *checked = NULL
     cdef int failed
     only.codec, only.data = CODECS[codec_name], &data[0]
+    if checksum is not None:
+        if not kernels_has_crc():
+            checksum = crc32c(data, checksum)
+        else:
+            running = checksum
+            checked = &running
     with nogil:
-        failed = kernels_examine(only, value_count, &largest, &square_norm, threads)
+        failed = kernels_examine(only, value_count, &largest, &square_norm, checked, threads)
     if failed:
         raise MemoryError
-    return largest, square_norm
+    return largest, square_norm, checksum if checked == NULL else running
 
 
 def gram(inputs, int64_t value_count, int64_t matrix_count, int threads):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from orchestrator.parameters.codec.blocks import BLOCK_VALUES
@@ -43,15 +44,18 @@ def decode(codec_name: CodecName, data: Data, base: Array | None, values: Array,
         values[part] = own if base is None else base[part] + own
 
 
-def examine(codec_name: CodecName, data: Data, value_count: int, threads: int) -> tuple[float, float]:
-    """The largest magnitude (NaN where a value is not a number), and the sum of squares."""
+def examine(
+    codec_name: CodecName, data: Data, value_count: int, checksum: int | None, threads: int
+) -> tuple[float, float, int | None]:
+    """The largest magnitude (NaN where a value is not a number), the sum of squares, and the CRC-32C with the data."""
     largest, square_norm = np.uint32(0), 0.0
     for part in _slabs(value_count):
         row = _read((codec_name, data), value_count, part)
         largest = max(largest, _largest_bits(row))
         for partial in _partials(row, row):
             square_norm += float(partial)
-    return float(largest.view(np.float32)), square_norm
+    checksum = None if checksum is None else crc32c(data.data, checksum)
+    return float(largest.view(np.float32)), square_norm, checksum
 
 
 def gram(inputs: Sequence[Input], value_count: int, matrix_count: int, threads: int) -> NDArray[np.float64]:
