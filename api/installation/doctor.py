@@ -248,6 +248,8 @@ def _cores(groups: Path, cores: int) -> CheckResult:
 
 def memory(available: str, failed: str) -> CheckResult:
     """The figure that a node of this machine would state, by which jobs are refused (``orchestrator.memory_budget``)."""
+    if not failed and not available.isdecimal():
+        failed = f"the answer is no number: {available}"
     if failed:
         return CheckResult("memory", State.WARNING, f"could not be looked at: {failed}", "See what is wrong with ray.")
     free = int(available)

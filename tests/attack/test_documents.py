@@ -169,6 +169,8 @@ def test_any_text_is_read_or_refused_and_nothing_else(text: str) -> None:
             str(refused).encode()
 
 
+TRIES = 6
+"""Of a text that costs too much: another process may have had the caches meanwhile."""
 COSTLY = {
     "ones": lambda n: "a: [" + "1," * (n // 2) + "1]",
     "words": lambda n: "- a\n" * (n // 4),
@@ -205,8 +207,14 @@ def test_no_text_costs_more_than_its_length(made: Callable[[int], str]) -> None:
         return time.thread_time() - began
 
     short, long = made(25_000), made(REQUEST.yaml_bytes_max - 100)
-    few, many = (min(cost(text) for _ in range(2)) for text in (short, long))
-    assert many < 40 * max(few, 0.005)  # as the square it would be 100 times as much
+    few = min(cost(short) for _ in range(3))
+    for _ in range(TRIES):
+        many = cost(long)
+        if many < 40 * max(few, 0.005):
+            return
+    raise AssertionError(
+        f"{many:.3f} s, and {few:.3f} s of a tenth of it"
+    )  # as the square it would be 100 times as much
 
 
 def test_a_request_has_limits_of_its_own() -> None:
