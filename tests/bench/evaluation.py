@@ -2,14 +2,16 @@
 an island may stand still for.
 
 A fragment merges every H / P steps, so the merges between two evaluations take ``every_merges`` times as long. `small` has
-126 million parameters and is what a small machine steps and measures within a minute; a larger one has both in proportion.
+126 million parameters and is what a small machine steps and measures within a minute; ``--parameters 5e8`` makes its layers
+wider, and takes a machine of 24 GiB some minutes.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
-from learners import jax_trainer
+from learners import jax_trainer, model
 from tests.bench.goals import Goal, at_most
 from tests.bench.one_island import seconds_of, specification
 from tests.bench.options import Options
@@ -21,6 +23,8 @@ STEPS = 3
 
 
 def main(asked: Options) -> list[Goal]:
+    if asked.parameters is not None:
+        model.PRESETS["small"] = _architecture(asked.parameters)
     spec = specification(asked, training={"batch_size": 2}, evaluation={"sequences": 32, "on": "islands"})
     trainer = jax_trainer.create(spec.model_dump(mode="json"), 0, 1)
     trainer.warm_up()
@@ -41,3 +45,10 @@ def main(asked: Options) -> list[Goal]:
         f"on an island {part.sequence_count} sequences {part.seconds:.2f} s, {part.seconds / merges_s:.3f} ({judged[1]})"
     )
     return judged
+
+
+def _architecture(parameters: int) -> model.Architecture:
+    """Of ``small``'s depth, with about so many parameters: a layer has twelve times the square of its width."""
+    small = model.PRESETS["small"]
+    heads = round((parameters / (12 * small.layer_count)) ** 0.5 / small.head_size)
+    return replace(small, width=max(1, heads) * small.head_size)

@@ -41,7 +41,7 @@ from orchestrator.parameters.tensors import digest
 from orchestrator.replica.replica import Publication
 from orchestrator.runtime.settings import ray_environment
 from tests.bench.goals import Goal, at_most
-from tests.bench.options import Options
+from tests.bench.options import PARAMETERS, Options
 
 FRAGMENTS, ROUNDS = 24, 2
 SMALL_PARAMETERS = 24_000_000
@@ -53,7 +53,7 @@ STATE_PARTS = ("parameters", "moment", "square")
 
 
 def main(asked: Options) -> list[Goal]:
-    count = SMALL_PARAMETERS if asked.small else asked.parameters
+    count = SMALL_PARAMETERS if asked.small else asked.parameters or PARAMETERS
     if psutil.virtual_memory().available < FREE_BYTES_A_PARAMETER * count:
         print(f"island     not run: {FREE_BYTES_A_PARAMETER * count / 1e9:.0f} GB of memory are not free")
         return []

@@ -12,14 +12,17 @@ PARAMETERS = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``kinds`` are those of ``recovery``; ``small`` asks for the smallest sizes, which show that it runs, and no speed."""
+    """``kinds`` are those of ``recovery``; ``small`` asks for the smallest sizes, which show that it runs, and no speed.
+
+    ``parameters`` of the model, where a part can have any number of them, and that number was asked for.
+    """
 
     kinds: tuple[str, ...] = KINDS
     as_json: bool = False
     small: bool = False
     minutes: float = 10.0
     step_seconds: float | None = None
-    parameters: int = PARAMETERS
+    parameters: int | None = None
 
 
 def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> tuple[tuple[str, ...], Options]:
@@ -37,7 +40,11 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
     parser.add_argument(
         "--step-seconds", type=float, help="journal: small's inner step, if it is not to be measured here"
     )
-    parser.add_argument("--parameters", type=float, default=PARAMETERS, help="shard, island-memory: of the model")
+    parser.add_argument(
+        "--parameters",
+        type=lambda text: int(float(text)),
+        help=f"shard, island-memory: of the model ({PARAMETERS:.0e} unless said); evaluation: about so many",
+    )
     asked = parser.parse_args(arguments)
     if unknown := sorted(set(asked.part) - {*parts, *KINDS}):
         parser.error(
@@ -45,4 +52,4 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
         )
     kinds = tuple(kind for kind in KINDS if kind in asked.part) or KINDS
     wanted = tuple(part for part in asked.part if part not in KINDS) or parts
-    return wanted, Options(kinds, asked.json, asked.small, asked.minutes, asked.step_seconds, int(asked.parameters))
+    return wanted, Options(kinds, asked.json, asked.small, asked.minutes, asked.step_seconds, asked.parameters)

@@ -40,7 +40,7 @@ from orchestrator.parameters.outer_optimizer import Nesterov
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
 from tests.bench.goals import Goal, at_most
-from tests.bench.options import Options
+from tests.bench.options import PARAMETERS, Options
 
 FRAGMENTS, ISLANDS, JOURNAL_ISLANDS, ROUNDS = 24, 8, (4, 8, 16), 2
 SMALL_PARAMETERS = 1_000_000
@@ -64,7 +64,7 @@ class Figures:
 
 
 def main(asked: Options) -> list[Goal]:
-    count = SMALL_PARAMETERS if asked.small else asked.parameters
+    count = SMALL_PARAMETERS if asked.small else asked.parameters or PARAMETERS
     if psutil.virtual_memory().available < FREE_BYTES_A_PARAMETER * count:
         print(f"shard      not run: {FREE_BYTES_A_PARAMETER * count / 1e9:.0f} GB of memory are not free")
         return []
