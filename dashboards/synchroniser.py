@@ -225,9 +225,11 @@ def _traffic() -> list[Panel]:
         ),
         curves(
             "Queued for islands",
-            "Fragments that are published and have not arrived. Steadily as many as there are: the line is too slow.",
+            "Fragments that are published and have not arrived. Steadily as many as there are: the line is too slow. "
+            "Hindered: 1 while nothing comes through, for a firewall, certificates or silence; the status says what.",
             "none",
             Query(f"sum by (island) (atoll_line_queued_fragments{{{JOB}}})", "{{island}}"),
+            Query(f"max by (island) (atoll_line_hindered{{{JOB}}}) > 0", "{{island}} hindered"),
         ),
         curves(
             "Queued bytes",

@@ -20,6 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -213,10 +214,17 @@ def _end_service(home: Home, say: Say) -> bool:
             os.kill(address.pid, number)
         except ProcessLookupError:
             break
-        if _await(lambda: not home.running(), timeout_s=STOP_TIMEOUT_S):
+        if _await(lambda: not home.running() and not _lives(address.pid), timeout_s=STOP_TIMEOUT_S):
             break
     home.forget_address()
     return True
+
+
+def _lives(pid: int) -> bool:
+    """Also while its last threads end: it holds the home no more, and is still a process of this installation."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _of_living(home: Home) -> Address | None:
