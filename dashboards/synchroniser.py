@@ -229,7 +229,7 @@ def _traffic() -> list[Panel]:
             "Hindered: 1 while nothing comes through, for a firewall, certificates or silence; the status says what.",
             "none",
             Query(f"sum by (island) (atoll_line_queued_fragments{{{JOB}}})", "{{island}}"),
-            Query(f"max by (island) (atoll_line_hindered{{{JOB}}}) > 0", "{{island}} hindered"),
+            Query(f"max by (island) (atoll_line_hindered{{{JOB}}})", "{{island}} hindered"),
         ),
         curves(
             "Queued bytes",
