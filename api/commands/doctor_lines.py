@@ -195,10 +195,19 @@ def _words(advice: Advice, current: Knobs) -> list[str]:
         return [f"The job reaches {stands}, and nothing that can be advised brings it to {enough}. {need}"]
     changes = advice.changes(current)
     if not changes:
-        return [f"The settings are good as they are: {stands}, with {enough} wanted."]
-    turned = ", ".join(f"{name} {value}" for name, value in changes.items())
-    reached = min(advice.reached.values())
-    return [f"The settings reach {stands}; set {turned} under synchroniser for {100 * reached:.1f} %."]
+        words = f"The settings are good as they are: {stands}, with {enough} wanted."
+    else:
+        turned = ", ".join(f"{name} {value}" for name, value in changes.items())
+        reached = min(advice.reached.values())
+        words = f"The settings reach {stands}; set {turned} under synchroniser for {100 * reached:.1f} %."
+    meeting = advice.meeting
+    if meeting is None or meeting.grace_cap_steps <= 1:
+        return [words]
+    return [
+        words,
+        f"A fragment travels to {meeting.line} for {meeting.way_steps:.1f} of a step: islands meet in merges with "
+        f"grace_cap_steps {meeting.grace_cap_steps} and overlap_steps {meeting.overlap_steps}, or more.",
+    ]
 
 
 def _plain(

@@ -7,10 +7,14 @@ that bandwidth. ``UTILISATION_MIN`` of it is enough.
 The knobs in the order of what changing them costs: the codec (what is lost is fed back), P (more and smaller merges), τ
 (older parameters are merged), H (islands drift further between merges). The cheapest sufficient settings change the last
 of these least, then the one before it, and so on. Refuses to know how lines were measured.
+
+``meeting`` says what the formulas do not: by which grace and τ islands meet in merges although fragments travel for a
+while. Simulated, not derived: docs/decisions/0163-a-slow-line-shuts-islands-out-of-merges-at-a-grace-of-one-step.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +27,10 @@ COMPARED: tuple[CodecName, ...] = ("float32", "int8", "int4")
 FEWER_BITS: tuple[CodecName, ...] = ("float32", "bfloat16", "int8", "int4")
 FRAGMENTS_MAX, INTERVAL_MAX = 64, 1024
 SYSTEM = "streaming-diloco"
+WAY_STEPS_MAX, WAY_SLOTS_MAX = 1.0, 0.8
+"""How long a fragment may travel, in steps and in the time between two due ones, where the simulated islands met."""
+ALL_BUT_A_TENTH = 0.1
+"""Of a step: so much longer than a whole step a fragment may travel there and back, and its window needs no step more."""
 _SAMPLE = 1 << 20
 
 
@@ -57,6 +65,16 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """The least grace and τ by which islands meet in merges, where a fragment travels for ``way_steps`` each way."""
+
+    line: str
+    way_steps: float
+    grace_cap_steps: int
+    overlap_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """``settings`` are sufficient on every line, or None where none that may be advised is."""
 
@@ -69,6 +87,8 @@ class Advice:
     """The line that decides."""
     needed_bits_per_second: float
     """What that line would have to carry for the job as it stands."""
+    meeting: Meeting | None
+    """On that line with ``settings``, or as the job stands; None where a fragment travels longer than is known."""
 
     def changes(self, current: Knobs) -> dict[str, Any]:
         """The knobs to turn, by their names in a specification; none where all is well, or nothing helps."""
@@ -97,6 +117,18 @@ def utilisation_on(line: Line, demand: Demand, knobs: Knobs) -> float:
     return utilisation(exchange_of(SYSTEM, _traffic(line, demand, knobs)), _share(line, demand))
 
 
+def meeting(line: Line, demand: Demand, knobs: Knobs) -> Meeting | None:
+    """None where a fragment travels for longer than WAY_STEPS_MAX steps, or as long as from one due fragment to the next:
+    more are on their way then, and what helps is not known.
+    """
+    bits = demand.parameters / knobs.fragments * bits_of(knobs.codec)
+    way_steps = (line.round_trip_s / 2 + bits / _share(line, demand)) / demand.step_s
+    if way_steps > min(WAY_STEPS_MAX, WAY_SLOTS_MAX * knobs.interval_steps / knobs.fragments):
+        return None
+    cap = math.ceil(2 * way_steps + 1 - ALL_BUT_A_TENTH)
+    return Meeting(line.name, way_steps, cap, max(knobs.overlap_steps, math.ceil(cap + 2 * way_steps)))
+
+
 def table(lines: Sequence[Line], demand: Demand, current: Knobs) -> list[dict[str, Any]]:
     """A row for each line: its utilisation with each codec of COMPARED, the other knobs as they are."""
     return [
@@ -113,8 +145,9 @@ def advised(lines: Sequence[Line], demand: Demand, current: Knobs) -> Advice:
     for knobs in _cheapest_first(current):
         after = {line.name: utilisation_on(line, demand, knobs) for line in lines}
         if all(u >= UTILISATION_MIN for u in after.values()):
-            return Advice(before, knobs, after, slowest.name, needed(exchange, UTILISATION_MIN))
-    return Advice(before, None, {}, slowest.name, needed(exchange, UTILISATION_MIN))
+            meet = meeting(slowest, demand, knobs)
+            return Advice(before, knobs, after, slowest.name, needed(exchange, UTILISATION_MIN), meet)
+    return Advice(before, None, {}, slowest.name, needed(exchange, UTILISATION_MIN), None)
 
 
 def _traffic(line: Line, demand: Demand, knobs: Knobs) -> Traffic:

@@ -76,6 +76,14 @@ def test_with_a_size_and_a_step_the_least_change_is_advised(probe: Any, large: l
     assert "set wire bfloat16" in text
 
 
+def test_where_a_fragment_travels_for_a_while_the_grace_is_advised_by_which_islands_meet(probe: Any) -> None:
+    probe(head_to("asia", SLOW))
+    code, text = doctor("--parameters", "5e8", "--step-s", "1")
+    assert code == 0
+    assert "for 0.3 of a step" in text
+    assert "grace_cap_steps 2 and overlap_steps 3" in " ".join(text.split())
+
+
 def test_as_json_it_has_lines_subject_utilisation_and_advice(probe: Any, large: list[str]) -> None:
     probe(head_to("europe", FAST), head_to("asia", SLOW))
     code, text = doctor(*large, "--json")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from orchestrator.simulation import protocol
 from orchestrator.simulation.line_advice import (
     UTILISATION_MIN,
     Demand,
@@ -15,9 +16,11 @@ from orchestrator.simulation.line_advice import (
     Line,
     advised,
     bits_of,
+    meeting,
     table,
     utilisation_on,
 )
+from orchestrator.simulation.world import World
 
 KNOBS = Knobs(interval_steps=24, overlap_steps=2, fragments=8, codec="float32")
 DEMAND = Demand(1e9, 1.0, {})
@@ -95,6 +98,37 @@ def test_advice_is_sufficient_and_never_more_bits_shorter_rounds_or_less_overlap
     assert settings.interval_steps >= interval
     assert settings.fragments >= 8
     assert 1 <= settings.overlap_steps < settings.interval_steps
+
+
+@pytest.mark.parametrize(("way_steps", "cap", "overlap"), [(0.01, 1, 2), (0.25, 2, 3), (0.5, 2, 3), (0.8, 3, 5)])
+def test_the_least_grace_and_overlap_by_which_islands_meet_do_so_in_the_simulated_world(
+    way_steps: float, cap: int, overlap: int
+) -> None:
+    """Four islands whose speeds differ by five per cent each, and a fragment due every third step."""
+    megabytes = 1.0
+    demand = Demand(8 * megabytes * 1e6 / 4, 1.0, {})
+    met = meeting(line(8e6 * megabytes / way_steps, round_trip_s=0.0), demand, KNOBS)
+    assert met is not None
+    assert (met.way_steps, met.grace_cap_steps, met.overlap_steps) == (pytest.approx(way_steps), cap, overlap)
+
+    def contributors_mean(grace_cap_steps: float, overlap_steps: int) -> float:
+        policy = protocol.policy(4, fragments=8, overlap_steps=overlap_steps, grace_cap_steps=grace_cap_steps)
+        plan = protocol.plan(
+            [1 + 0.05 * index for index in range(4)],
+            step_jitter_ratio=0.05,
+            payload_bytes=round(1e6 * megabytes),
+            bandwidth_bytes_per_s=(1e6 * megabytes / way_steps,) * 4,
+        )
+        return protocol.run(World(policy, plan, 0, checked=False), 100.0, 300.0, lambda *_: 1.0).contributors_mean
+
+    if cap > 1:
+        assert contributors_mean(float(cap), overlap) > 3.9
+        assert contributors_mean(float(cap - 1), overlap) < 3.5
+        assert contributors_mean(float(cap), overlap - 1) < 3.5
+
+
+def test_of_a_fragment_that_travels_longer_than_is_known_nothing_is_said() -> None:
+    assert meeting(line(1e8), DEMAND, KNOBS) is None
 
 
 def test_the_table_has_the_utilisation_of_each_codec() -> None:
