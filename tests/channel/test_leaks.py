@@ -27,6 +27,7 @@ def is_listened_to(ticket: Ticket) -> bool:
 
 
 def test_closed_ends_leave_no_thread_no_descriptor_and_no_name(job: Job) -> None:
+    gc.collect()  # of tests before
     threads, descriptors = set(threading.enumerate()), descriptor_count()
     for listening in (FAR, NEAR):
         server, client = job.server(listening), job.client()
@@ -38,7 +39,7 @@ def test_closed_ends_leave_no_thread_no_descriptor_and_no_name(job: Job) -> None
         server.close()
     gc.collect()
     assert set(threading.enumerate()) - threads == set()
-    assert descriptor_count() == descriptors
+    assert descriptor_count() <= descriptors
     assert not is_listened_to(ticket)
 
 
