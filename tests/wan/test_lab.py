@@ -7,18 +7,23 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+from orchestrator.config import parse_job
 from tests.api.installation import ROOT
 from tests.programs import missing, required
 from tests.waiting import wait_until
 from tests.wan.lab import __main__ as lab
-from tests.wan.lab.losses import Curve, time_to
-from tests.wan.lab.plan import SMALL
+from tests.wan.lab.collective import METHODS, RUN, Learner
+from tests.wan.lab.losses import Curve, document, time_to
+from tests.wan.lab.plan import QUICK, SMALL
 
 CONTROL_RATIO_MAX = 0.5
 """Reports, heartbeats and requests of so small a job, to its parameters."""
@@ -78,6 +83,27 @@ def test_who_is_not_root_or_lacks_a_program_learns_what_to_do(
     monkeypatch.setattr(lab.shutil, "which", lambda program: None if program == "tc" else program)
     assert lab.main(["small"]) == 2
     assert "apt-get install iproute2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_island_of_each_method_learns_and_its_loss_is_measured(method: str) -> None:
+    """By itself: what the others send is its own."""
+
+    class Alone:
+        def start(self, vector: np.ndarray) -> Future[np.ndarray]:
+            mean: Future[np.ndarray] = Future()
+            mean.set_result(vector.copy())
+            return mean
+
+    spec = parse_job(document(replace(QUICK, batch_size=2, sequence_length=16), "float32")).model_dump(mode="json")
+    schedule = {"interval_steps": 2, "overlap_steps": 1, "outer_lr": 0.7, "outer_momentum": 0.0}
+    setting = {"method": method, "spec": spec, "rank": 0, "count": 1, **schedule}
+    island = Learner(setting, 2 if method == METHODS[2] else 1)
+    before = island.trainer.evaluate(island.tensors()).loss
+    stepping = RUN[method](island, Alone(), setting)
+    for _ in range(8):
+        next(stepping)
+    assert island.trainer.evaluate(island.tensors()).loss < before
 
 
 def test_the_time_to_a_loss_lies_between_two_measurements() -> None:

@@ -212,7 +212,8 @@ def diloco(island: Island, reduce: AllReduce, setting: dict[str, Any]) -> Iterat
         steps += 1
         if steps % interval == 0:
             mean = reduce.start(anchor - island.vector(0)).result()
-            anchor, momentum = outer.step(anchor, mean, momentum)
+            decrement, momentum = outer.step(mean, momentum)
+            anchor = anchor - decrement
             island.replace(0, anchor)
         yield
 
@@ -233,7 +234,8 @@ def streaming_diloco(island: Island, reduce: AllReduce, setting: dict[str, Any])
             under_way.append((steps + overlap, fragment, reduce.start(anchors[fragment] - island.vector(fragment))))
         if under_way and under_way[0][0] <= steps:
             _, fragment, mean = under_way.pop(0)
-            anchors[fragment], momenta[fragment] = outer.step(anchors[fragment], mean.result(), momenta[fragment])
+            decrement, momenta[fragment] = outer.step(mean.result(), momenta[fragment])
+            anchors[fragment] = anchors[fragment] - decrement
             island.replace(fragment, MIXING * island.vector(fragment) + (1 - MIXING) * anchors[fragment])
         yield
 
@@ -270,7 +272,7 @@ def main(setting: dict[str, Any]) -> None:
             moments.append((number, time.monotonic(), island.tensors()))
     if setting["rank"] != 0:
         threading.Event().wait()  # gone before rank 0 is done, it would take that along
-    losses = [(number, at, island.trainer.evaluate(tensors)) for number, at, tensors in moments]
+    losses = [(number, at, island.trainer.evaluate(tensors).loss) for number, at, tensors in moments]
     print(json.dumps({"losses": losses}), flush=True)
     os._exit(0)
 

@@ -149,16 +149,16 @@ def bystanders(fleet: Fleet, plan: Plan, megabits: float, *, cut: bool) -> Bysta
         fleet.regions.heal(victim)
     fleet.regions.set_line(victim, Line(megabits * MEGA, plan.round_trip_s / 4))
     fleet.boundary(1)
-    paces = [
+    pace_before, pace = (
         fmean(len(ends) for ends in fleet.steps(since, until)[:-1]) / (until - since)
         for since, until in pairwise(times)
-    ]
+    )
     gaps = [
         max(after - before for before, after in pairwise([times[1], *ends, times[2]]))
         for ends in fleet.steps(times[1], times[2])[:-1]
     ]
     what = "cut" if cut else f"at {plan.narrow_ratio:.0%} of its rate"
-    return Bystanders(fleet.method, what, times[2] - times[1], *paces, max(gaps))
+    return Bystanders(fleet.method, what, times[2] - times[1], pace_before, pace, max(gaps))
 
 
 def counted(fleet: Fleet, plan: Plan) -> Mapping[str, Traffic]:
