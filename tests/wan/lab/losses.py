@@ -22,6 +22,8 @@ from tests.wan.lab.fleets import SEED, collective_fleet, lines_of, service_fleet
 from tests.wan.lab.plan import Plan
 
 OUTER_SYNCHRONOUS = {"outer_lr": 0.7, "outer_momentum": 0.9}
+OUTER_DECOUPLED = {"kind": "nesterov", "lr": 0.5, "momentum": 0.3}
+"""The service's at nano's size: docs/decisions/0084-tuning-the-outer-optimizer.md. Streaming DiLoCo does best by its own."""
 NARROW_STEPS_MIN = 2
 
 
@@ -65,6 +67,7 @@ def document(plan: Plan, codec: str) -> dict[str, Any]:
             "fragments": plan.loss_fragments,
             "interval_steps": plan.loss_interval_steps,
             "overlap_steps": plan.overlap_steps,
+            "outer_optimizer": OUTER_DECOUPLED,
             "wire": codec,
         },
     }
