@@ -230,7 +230,7 @@ def _lives(pid: int) -> bool:
 def _of_living(home: Home) -> Address | None:
     """Not what one that was killed has left behind."""
     address = home.discovered_address()
-    return address if address is not None and psutil.pid_exists(address.pid) else None
+    return address if address is not None and _lives(address.pid) else None
 
 
 def _answering(home: Home, timeout_s: float) -> Address | None:
