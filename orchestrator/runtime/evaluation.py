@@ -1,9 +1,9 @@
 """Evaluation beside the islands: an actor that holds the job's model makes the initial parameters, and measures Θ.
 
 It takes Θ as it is published and has a thread of its own, so that it holds up no merge; the evaluator pulls the bytes by
-the job's channel. An evaluator that dies
-is made again, on another node of its group if there is one; one that fails or hangs is ended, and the next question makes
-another. While its node group has no room for it, the head measures, and each loss says why.
+the job's channel. An evaluator that dies is made again, on another node of its group if there is one; one that fails or
+hangs is ended, and the next question makes another. While its node group has no room for it, the head measures, and each
+loss says why.
 
 Refuses to know when something is evaluated, for how long, and on which island if on one (``core.evaluation``).
 """

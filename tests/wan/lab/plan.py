@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from orchestrator.simulation.bandwidth import FOUR_BITS, Traffic
+from orchestrator.parameters.codec.registry import CODEC_NAMES
+from orchestrator.simulation.bandwidth import Traffic
+from orchestrator.simulation.line_advice import bits_of
 from tests.wan.lab.collective import METHODS
 
 MEGA = 1e6
-CODEC_BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0 + 16.0 / 128.0, "int4": FOUR_BITS, "e3m0": FOUR_BITS}
+CODEC_BITS = {name: bits_of(name) for name in CODEC_NAMES}
 WINDOW_BYTES = 64 << 20
 """What each buffer of a connection may hold: whoever trains over long lines sets that, for every method alike."""
 OURS = "atoll "
