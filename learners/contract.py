@@ -39,10 +39,16 @@ class HeldOutLoss:
     seconds: float
 
 
+def batch_size_of(spec: Mapping[str, Any]) -> int:
+    """Sequences of an inner step of the island that this document is for (``JobSpec.island_document``)."""
+    return int(spec.get("island", spec["training"])["batch_size"])
+
+
 def tokens_per_schedule_step(spec: Mapping[str, Any]) -> int:
     """Tokens of an inner step of all islands together. As ``JobSpec.tokens_per_schedule_step``, from plain data."""
-    island_count = sum(section["count"] for section in spec["islands"])
-    return int(island_count * spec["training"]["batch_size"] * spec["data"]["sequence_length"])
+    default = spec["training"]["batch_size"]
+    sequences = sum(section["count"] * (section.get("batch_size") or default) for section in spec["islands"])
+    return int(sequences * spec["data"]["sequence_length"])
 
 
 class Snapshot(Protocol):

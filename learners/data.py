@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from learners import data_lanes
+from learners.contract import batch_size_of
 from learners.corpus import Corpus, sequences_at
 from orchestrator.errors import ConfigurationError
 
@@ -33,7 +34,7 @@ def shard_batches(corpus: Corpus, spec: Mapping[str, Any], shard_index: int, sha
     # grain takes 0.4 s to import, and the laboratory and the evaluator use this package without drawing batches
     import grain
 
-    length, batch_size = spec["data"]["sequence_length"], spec["training"]["batch_size"]
+    length, batch_size = spec["data"]["sequence_length"], batch_size_of(spec)
     window_count = (len(corpus.training) - 1) // length
     resumptions = spec.get("legs", ())
     cut_into = data_lanes.first_count(resumptions, shard_count)

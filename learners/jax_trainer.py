@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from learners import compilation_cache, corpus, data, inner_optimizer, model
-from learners.contract import Arrays, HeldOutLoss, StepResult
+from learners.contract import Arrays, HeldOutLoss, StepResult, batch_size_of
 from learners.held_out import measure
 from learners.host_copy import HostCopy
 from orchestrator.errors import DataError
@@ -98,7 +98,7 @@ class JaxTrainer:
         self._devices = jax.local_devices()
         mesh = Mesh(np.array(self._devices), ("data",))
         self._replicated = NamedSharding(mesh, PartitionSpec())
-        divides = spec["training"]["batch_size"] % len(self._devices) == 0
+        divides = batch_size_of(spec) % len(self._devices) == 0
         self._batch_sharding = NamedSharding(mesh, PartitionSpec("data" if divides else None))
         self._copy = jax.jit(jnp.copy, out_shardings=self._replicated)
         self._take = jax.jit(_part, static_argnames=("length", "axis"), out_shardings=self._replicated)
@@ -250,7 +250,7 @@ class JaxTrainer:
 
     def _held_out_batches(self) -> list[np.ndarray]:
         sequences = self._text.held_out
-        most = min(EVALUATION_BATCH_MAX, self._spec["training"]["batch_size"])  # activations fit where a step's do
+        most = min(EVALUATION_BATCH_MAX, batch_size_of(self._spec))  # activations fit where a step's do
         batch = next(size for size in range(most, 0, -1) if len(sequences) % size == 0)
         return np.split(sequences, len(sequences) // batch)
 
@@ -272,11 +272,11 @@ class JaxTrainer:
 
     @cached_property
     def _initial(self) -> Arrays:
-        return self._model.initialise(self._spec["seed"])
+        return dict(self._model.initialise(self._spec["seed"]))
 
     @property
     def _batch_shape(self) -> tuple[int, int]:
-        return self._spec["training"]["batch_size"], self._spec["data"]["sequence_length"] + 1
+        return batch_size_of(self._spec), self._spec["data"]["sequence_length"] + 1
 
     def _inner_step(self, parameters: Any, state: Any, tokens: jax.Array, lr: jax.Array) -> tuple[Any, Any, jax.Array]:
         loss, gradient = jax.value_and_grad(self._model.loss)(parameters, tokens)

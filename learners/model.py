@@ -29,23 +29,38 @@ from orchestrator.parameters.roles import Roles
 
 VOCABULARY_SIZE = 256
 """Tokens are bytes."""
+AXES = ("layers", "experts", "vocabulary", "width", "heads", "hidden")
+"""The names of dimensions: stacked layers, experts, tokens, the residual stream, all heads together, a hidden layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """The model of a trainer, as a user's factory returns it.
 
-    initialise(seed)            float32 tensors by name: a function of the seed alone, the same on every machine, so
-                                NumPy and not a device's generator
-    loss(parameters, tokens)    scalar float32, mean nats per token; tokens (batch, length + 1) int32: all but the last
-                                are read, all but the first predicted
-    roles                       what tensors are for, by name, where the name does not say it: embedding-like, stacked
-                                by layer or expert, free of weight decay
+    initialise(seed)               float32 tensors by name: a function of the seed alone. NumPy on the host; or, with
+                                   ``traceable``, JAX that can be traced (``jax.random``), which is run sharded on
+                                   the devices
+    loss(parameters, tokens)       scalar float32, mean nats per token; tokens (batch, length + 1) int32: all but the
+                                   last are read, all but the first predicted
+    objective(parameters, tokens)  what a step minimises, where that is more than the loss, such as a balance of
+                                   experts
+    roles                          what tensors are for, by name, where the name does not say it: embedding-like,
+                                   stacked by layer or expert, free of weight decay
+    axes                           what a tensor's dimensions are, by name, one of ``AXES`` or None each: what a mesh
+                                   splits. Of a tensor that is missing the longest dimension is split
+    vocabulary_size                token values are below it
+    flops_per_token(length)        floating-point operations of a training step for each token of a sequence so long,
+                                   forward and backward; None where nobody has counted them
     """
 
-    initialise: Callable[[int], dict[str, np.ndarray]]
+    initialise: Callable[[Any], Mapping[str, Any]]
     loss: Callable[[Mapping[str, jax.Array], jax.Array], jax.Array]
     roles: Roles = field(default_factory=dict)
+    axes: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    objective: Callable[[Mapping[str, jax.Array], jax.Array], jax.Array] | None = None
+    traceable: bool = False
+    vocabulary_size: int = VOCABULARY_SIZE
+    flops_per_token: Callable[[int], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

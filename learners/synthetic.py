@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from learners import data_lanes
-from learners.contract import Arrays, HeldOutLoss, StepResult
+from learners.contract import Arrays, HeldOutLoss, StepResult, batch_size_of
 from learners.held_out import measure
 from learners.host_copy import HostCopy
 from orchestrator.errors import DataError
@@ -52,7 +52,7 @@ class SyntheticTrainer:
         self._shapes = _shapes(section["parameters"], spec["synchroniser"]["fragments"])
         self._seed, self._shard_index, self._shard_count = spec["seed"], shard_index, shard_count
         self._resumptions = spec.get("legs", ())
-        self._tokens_per_step = spec["training"]["batch_size"] * spec["data"]["sequence_length"]
+        self._tokens_per_step = batch_size_of(spec) * spec["data"]["sequence_length"]
         self._target = self._random(1)
         self._parameters = self._random(0)
         self._sequence_count = spec["evaluation"]["sequences"]

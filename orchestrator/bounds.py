@@ -43,6 +43,10 @@ Seed = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 """Shuffling takes 32 bits, of which the shard's number is added."""
 IslandCount = Annotated[int, Field(strict=True, ge=1, le=ISLANDS_MAX)]
 IslandCountFromZero = Annotated[int, Field(strict=True, ge=0, le=ISLANDS_MAX)]
+HostCount = Annotated[int, Field(strict=True, ge=1, le=1024)]
+
+AxisLength = Annotated[int, Field(strict=True, ge=1, le=2**16)]
+
 AcceleratorCount = Annotated[int, Field(strict=True, ge=0, le=1024)]
 """Of one node, as an island runs on one: no node has a hundred."""
 NodeCount = Annotated[int, Field(strict=True, ge=1, le=1000)]

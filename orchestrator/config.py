@@ -76,7 +76,8 @@ class JobSpec(Section):
     @property
     def tokens_per_schedule_step(self) -> int:
         """Tokens of one inner step of every island that the job begins with."""
-        return self.island_count * self.tokens_per_step
+        batches = sum(section.count * self.batch_size_of(section) for section in self.islands)
+        return batches * self.data.sequence_length
 
     @property
     def island_count(self) -> int:
@@ -97,6 +98,15 @@ class JobSpec(Section):
         """Every island by name, in the order of the specification; with those that are not wanted at first, if asked."""
         named = ((section, section.island_names(slots=slots)) for section in self.islands)
         return {IslandId(name): section for section, names in named for name in names}
+
+    def batch_size_of(self, section: IslandsSection) -> int:
+        """Sequences that one island of this entry trains on in one inner step."""
+        return section.batch_size or self.training.batch_size
+
+    def island_document(self, section: IslandsSection) -> dict[str, Any]:
+        """The specification as plain data for an island of this entry, whose own settings are under ``island``."""
+        own = {**section.model_dump(mode="json"), "batch_size": self.batch_size_of(section)}
+        return {**self.model_dump(mode="json"), "island": own}
 
     def standby_sections(self) -> dict[IslandId, IslandsSection]:
         """Every standby by name, with the entry whose islands it may become."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.bounds import (
     AcceleratorCount,
+    AxisLength,
     ByteCount,
     BytesPerSecond,
     Cpus,
@@ -19,6 +20,7 @@ from orchestrator.bounds import (
     FragmentCount,
     Function,
     GradientNorm,
+    HostCount,
     IslandCount,
     IslandCountFromZero,
     KeptCount,
@@ -159,8 +161,21 @@ class SynchroniserSection(Section):
     mix_alpha: Ratio = 0.5
 
 
+class MeshSection(Section):
+    """How an island's devices share the work: along ``data`` batches only, along ``fsdp`` batches and parameters,
+    along ``tensor`` matrices, along ``expert`` the experts of a mixture. The product is the island's devices.
+    """
+
+    data: AxisLength | None = Field(default=None, description="what the other axes leave of the devices, if absent")
+    fsdp: AxisLength = 1
+    tensor: AxisLength = 1
+    expert: AxisLength = 1
+
+
 class IslandsSection(Section):
     """One or more islands on one node group. ``accelerators`` 0 means CPU; ``cpus`` is what Ray reserves.
+
+    ``hosts``, ``mesh`` and ``batch_size`` are of one island; ``accelerators`` and ``cpus`` are of one of its hosts.
 
     Of the islands from ``count`` up to ``count_max`` each has a name and a data shard from the beginning, and a process only
     once the job is scaled up. Beside them ``standby`` processes wait to take the place of one that is lost.
@@ -178,6 +193,11 @@ class IslandsSection(Section):
     accelerator: Literal["cpu", "gpu", "tpu"] = "cpu"
     accelerators: AcceleratorCount = 0
     cpus: Cpus = 1.0
+    hosts: HostCount = 1
+    mesh: MeshSection = MeshSection()
+    batch_size: SequenceCount | None = Field(
+        None, description="sequences of one inner step of one island; training.batch_size if absent"
+    )
 
     @property
     def has_slots(self) -> bool:

@@ -56,7 +56,7 @@ class Controller:
         self._job, self._spec, self._run_dir = job, spec, Path(run_dir)
         resumption = stored(self._run_dir)
         legs = resumption.legs if resumption else ()
-        self._document = {**spec.model_dump(mode="json"), "legs": legs, "roots": roots}
+        self._added = {"legs": legs, "roots": roots}
         self._shards = list(spec.island_sections(slots=True))
         self._sections = {**spec.island_sections(slots=True), **spec.standby_sections()}
         self._folder = disk_space.cluster_folder(os.environ)
@@ -125,8 +125,9 @@ class Controller:
             self.end(island, incarnation)
             return UNWANTED
         shard = self._shards.index(island) if island in self._shards else 0  # a standby's is that of whom it becomes
+        document = self._spec.island_document(section) | self._added
         hurry = island in self._shards and incarnation > 1  # it is missed
-        actor.call(IslandInterface.prepare, self._document, shard, len(self._shards), hurry)
+        actor.call(IslandInterface.prepare, document, shard, len(self._shards), hurry)
         try:
             about = ray.get(actor.call(IslandInterface.hello), timeout=HELLO_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
