@@ -25,10 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from learners import compilation_cache, corpus, data, inner_optimizer, model
+from learners import compilation_cache, inner_optimizer, model
 from learners.contract import Arrays, HeldOutLoss, StepResult, batch_size_of
-from learners.held_out import measure
+from learners.data import Draw
 from learners.host_copy import HostCopy
+from learners.text import Text
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, joined, piece_named
 from orchestrator.parameters.roles import Roles
@@ -44,11 +45,11 @@ HEAP_BYTES_MAX = 512 << 20
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> JaxTrainer:
     """Return the trainer of shard ``shard_index`` of ``shard_count``. Nothing is read, allocated or compiled yet."""
-    text = _Text(spec)
+    text = Text(spec)
     return JaxTrainer(
         spec,
         model.build(spec),
-        draw=lambda index: data.shard_batches(text.corpus, spec, index, shard_count),
+        draw=lambda index: text.draw(index, shard_count),
         shard_index=shard_index,
         text=text,
     )
@@ -83,15 +84,15 @@ class JaxTrainer:
         self,
         spec: Mapping[str, Any],
         built: model.Model,
-        draw: Callable[[int], data.Draw],
+        draw: Callable[[int], Draw],
         *,
         shard_index: int = 0,
-        text: _Text | None = None,
+        text: Text | None = None,
     ) -> None:
         self._spec = spec
         self._model = built
         self._make_draw, self._shard_index = draw, shard_index
-        self._text = text or _Text(spec)
+        self._text = text or Text(spec)
         self._inner = spec["training"]["inner_optimizer"]
         self._horizon_steps = inner_optimizer.horizon_steps(spec)
         self._optimizer = inner_optimizer.build(self._inner, built.roles)
@@ -115,7 +116,7 @@ class JaxTrainer:
         self._parameters: dict[str, jax.Array] = {}
         self._state: Any = None
         self._cursor = 0
-        self._draw: data.Draw | None = None
+        self._draw: Draw | None = None
         self._drawn: tuple[int, np.ndarray] | None = None
 
     @property
@@ -238,31 +239,29 @@ class JaxTrainer:
     def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = math.inf) -> HeldOutLoss:
         """4 bytes a parameter on every device, where a step has as many for its gradient."""
         parameters = {name: jax.device_put(array, self._replicated) for name, array in joined(arrays).items()}
-        loss, batches = self._held_out_loss(parameters), self._held_out_batches()
+        loss = self._held_out_loss(parameters)
 
         def loss_of(tokens: np.ndarray) -> float:
             return float(loss(parameters, jax.device_put(tokens, self._held_out_sharding)))
 
-        return measure(batches, len(batches[0]), loss_of, limit_s)
+        return self._text.measure(loss_of, self._held_out_max, limit_s)
 
     def unigram_loss(self) -> float:
-        return corpus.unigram_loss(self._text.corpus, self._text.held_out)
+        return self._text.unigram_loss()
 
-    def _held_out_batches(self) -> list[np.ndarray]:
-        sequences = self._text.held_out
-        most = min(EVALUATION_BATCH_MAX, batch_size_of(self._spec))  # activations fit where a step's do
-        batch = next(size for size in range(most, 0, -1) if len(sequences) % size == 0)
-        return np.split(sequences, len(sequences) // batch)
+    @property
+    def _held_out_max(self) -> int:
+        return min(EVALUATION_BATCH_MAX, batch_size_of(self._spec))  # activations fit where a step's do
 
     @property
     def _held_out_sharding(self) -> NamedSharding:
-        divides = len(self._held_out_batches()[0]) % len(self._devices) == 0
+        divides = len(self._text.held_out_batches(self._held_out_max)[0]) % len(self._devices) == 0
         return NamedSharding(self._replicated.mesh, PartitionSpec("data" if divides else None))
 
     def _held_out_loss(self, parameters: Mapping[str, jax.Array]) -> Any:
         """The loss of a held-out batch, compiled for parameters like these."""
         if self._loss is None:
-            tokens = self._held_out_batches()[0]
+            tokens = self._text.held_out_batches(self._held_out_max)[0]
             batch = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=self._held_out_sharding)
             with compilation_cache.exclusive():
                 self._loss = jax.jit(self._model.loss).lower(parameters, batch).compile()
@@ -347,22 +346,6 @@ class JaxTrainer:
         """Moments are kept in trees like that of the parameters, so the last key on the way there is a tensor's name."""
         key = getattr(path[-1], "key", None)
         return key if key in self._parameters else None
-
-
-class _Text:
-    """The corpus and the held-out sequences, read when first needed and then shared."""
-
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        self._spec = spec
-
-    @cached_property
-    def corpus(self) -> corpus.Corpus:
-        return corpus.load(self._spec["data"], self._spec.get("roots", corpus.NOWHERE))
-
-    @cached_property
-    def held_out(self) -> np.ndarray:
-        count = self._spec["evaluation"]["sequences"]
-        return corpus.held_out_sequences(self.corpus, count, self._spec["data"]["sequence_length"])
 
 
 def _part(array: jax.Array, start: int, *, length: int, axis: int) -> jax.Array:

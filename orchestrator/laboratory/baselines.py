@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from learners import corpus, data, jax_trainer, model
+from learners import jax_trainer, model
+from learners.text import Text
 from orchestrator.config import JobSpec
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.parameters import tensors
@@ -94,9 +95,7 @@ def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
     wide = {**plain, "islands": plain["islands"][:1], "training": {**plain["training"]}}
     wide["islands"][0] = {**wide["islands"][0], "count": 1}
     wide["training"]["batch_size"] = spec.training.batch_size * count
-    trainer = jax_trainer.JaxTrainer(
-        wide, model.build(wide), draw=lambda _: data.union_batches(corpus.load(plain["data"], EVERYTHING), plain, count)
-    )
+    trainer = jax_trainer.JaxTrainer(wide, model.build(wide), draw=lambda _: Text(plain).union_draw(count))
     names = list(trainer.tensor_shapes())
     evaluations = 8
     curve = []

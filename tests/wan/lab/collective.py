@@ -87,14 +87,13 @@ class Learner:
     """A real island: the product's trainer on its shard; data-parallel takes the same model and optimizer apart."""
 
     def __init__(self, setting: dict[str, Any], fragment_count: int) -> None:
-        from learners import corpus, data, jax_trainer
+        from learners import jax_trainer
+        from learners.text import Text
         from orchestrator.roots import EVERYTHING
 
         self._spec = setting["spec"] | {"roots": EVERYTHING}
         self.trainer = jax_trainer.create(self._spec, setting["rank"], setting["count"])
-        self._draw = data.shard_batches(
-            corpus.load(self._spec["data"], EVERYTHING), self._spec, setting["rank"], setting["count"]
-        )
+        self._draw = Text(self._spec).draw(setting["rank"], setting["count"])
         self._steps = 0
         self.trainer.warm_up()
         self._shapes = self.trainer.tensor_shapes()
