@@ -77,8 +77,8 @@ class Trainer(Protocol):
         """What the tensors are for, where their names do not say it; the same on every island."""
         ...
 
-    def initial_parameters(self) -> Arrays:
-        """The tensors of version 0, whole: a function of the specification and its seed alone."""
+    def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
+        """The tensors of version 0, whole, or these pieces of them: a function of the specification and its seed alone."""
         ...
 
     def warm_up(self) -> None:

@@ -10,7 +10,7 @@ import importlib
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -18,10 +18,11 @@ import ray
 from learners.contract import Trainer
 from learners.handed_over import HandedOver
 from orchestrator import logbook
-from orchestrator.actors.evaluator import EvaluatorFactory, InitialModel
+from orchestrator.actors.evaluator import EvaluatorFactory, ModelOutline
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.parameters import wire_format
+from orchestrator.parameters.tensors import Tensors
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,14 @@ class Evaluator:
         self._trainer: Trainer | None = None
         self._handed_over = HandedOver()
 
-    def initial_model(self) -> InitialModel:
-        """Θ at version 0."""
+    def outline(self) -> ModelOutline:
+        """What fragments are made by, and the memory that the job needs is judged by."""
         trainer = self._built()
-        return InitialModel(trainer.initial_parameters(), dict(trainer.roles()))
+        return ModelOutline(dict(trainer.tensor_shapes()), dict(trainer.roles()))
+
+    def initial_pieces(self, names: Sequence[str]) -> Tensors:
+        """These pieces of Θ at version 0."""
+        return self._built().initial_parameters(names)
 
     def join_channel(self, epoch: Epoch, membership: Membership) -> None:
         """Take part in the job's channel, by which this synchroniser hands Θ over."""

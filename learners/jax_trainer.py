@@ -31,7 +31,7 @@ from learners.data import Draw
 from learners.host_copy import HostCopy
 from learners.text import Text
 from orchestrator.errors import DataError
-from orchestrator.parameters.pieces import Piece, joined, piece_named
+from orchestrator.parameters.pieces import Piece, joined, piece_named, taken
 from orchestrator.parameters.roles import Roles
 
 PARAMETERS, OPTIMIZER = "parameters/", "optimizer/"
@@ -129,8 +129,8 @@ class JaxTrainer:
     def roles(self) -> Roles:
         return self._model.roles
 
-    def initial_parameters(self) -> Arrays:
-        return dict(self._initial)
+    def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
+        return dict(self._initial) if pieces is None else taken(self._initial, pieces)
 
     def warm_up(self) -> None:
         """Compile, and run each program once on copies, because a first run loads libraries and starts threads.

@@ -66,8 +66,9 @@ class SyntheticTrainer:
     def roles(self) -> Roles:
         return BY_NAME
 
-    def initial_parameters(self) -> Arrays:
-        return self._random(0)
+    def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
+        tensors = self._random(0)
+        return tensors if pieces is None else taken(tensors, pieces)
 
     def warm_up(self) -> None:
         time.sleep(self._start_s)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.logbook import Logbook
-from orchestrator.parameters.roles import Roles
+from orchestrator.parameters.roles import Roles, Shape
 from orchestrator.parameters.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -16,15 +17,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class InitialModel:
-    """The model before its first step: whole tensors, and their roles where the names do not say them."""
+class ModelOutline:
+    """The shapes of a model's tensors, and their roles where the names do not say them."""
 
-    parameters: Tensors
+    shapes: Mapping[str, Shape]
     roles: Roles
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
 
 class EvaluatorInterface(Protocol):
-    def initial_model(self) -> InitialModel: ...
+    def outline(self) -> ModelOutline: ...
+
+    def initial_pieces(self, names: Sequence[str], /) -> Tensors: ...
 
     def join_channel(self, epoch: Epoch, membership: Membership, /) -> None: ...
 

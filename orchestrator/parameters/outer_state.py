@@ -135,12 +135,10 @@ class OuterState:
         mapped = [name for members in fragment_map for name in members]
         if sorted(mapped) != sorted(parameters):
             raise InternalError(detail="The fragment map and the parameters do not name the same tensors.")
-        if (problem := check_numbers(parameters)) is not None:
-            raise NotFinite(detail=f"The initial parameters cannot be used: {problem}")
         self._step = step
         self._older: dict[FragmentId, tuple[FragmentState, ...]] = {}
         self._fragments = {
-            FragmentId(p): _seeded({name: parameters[name] for name in members}, step.optimizer, roles)
+            FragmentId(p): initial_state({name: parameters[name] for name in members}, step, roles)
             for p, members in enumerate(fragment_map)
         }
 
@@ -354,9 +352,12 @@ def average_of(displacements: Sequence[Encoded], mixing: Array) -> Array:
     return kernels.step(nowhere, nowhere[:0], None, displacements, mixing, -1.0, None).parameters
 
 
-def _seeded(parameters: Tensors, optimizer: OuterOptimizer, roles: Roles) -> FragmentState:
+def initial_state(parameters: Tensors, step: OuterStep, roles: Roles = BY_NAME) -> FragmentState:
+    """A fragment at version 0, with a copy of these pieces. Raises NotFinite where they contain NaN or Inf."""
+    if (problem := check_numbers(parameters)) is not None:
+        raise NotFinite(detail=f"The initial parameters cannot be used: {problem}")
     copies = {name: _read_only(np.array(array, np.float32, order="C")) for name, array in parameters.items()}
-    momentum = {name: _read_only(optimizer.initial_momentum(copy.reshape(-1))) for name, copy in copies.items()}
+    momentum = {name: _read_only(step.optimizer.initial_momentum(copy.reshape(-1))) for name, copy in copies.items()}
     tensors = {piece_named(name).tensor for name in parameters}
     own = {tensor: role for tensor, role in sorted(roles.items()) if tensor in tensors}
     return FragmentState(Version(0), copies, momentum, digest(copies), own)

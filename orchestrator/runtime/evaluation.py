@@ -14,18 +14,19 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from orchestrator.actors.evaluator import EvaluatorFactory, EvaluatorInterface, InitialModel
+from orchestrator.actors.evaluator import EvaluatorFactory, EvaluatorInterface, ModelOutline
 from orchestrator.actors.handle import ActorHandle
 from orchestrator.channel.endpoint import Membership, Payload
 from orchestrator.core import effects, events
 from orchestrator.errors import first_line
 from orchestrator.host.job_context import JobContext
 from orchestrator.logbook import service_logbook
+from orchestrator.parameters.tensors import Tensors
 from orchestrator.runtime import cluster
 from orchestrator.runtime.names import evaluator_name
 from orchestrator.runtime.placement import environment_of, refusal, resources_of
@@ -52,6 +53,9 @@ HEAD = ""
 LIVES_MAX = 2
 """Of an evaluator in one evaluation: who dies again, dies of the model."""
 
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
 
 class Evaluation:
     """``shard`` has Θ, and the end of the job's channel at which it is served."""
@@ -65,9 +69,12 @@ class Evaluation:
         self.unigram_loss: float | None = None
         """Held-out loss of a model that knows only how often each token occurs: a figure for the report."""
 
-    def initial_model(self) -> Future[InitialModel]:
-        """Θ at version 0."""
-        return self._thread.submit(self._initial_model)
+    def outline(self) -> Future[ModelOutline]:
+        return self._thread.submit(self._patient, EvaluatorInterface.outline)
+
+    def initial_pieces(self, names: Sequence[str]) -> Future[Tensors]:
+        """These pieces of Θ at version 0."""
+        return self._thread.submit(self._patient, EvaluatorInterface.initial_pieces, names)
 
     def measure_unigram(self) -> None:
         """``unigram_loss`` is there some time later, if that works."""
@@ -83,9 +90,14 @@ class Evaluation:
 
     # ── in its thread ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _initial_model(self) -> InitialModel:
-        """However long that takes, for how large the model is only the evaluator knows. Raises what ends it."""
-        call = self._actor(HEAD).call(EvaluatorInterface.initial_model)
+    def _patient(
+        self,
+        method: Callable[Concatenate[EvaluatorInterface, Arguments], Answer],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
+        """However long it takes, for how large the model is only the evaluator knows. Raises what ends it."""
+        call = self._actor(HEAD).call(method, *arguments, **named)
         began = time.monotonic()
         while not ray.wait([call], timeout=SEED_REMINDER_S)[0]:
             log.warning("the initial parameters are not there after %.0f s", time.monotonic() - began)

@@ -14,8 +14,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
-from orchestrator.actors.evaluator import InitialModel
+from orchestrator.actors.evaluator import ModelOutline
 from orchestrator.channel.endpoint import Payload
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.reading import manifest_of, outer_states
@@ -29,12 +30,20 @@ from orchestrator.host.job_files import JobFiles
 from orchestrator.memory_budget import NodeMemory, memory_problems
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.norms import StepNorms, norms_of_update
-from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep
+from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep, initial_state
 from orchestrator.parameters.shard import Held, NewVersion, ParameterShard, Publication, Unusable
-from orchestrator.parameters.tensors import Array, digest, shapes
+from orchestrator.parameters.tensors import Array, Tensors, digest, shapes
 from orchestrator.runtime.job_channel import JobChannel
 from orchestrator.runtime.merge_pool import MergePool
 from orchestrator.runtime.published import Published
+
+
+class InitialModel(Protocol):
+    """The model before its first step, as somebody makes it: the evaluator."""
+
+    def outline(self) -> Future[ModelOutline]: ...
+
+    def initial_pieces(self, names: Sequence[str]) -> Future[Tensors]: ...
 
 
 class ShardWorker:
@@ -58,9 +67,9 @@ class ShardWorker:
 
     # ── orders, from the pump ─────────────────────────────────────────────────────────────────────────────────────
 
-    def seed(self, initial: Future[InitialModel]) -> None:
+    def seed(self, model: InitialModel) -> None:
         """Begin with this model; ``OuterStateSeeded`` follows."""
-        self._pool.submit_alone(lambda: self._context.guarded(lambda: self._seed(initial.result())))
+        self._pool.submit_alone(lambda: self._context.guarded(lambda: self._seed(model)))
 
     def resume(self, resumption: Resumption) -> None:
         """Begin with Θ and momentum of a checkpoint; ``OuterStateSeeded`` follows."""
@@ -136,12 +145,17 @@ class ShardWorker:
 
     # ── in the merge threads ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _seed(self, initial: InitialModel) -> None:
-        self._require_memory(sum(array.size for array in initial.parameters.values()))
-        knobs = self._context.spec.synchroniser
-        fragments = fragment_map.build(shapes(initial.parameters), knobs.fragments, initial.roles)
-        pieces = fragment_map.pieces_of(initial.parameters, fragments)
-        self._begin(OuterState(pieces, fragments, OuterStep.of(knobs), initial.roles), {})
+    def _seed(self, model: InitialModel) -> None:
+        """One fragment is on its way at a time, and nothing before it is known that all of them have room."""
+        outline, knobs = model.outline().result(), self._context.spec.synchroniser
+        self._require_memory(outline.parameter_count)
+        step = OuterStep.of(knobs)
+        fragments = fragment_map.build(outline.shapes, knobs.fragments, outline.roles)
+        states = {
+            FragmentId(p): initial_state(model.initial_pieces(names).result(), step, outline.roles)
+            for p, names in enumerate(fragments)
+        }
+        self._begin(OuterState.restored(states, step), {})
 
     def _require_memory(self, parameter_count: int) -> None:
         """Raises InvalidJobSpec where the fleet has too little."""

@@ -143,7 +143,7 @@ class SynchroniserActor:
         elif resumption is not None:
             self._shard.resume(resumption)
         else:
-            self._shard.seed(self._evaluation.initial_model())
+            self._shard.seed(self._evaluation)
         self._evaluation.measure_unigram()
         reconnect: Callable[[], None] | None = None
         if past is not None:

@@ -36,6 +36,7 @@ from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId, Version
 from orchestrator.memory_budget import GRADIENT_BYTES, island_bytes_per_parameter
 from orchestrator.parameters import wire_format
+from orchestrator.parameters.pieces import taken
 from orchestrator.parameters.roles import BY_NAME, Roles
 from orchestrator.parameters.tensors import digest
 from orchestrator.replica.replica import Publication
@@ -92,8 +93,9 @@ class HostTrainer:
     def roles(self) -> Roles:
         return BY_NAME
 
-    def initial_parameters(self) -> Arrays:
-        return {name: np.ones(self._size, np.float32) for name in self._names}
+    def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
+        tensors = {name: np.ones(self._size, np.float32) for name in self._names}
+        return tensors if pieces is None else taken(tensors, pieces)
 
     def warm_up(self) -> None:
         """Nothing is compiled."""

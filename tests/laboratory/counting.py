@@ -7,12 +7,13 @@ what a merge must give follows from the tape's counters alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from learners.contract import Arrays, HeldOutLoss, StepResult
+from orchestrator.parameters.pieces import taken
 from tests.laboratory.array_trainer import TOKENS, ArrayTrainer
 
 NAMES = ("a", "b", "c", "d")
@@ -29,8 +30,9 @@ class CountingTrainer(ArrayTrainer):
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(NAMES, (self._count,))
 
-    def initial_parameters(self) -> Arrays:
-        return {name: np.zeros(self._count, np.float32) for name in NAMES}
+    def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
+        tensors = {name: np.zeros(self._count, np.float32) for name in NAMES}
+        return tensors if pieces is None else taken(tensors, pieces)
 
     def step(self, schedule_step: int) -> StepResult:
         for name in NAMES:

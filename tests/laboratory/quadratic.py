@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from learners.contract import Arrays, HeldOutLoss, StepResult
+from orchestrator.parameters.pieces import taken
 from tests.laboratory.array_trainer import TOKENS, ArrayTrainer
 
 SHAPES = {"embed": (6,), "a": (4, 3), "b": (5,), "c": (2, 2), "d": (7,)}
@@ -41,8 +42,9 @@ class QuadraticTrainer(ArrayTrainer):
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         return dict(SHAPES)
 
-    def initial_parameters(self) -> Arrays:
-        return initial()
+    def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
+        tensors = initial()
+        return tensors if pieces is None else taken(tensors, pieces)
 
     def step(self, schedule_step: int) -> StepResult:
         for name, value in self.parameters.items():

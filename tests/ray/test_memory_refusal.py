@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import pytest
 
-from orchestrator.actors.evaluator import InitialModel
+from orchestrator.actors.evaluator import ModelOutline
 from orchestrator.config import parse_job
 from orchestrator.core.vocabulary import Epoch
 from orchestrator.errors import InvalidJobSpec
@@ -17,12 +17,14 @@ from orchestrator.host.job_context import JobContext
 from orchestrator.memory_budget import HEAD, NodeMemory, demand_of
 from orchestrator.parameters.journal.storage import Journal
 from orchestrator.parameters.shard import ParameterShard
+from orchestrator.parameters.tensors import Tensors
 from orchestrator.roots import AllowedRoots
 
 SPEC = parse_job(
     {"model": {"factory": "somebody.models:build"}, "islands": [{"node_group": "here"}], "budget": {"steps": 1}}
 )
 PARAMETERS = 800
+Value = TypeVar("Value")
 
 
 class Unused:
@@ -30,6 +32,22 @@ class Unused:
 
     def close(self) -> None:
         pass
+
+
+class Model:
+    """Eight tensors, which nobody may ask for before it is known that there is room for them."""
+
+    def outline(self) -> Future[ModelOutline]:
+        return done(ModelOutline({f"w{p}": (PARAMETERS // 8,) for p in range(8)}, {}))
+
+    def initial_pieces(self, names: Sequence[str]) -> Future[Tensors]:
+        raise AssertionError(f"{names} were made")
+
+
+def done(value: Value) -> Future[Value]:
+    future: Future[Value] = Future()
+    future.set_result(value)
+    return future
 
 
 def seeded(folder: Path, nodes: list[NodeMemory]) -> object:
@@ -50,9 +68,7 @@ def seeded(folder: Path, nodes: list[NodeMemory]) -> object:
     )
     shard = ParameterShard(Journal(folder), Epoch(1), lambda _, work: work())
     worker = ShardWorker(context, shard, channel, lambda: nodes)
-    model: Future[InitialModel] = Future()
-    model.set_result(InitialModel({f"w{p}": np.zeros(PARAMETERS // 8, np.float32) for p in range(8)}, {}))
-    worker.seed(model)
+    worker.seed(Model())
     outcome = first.result()
     worker.close()
     return outcome
