@@ -130,6 +130,8 @@ class JaxTrainer:
         return self._model.roles
 
     def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
+        if self._model.initial_weights is not None:
+            return dict(self._model.initial_weights(pieces))
         return dict(self._initial) if pieces is None else taken(self._initial, pieces)
 
     def warm_up(self) -> None:
@@ -271,7 +273,7 @@ class JaxTrainer:
 
     @cached_property
     def _initial(self) -> Arrays:
-        return dict(self._model.initialise(self._spec["seed"]))
+        return {name: np.asarray(array) for name, array in self._model.initialise(self._spec["seed"]).items()}
 
     @property
     def _batch_shape(self) -> tuple[int, int]:

@@ -3,7 +3,8 @@
     AtollError
     ├── ConfigurationError      the job specification or the service's settings
     │   ├── InvalidJobSpec      … with every problem at once
-    │   └── OutsideRoots        … a file or folder that jobs may not touch (roots.py)
+    │   ├── OutsideRoots        … a file or folder that jobs may not touch (roots.py)
+    │   └── UnfitWeights        … weights of another model, or of none (models/huggingface)
     ├── RequestError            a command that cannot be done as asked
     │   ├── NotFound
     │   ├── Conflict
@@ -102,6 +103,16 @@ class InvalidJobSpec(ConfigurationError):
 @dataclass(eq=False, kw_only=True)
 class OutsideRoots(ConfigurationError):
     """A file or folder that no root holds which was named when the service was started (``atoll up --checkpoints``)."""
+
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.detail} {self.remedy}".rstrip()
+
+
+@dataclass(eq=False, kw_only=True)
+class UnfitWeights(ConfigurationError):
+    """Weights that are not those of the job's model (``model.initial_weights``), or a model that others' libraries lack."""
 
     remedy: str = ""
 

@@ -41,8 +41,6 @@ TRAINER_STATE_BYTES, GRADIENT_BYTES = 12.0, 4.0
 """Of parameters and two moments, and of gradients: in host memory where an island computes on CPU."""
 ISLAND_BYTES, SAVING_BYTES = 20.0, 25.0
 """Beside the trainer's: while it takes or gives a state; and more while Orbax writes a checkpoint's part and copies it."""
-MODEL_PARAMETERS = {"nano": 851_968, "micro": 9_994_240, "small": 126_353_408}
-"""Of the presets of ``learners.model``, which would load JAX."""
 SYNTHETIC, BUILT_IN = "learners.synthetic:create", "learners.jax_trainer:create"
 LESS = "use a group with larger nodes, give the nodes more memory, or train a smaller model."
 
@@ -98,7 +96,8 @@ def parameter_count_of(spec: JobSpec) -> int | None:
     """The model's parameters where the specification says them; None for a model or trainer that only its package knows."""
     if spec.trainer == SYNTHETIC:
         return spec.synthetic.parameters
-    return MODEL_PARAMETERS[spec.model.preset] if spec.trainer == BUILT_IN and spec.model.factory is None else None
+    network = spec.model.network if spec.trainer == BUILT_IN else None
+    return network.parameter_count if network else None
 
 
 def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
@@ -178,6 +177,8 @@ def _model(spec: JobSpec, parameter_count: int) -> tuple[str, str]:
         return "trainer", f"{spec.trainer!r}, whose model has {parameter_count:,} parameters"
     if spec.model.factory is not None:
         return "model.factory", f"{spec.model.factory!r}, whose model has {parameter_count:,} parameters"
+    if spec.model.decoder is not None:
+        return "model.decoder", f"of {parameter_count:,} parameters"
     return "model.preset", f"{spec.model.preset!r}, {parameter_count:,} parameters"
 
 

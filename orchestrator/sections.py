@@ -6,9 +6,10 @@ is reading files.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from orchestrator.bounds import (
     AcceleratorCount,
@@ -54,7 +55,11 @@ from orchestrator.bounds import (
     WeightDecay,
     Word,
 )
+from orchestrator.models.decoder import DecoderSection, VocabularySize
+from orchestrator.models.plain import Architecture
+from orchestrator.models.presets import DECODERS, PLAIN, PresetName
 from orchestrator.parameters.codec.registry import CodecName
+from orchestrator.section import Section as Section
 
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
@@ -63,16 +68,53 @@ REFUSED_MAX = 100
 """Checkpoints that a resumed job says were passed over, the newest first."""
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 class ModelSection(Section):
-    """A built-in preset, or ``factory: package.module:function`` of an installed package (see learners/model.py)."""
+    """A preset; or a ``decoder`` of one's own; or ``factory: package.module:function`` of an installed package.
 
-    preset: Literal["nano", "micro", "small"] = "nano"
+    ``vocabulary_size`` is for a tokenizer that has another one than the preset. ``initial_weights`` is a folder with the
+    weights of a model that fits, as Hugging Face's libraries write them (`config.json`, `model.safetensors`), from which the
+    job goes on; the node that evaluates must have it, below a root (`atoll up --data`). ``remat`` is what of a decoder's
+    layers is computed again for the gradient: ``dots`` all but matrix products, which takes less time, ``full`` all of it,
+    which takes the least memory.
+    """
+
+    preset: PresetName = "nano"
+    decoder: DecoderSection | None = None
     factory: Function | None = None
+    vocabulary_size: VocabularySize | None = None
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    remat: Literal["none", "dots", "full"] = "none"
+    initial_weights: Location | None = None
+
+    @model_validator(mode="after")
+    def _one_model(self) -> ModelSection:
+        of_built_in = {
+            "decoder": self.decoder,
+            "vocabulary_size": self.vocabulary_size,
+            "initial_weights": self.initial_weights,
+        }
+        named = [name for name, value in of_built_in.items() if value is not None]
+        if self.factory is not None and named:
+            raise ValueError(f"has factory and {named[0]}, which only a built-in model takes; leave one of the two out")
+        if self.decoder is not None and self.preset != "nano":
+            raise ValueError("has preset and decoder, which are two models; leave one of the two out")
+        if self.initial_weights is not None and not isinstance(self.network, DecoderSection):
+            raise ValueError(
+                f"has initial_weights and the preset {self.preset!r}, as which nobody else's model is; use a preset like "
+                "theirs, or decoder"
+            )
+        return self
+
+    @property
+    def network(self) -> Architecture | DecoderSection | None:
+        """The configuration of the built-in model that is asked for; None where only a package knows it."""
+        if self.factory is not None:
+            return None
+        if self.decoder is None and self.preset in PLAIN:
+            plain = PLAIN[self.preset]
+            return replace(plain, vocabulary_size=self.vocabulary_size or plain.vocabulary_size)
+        decoder = self.decoder or DECODERS[self.preset]
+        return decoder.model_copy(update={"vocabulary_size": self.vocabulary_size or decoder.vocabulary_size})
 
 
 class DataSection(Section):

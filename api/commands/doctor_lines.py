@@ -18,9 +18,9 @@ from rich.text import Text
 from api.commands.common import connect, console, echo, print_json, say
 from api.installation.home import Home
 from api.installation.lines import HEAD, MeasuredLine, measured_lines
-from api.simulation.worlds import parameters_of
 from orchestrator.config import JobSpec, parse_job, read_document
 from orchestrator.errors import ConfigurationError
+from orchestrator.memory_budget import parameter_count_of
 from orchestrator.parameters.codec.registry import CODEC_NAMES, EXACT
 from orchestrator.sections import SynchroniserSection
 from orchestrator.simulation.line_advice import (
@@ -114,7 +114,7 @@ def _of_spec(subject: Subject, spec: JobSpec) -> tuple[Demand, Knobs]:
     islands = Counter({section.node_group: 0 for section in spec.islands})
     for section in spec.islands:
         islands[section.node_group] += section.count
-    demand = _demand(subject, parameters_of(spec) or None, spec.synthetic.step_s if synthetic else None, islands)
+    demand = _demand(subject, parameter_count_of(spec), spec.synthetic.step_s if synthetic else None, islands)
     return demand, _knobs(spec.synchroniser.model_dump(), spec.synchroniser.wire.model_dump())
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from api.installation.shipped import CONFIGS
-from orchestrator.config import JobSpec, parse_job, read_document
+from orchestrator.config import parse_job, read_document
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import ConfigurationError
+from orchestrator.memory_budget import parameter_count_of
 from orchestrator.parameters.codec.registry import codec
 from orchestrator.simulation import worldfile
 from orchestrator.simulation.plan import WorldPlan
-
-PARAMETERS: Mapping[str, int] = {"nano": 851_968, "micro": 9_994_240, "small": 126_353_408}
-"""Of the built-in models: what a fragment weighs, where chaos makes a link slow. Without it a simulation needs no JAX."""
 
 
 def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
@@ -29,23 +26,15 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
     spec = parse_job(document)
     if spec.synchroniser.adoption == "mix":
         raise ConfigurationError(detail="Simulated islands do not know adoption mix. Use rebase or replace.")
-    policy = spec.policy(_regions(), standbys=True)
+    policy, parameters = spec.policy(_regions(), standbys=True), parameter_count_of(spec) or 0
     plan = WorldPlan(
         step_s=(spec.synthetic.step_s,) * len(policy.islands),
         step_jitter_ratio=spec.synthetic.step_jitter_ratio,
         tokens_per_step=spec.tokens_per_step,
         adoption=spec.synchroniser.adoption,
-        payload_bytes=codec(spec.synchroniser.wire.up).data_bytes(parameters_of(spec)) // spec.synchroniser.fragments,
+        payload_bytes=codec(spec.synchroniser.wire.up).data_bytes(parameters) // spec.synchroniser.fragments,
     )
     return policy, plan
-
-
-def parameters_of(spec: JobSpec) -> int:
-    """The number of parameters of the job's model; 0 where only its own code knows."""
-    if spec.trainer.startswith("learners.synthetic"):
-        return spec.synthetic.parameters
-    own = spec.model.factory or not spec.trainer.startswith("learners.jax_trainer:")
-    return 0 if own else PARAMETERS[spec.model.preset]
 
 
 def _regions() -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
-from learners import jax_trainer, model
+from learners import jax_trainer
 from tests.bench.goals import Goal, at_most
 from tests.bench.one_island import seconds_of, specification
 from tests.bench.options import Options
@@ -24,7 +24,7 @@ STEPS = 3
 
 def main(asked: Options) -> list[Goal]:
     if asked.parameters is not None:
-        model.PRESETS["small"] = _architecture(asked.parameters)
+        presets.PLAIN["small"] = _architecture(asked.parameters)
     spec = specification(asked, training={"batch_size": 2}, evaluation={"sequences": 32, "on": "islands"})
     trainer = jax_trainer.create(spec.model_dump(mode="json"), 0, 1)
     trainer.warm_up()
@@ -47,8 +47,8 @@ def main(asked: Options) -> list[Goal]:
     return judged
 
 
-def _architecture(parameters: int) -> model.Architecture:
+def _architecture(parameters: int) -> Architecture:
     """Of ``small``'s depth, with about so many parameters: a layer has twelve times the square of its width."""
-    small = model.PRESETS["small"]
+    small = presets.PLAIN["small"]
     heads = round((parameters / (12 * small.layer_count)) ** 0.5 / small.head_size)
     return replace(small, width=max(1, heads) * small.head_size)

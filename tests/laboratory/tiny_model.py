@@ -7,7 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from learners.model import Architecture, Model, transformer
+from learners.model import Model
+from learners.models.plain import transformer
+from orchestrator.models.plain import Architecture
 
 
 def build(spec: Mapping[str, Any]) -> Model:

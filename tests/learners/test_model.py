@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from learners import model
+from learners.models import plain
 from orchestrator.errors import ConfigurationError
+from orchestrator.models.plain import parameter_shapes
+from orchestrator.models.presets import PLAIN
 from orchestrator.parameters import fragment_map
 
-logits = jax.jit(model.logits, static_argnums=(0, 1))
+logits = jax.jit(plain.logits, static_argnums=(0, 1))
 
 
 def tokens(batch: int, length: int) -> np.ndarray:
@@ -22,7 +25,7 @@ def tokens(batch: int, length: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def trained_looking() -> dict[str, np.ndarray]:
     """Nano's parameters, with an unembedding that is not zero, so that logits depend on everything."""
-    parameters = model.transformer(model.PRESETS["nano"], "float32").initialise(3)
+    parameters = plain.transformer(PLAIN["nano"], "float32").initialise(3)
     shape = parameters["unembed"].shape
     return parameters | {"unembed": np.random.default_rng(4).standard_normal(shape, np.float32)}
 
@@ -37,52 +40,52 @@ def test_a_later_byte_never_changes_an_earlier_prediction(trained_looking):
     before = tokens(1, 9)
     after = before.copy()
     after[0, 5] = (after[0, 5] + 1) % 256
-    one, other = (logits(model.PRESETS["nano"], jnp.float32, trained_looking, batch) for batch in (before, after))
+    one, other = (logits(PLAIN["nano"], jnp.float32, trained_looking, batch) for batch in (before, after))
     np.testing.assert_array_equal(one[0, :5], other[0, :5])
     assert (np.abs(one[0, 5:] - other[0, 5:]).max(axis=-1) > 1e-3).all()
 
 
 def test_the_same_byte_is_read_differently_at_another_place(trained_looking):
     swapped = np.array([[1, 2, 3, 4], [2, 1, 3, 4]], np.int32)
-    one, other = logits(model.PRESETS["nano"], jnp.float32, trained_looking, swapped)
+    one, other = logits(PLAIN["nano"], jnp.float32, trained_looking, swapped)
     assert np.abs(one[3] - other[3]).max() > 1e-3
 
 
 def test_the_loss_is_the_mean_surprise_of_the_next_byte(trained_looking):
     batch = tokens(2, 8)
-    scores = np.asarray(logits(model.PRESETS["nano"], jnp.float32, trained_looking, batch[:, :-1]), np.float64)
+    scores = np.asarray(logits(PLAIN["nano"], jnp.float32, trained_looking, batch[:, :-1]), np.float64)
     odds = np.exp(scores - scores.max(-1, keepdims=True))
     odds /= odds.sum(-1, keepdims=True)
     surprise = [-np.log(odds[row, place, batch[row, place + 1]]) for row in range(2) for place in range(8)]
-    built = model.transformer(model.PRESETS["nano"], "float32")
+    built = plain.transformer(PLAIN["nano"], "float32")
     assert float(jax.jit(built.loss)(trained_looking, batch)) == pytest.approx(np.mean(surprise), rel=1e-5)
 
 
 def test_bfloat16_compute_stays_close_to_float32(trained_looking):
     batch = tokens(2, 32)
-    exact = float(jax.jit(model.transformer(model.PRESETS["nano"], "float32").loss)(trained_looking, batch))
-    rounded = float(jax.jit(model.transformer(model.PRESETS["nano"], "bfloat16").loss)(trained_looking, batch))
+    exact = float(jax.jit(plain.transformer(PLAIN["nano"], "float32").loss)(trained_looking, batch))
+    rounded = float(jax.jit(plain.transformer(PLAIN["nano"], "bfloat16").loss)(trained_looking, batch))
     assert rounded == pytest.approx(exact, rel=0.01)
     assert rounded != exact
 
 
 @pytest.mark.parametrize(("preset", "millions"), [("nano", 0.85), ("micro", 10.0), ("small", 126.4)])
 def test_presets_have_the_size_they_claim(preset, millions):
-    sizes = {name: math.prod(shape) for name, shape in model.parameter_shapes(model.PRESETS[preset]).items()}
+    sizes = {name: math.prod(shape) for name, shape in parameter_shapes(PLAIN[preset]).items()}
     assert sum(sizes.values()) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
 @pytest.mark.parametrize("preset", ["micro", "small"])
 def test_the_larger_presets_cut_into_24_even_fragments(preset):
-    shapes = model.parameter_shapes(model.PRESETS[preset])
+    shapes = parameter_shapes(PLAIN[preset])
     sizes = fragment_map.sizes(fragment_map.build(shapes, 24), shapes)
     assert max(sizes) <= fragment_map.PEAK_MAX * sum(sizes) / 24
 
 
 def test_initial_parameters_follow_from_the_seed_alone_and_have_the_promised_shapes():
-    built = model.transformer(model.PRESETS["nano"], "float32")
+    built = plain.transformer(PLAIN["nano"], "float32")
     first, again, other = built.initialise(7), built.initialise(7), built.initialise(8)
-    assert {name: array.shape for name, array in first.items()} == model.parameter_shapes(model.PRESETS["nano"])
+    assert {name: array.shape for name, array in first.items()} == parameter_shapes(PLAIN["nano"])
     assert all(array.dtype == np.float32 for array in first.values())
     assert all(np.array_equal(first[name], again[name]) for name in first)
     assert not np.array_equal(first["embed"], other["embed"])

@@ -15,4 +15,4 @@ def build(spec: Mapping[str, Any]) -> model.Model:
     print(f"my factory is called in {name}")
     if ":evaluator-" not in name:
         raise ValueError("my own mistake")
-    return model.transformer(model.PRESETS["nano"], "float32")
+    return plain.transformer(PLAIN["nano"], "float32")

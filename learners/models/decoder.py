@@ -1,0 +1,351 @@
+"""The decoder family in JAX: what ``orchestrator.models.decoder.DecoderSection`` says, computed.
+
+Layers are stacked and run by one ``jax.lax.scan``, so that a model of 48 layers compiles like one of one layer. Parameters
+are float32; matrices multiply in the compute type, to which each layer's are cast when it is its turn. Norms, rotary
+positions, softmax, routing and loss are float32. The loss never holds all positions' logits at once (``_loss``).
+
+This module knows nothing of optimizers, devices, data or fragments: ``Model.axes`` say which dimensions mean what, and
+whoever has a mesh splits by them.
+
+Sources: RoPE arXiv:2104.09864; GQA arXiv:2305.13245; GLU variants arXiv:2002.05202; norms of queries and keys
+arXiv:2302.05442; soft-capping and mixed windows as in Gemma 2 and 3, arXiv:2408.00118, arXiv:2503.19786; balance of experts
+arXiv:2101.03961, as in Qwen 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learners.models.model import Model
+from orchestrator.models.decoder import DecoderSection, ExpertsSection, parameter_shapes
+from orchestrator.parameters.roles import Role, Roles
+
+Remat = Literal["none", "dots", "full"]
+Tensors = Mapping[str, jax.Array]
+
+LOGITS_MAX = 2**25
+"""Of one sequence at once: 128 MiB in float32. More positions are taken one stretch after another."""
+AXES_BY_NAME: Mapping[str, tuple[str | None, ...]] = {
+    "embed": ("vocabulary", "width"),
+    "unembed": ("vocabulary", "width"),
+    "query": ("width", "heads"),
+    "key": ("width", "heads"),
+    "value": ("width", "heads"),
+    "output": ("heads", "width"),
+    "router": ("width", None),
+    "gate": ("width", "hidden"),
+    "up": ("width", "hidden"),
+    "down": ("hidden", "width"),
+    "query_norm": (None,),
+    "key_norm": (None,),
+    "norm": ("width",),
+    "post_norm": ("width",),
+    "final_norm": ("width",),
+}
+"""By the last part of a tensor's name; stacked tensors have more axes before these."""
+
+
+def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none") -> Model:
+    """Return the model; see ``DecoderSection`` and ``ModelSection.remat``."""
+    dtype = jnp.dtype(compute_dtype)
+    weight = config.experts.balance_weight if config.experts else 0.0
+
+    def loss(parameters: Tensors, tokens: jax.Array) -> jax.Array:
+        return _loss(config, dtype, remat, parameters, tokens)[0]
+
+    def objective(parameters: Tensors, tokens: jax.Array) -> jax.Array:
+        surprise, balance = _loss(config, dtype, remat, parameters, tokens)
+        return surprise + weight * balance
+
+    return Model(
+        initialise=lambda seed: initial_parameters(config, seed),
+        loss=loss,
+        objective=objective if weight else None,
+        roles=roles(config),
+        axes=axes(config),
+        traceable=True,
+        vocabulary_size=config.vocabulary_size,
+        flops_per_token=lambda length: flops_per_token(config, length),
+    )
+
+
+def roles(config: DecoderSection) -> Roles:
+    """Of stacked tensors, by layer or by layer and expert; norms do not decay. The others are what their names say."""
+    return {
+        name: Role(stacked_axes=_stacked_axes(name), decays=not name.endswith("norm"))
+        for name in parameter_shapes(config)
+        if _stacked_axes(name)
+    }
+
+
+def axes(config: DecoderSection) -> dict[str, tuple[str | None, ...]]:
+    leading = ("layers", "experts")
+    return {
+        name: (*leading[: _stacked_axes(name)], *AXES_BY_NAME[name.rpartition(".")[2]])
+        for name in parameter_shapes(config)
+    }
+
+
+def flops_per_token(config: DecoderSection, length: int) -> float:
+    """Floating-point operations of matrix products for one token of a sequence so long, forward and backward.
+
+    Of the experts those that are active count; of attention the positions that the masks leave. What remat computes again
+    does not count: it is no part of the model.
+    """
+    shapes = parameter_shapes(config)
+    matrices = 0.0
+    for name, shape in shapes.items():
+        if name.endswith("norm") or (name == "embed" and not config.tied_embeddings):
+            continue
+        share = config.experts.active / config.experts.count if config.experts and "experts" in name else 1.0
+        matrices += share * math.prod(shape)
+    positions = 0.0
+    for layer in range(config.layer_count):
+        seen = length if config.is_global(layer) else min(length, config.window or length)
+        positions += seen * (seen + 1) / 2 / length + (length - seen) * seen / length
+    return 6 * matrices + 12 * config.head_count * config.head_size * positions
+
+
+def initial_parameters(config: DecoderSection, seed: Any) -> dict[str, jax.Array]:
+    """Normal with variance 1/inputs; what is added to the residual stream shrinks with depth (as in GPT-2).
+
+    A tensor depends on its own name, shape and the seed alone. An unembedding of its own starts at zero, gains at one.
+    """
+    key = jax.random.key(seed)
+    parameters = {}
+    for number, (name, shape) in enumerate(sorted(parameter_shapes(config).items())):
+        if name.endswith("norm"):
+            parameters[name] = jnp.full(shape, 0.0 if config.gain_from_one else 1.0, jnp.float32)
+        elif name == "unembed":
+            parameters[name] = jnp.zeros(shape, jnp.float32)
+        else:
+            deviation = 1 / math.sqrt(config.width if name == "embed" else shape[-2])
+            if name.endswith((".output", ".down")):
+                deviation /= math.sqrt(2 * config.layer_count)
+            normal = jax.random.normal(jax.random.fold_in(key, number), shape, jnp.float32)
+            parameters[name] = normal * np.float32(deviation)
+    return parameters
+
+
+def logits(config: DecoderSection, dtype: Any, parameters: Tensors, inputs: jax.Array) -> jax.Array:
+    """(batch, length) int → (batch, length, vocabulary) float32; position t sees inputs 0 to t only."""
+    stream, _ = _stream(config, dtype, "none", parameters, inputs)
+    return _scores(config, parameters, stream)
+
+
+def _loss(
+    config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, tokens: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Mean cross-entropy of each next token, and the balance of experts; both scalar float32.
+
+    Where a sequence's logits are many, positions are taken in equal stretches, the last filled up with what weighs nothing,
+    and each stretch's logits are computed again for the gradient instead of being held.
+    """
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    stream, balance = _stream(config, dtype, remat, parameters, inputs)
+    batch, length = inputs.shape
+    count = math.ceil(length * config.vocabulary_size / LOGITS_MAX)
+    if count == 1:
+        return jnp.mean(_surprise(config, parameters, stream, targets)), balance
+    stretch = math.ceil(length / count)
+    padding = ((0, 0), (0, stretch * count - length))
+    weights = jnp.pad(jnp.ones((batch, length), jnp.float32), padding)
+
+    def in_stretches(array: jax.Array) -> jax.Array:
+        return jnp.moveaxis(array.reshape(batch, count, stretch, *array.shape[2:]), 1, 0)
+
+    @jax.checkpoint
+    def summed(total: jax.Array, part: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        some, wanted, weight = part
+        return total + jnp.sum(weight * _surprise(config, parameters, some, wanted)), None
+
+    parts = (jnp.pad(stream, (*padding, (0, 0))), jnp.pad(targets, padding), weights)
+    total, _ = jax.lax.scan(summed, jnp.float32(0), tuple(map(in_stretches, parts)))
+    return total / (batch * length), balance
+
+
+def _surprise(config: DecoderSection, parameters: Tensors, stream: jax.Array, targets: jax.Array) -> jax.Array:
+    """−ln of each target's probability: (batch, length) float32.
+
+    The target's score is a masked sum, not a gather, so that a vocabulary that is split over devices stays split.
+    """
+    scores = _scores(config, parameters, stream)
+    is_target = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 2) == targets[..., None]
+    return jax.nn.logsumexp(scores, axis=-1) - jnp.sum(jnp.where(is_target, scores, 0.0), axis=-1)
+
+
+def _scores(config: DecoderSection, parameters: Tensors, stream: jax.Array) -> jax.Array:
+    """The logits of a normalised stream, float32.
+
+    The matrix is cast here, within each stretch of the loss, so that its gradient is summed over stretches in float32.
+    """
+    matrix = parameters["embed" if config.tied_embeddings else "unembed"].astype(stream.dtype)
+    scores = jnp.einsum("btw,vw->btv", stream, matrix, preferred_element_type=jnp.float32)
+    return _capped(scores, config.logit_softcap)
+
+
+def _stream(
+    config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, inputs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The residual stream behind the last norm, (batch, length, width) in ``dtype``, and the mean balance of experts."""
+    stream = parameters["embed"][inputs].astype(dtype)
+    if config.embedding_scale:
+        stream = stream * jnp.asarray(math.sqrt(config.width), dtype)
+    rotations = _rotations(config, inputs.shape[1])
+
+    def block(x: jax.Array, layer: tuple[dict[str, jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+        masters, is_global = layer
+        tensors = {name: tensor if name.endswith("norm") else tensor.astype(dtype) for name, tensor in masters.items()}
+        mixed = _attention(config, tensors, _normalised(config, x, tensors["attention.norm"]), is_global, rotations)
+        x = x + _post_normalised(config, mixed, tensors, "attention.post_norm")
+        hidden, balance = _feedforward(config, tensors, _normalised(config, x, tensors["feedforward.norm"]))
+        return x + _post_normalised(config, hidden, tensors, "feedforward.post_norm"), balance
+
+    if remat != "none":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+        block = jax.checkpoint(block, policy=policy, prevent_cse=False)
+    stacked = {name.removeprefix("layers."): parameters[name] for name in parameters if name.startswith("layers.")}
+    is_global = jnp.array([config.is_global(layer) for layer in range(config.layer_count)])
+    stream, balances = jax.lax.scan(block, stream, (stacked, is_global))
+    return _normalised(config, stream, parameters["final_norm"]), jnp.mean(balances)
+
+
+def _attention(
+    config: DecoderSection, tensors: Tensors, x: jax.Array, is_global: jax.Array, rotations: tuple[jax.Array, jax.Array]
+) -> jax.Array:
+    """Causal self-attention of one layer: (batch, length, width) → the same."""
+    batch, length, _ = x.shape
+
+    def heads(name: str, count: int) -> jax.Array:
+        split = (x @ tensors[f"attention.{name}"]).reshape(batch, length, count, config.head_size)
+        if not config.query_key_norm or name == "value":
+            return split
+        return _normalised(config, split, tensors[f"attention.{name}_norm"])
+
+    of_all, of_window = rotations
+    rotation = of_all if config.window is None else jnp.where(is_global, of_all, of_window)
+    query = _rotated(heads("query", config.head_count), rotation)
+    key = _rotated(heads("key", config.key_value_head_count), rotation)
+    value = heads("value", config.key_value_head_count)
+    if config.window is None:
+        mixed = _attended(config, None, query, key, value)
+    else:
+        mixed = jax.lax.cond(
+            is_global,
+            lambda *qkv: _attended(config, None, *qkv),
+            lambda *qkv: _attended(config, config.window, *qkv),
+            *(query, key, value),
+        )
+    return mixed.reshape(batch, length, -1) @ tensors["attention.output"]
+
+
+def _attended(
+    config: DecoderSection, window: int | None, query: jax.Array, key: jax.Array, value: jax.Array
+) -> jax.Array:
+    """What positions take from those before them: (batch, length, heads, size), heads of query over heads of key."""
+    scale = config.attention_scale or config.head_size**-0.5
+    if config.attention_softcap is None:
+        sides = None if window is None else (window - 1, 0)
+        return jax.nn.dot_product_attention(query, key, value, scale=scale, is_causal=True, local_window_size=sides)
+    batch, length, _, size = query.shape
+    groups = query.reshape(batch, length, key.shape[2], -1, size)
+    scores = jnp.einsum("btkgh,bskh->bkgts", groups, key, preferred_element_type=jnp.float32) * scale
+    distance = np.arange(length)[:, None] - np.arange(length)[None, :]
+    visible = (distance >= 0) & (distance < (window or length))
+    weights = jax.nn.softmax(jnp.where(visible, _capped(scores, config.attention_softcap), -jnp.inf), axis=-1)
+    return jnp.einsum("bkgts,bskh->btkgh", weights.astype(value.dtype), value).reshape(query.shape)
+
+
+def _feedforward(config: DecoderSection, tensors: Tensors, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The gated hidden layer, or the token's experts; and their balance, 0 without."""
+    if config.experts is not None:
+        return _experts(config, config.experts, tensors, x)
+    gate, up = x @ tensors["feedforward.gate"], x @ tensors["feedforward.up"]
+    return (_activated(config, gate) * up) @ tensors["feedforward.down"], jnp.float32(0)
+
+
+def _experts(
+    config: DecoderSection, experts: ExpertsSection, tensors: Tensors, x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Each token through its ``active`` best experts, weighted; none is dropped. And the balance, 1 where all are even.
+
+        balance = E · Σ_e f_e · p_e    f_e: of the choices of all tokens, those of e, per token; p_e: mean probability
+
+    Rows of tokens are sorted by expert, and each expert multiplies its own (``jax.lax.ragged_dot``).
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    rated = jnp.dot(rows, tensors["feedforward.router"], preferred_element_type=jnp.float32)
+    chances = jax.nn.softmax(rated, axis=-1)
+    weights, chosen = jax.lax.top_k(chances, experts.active)
+    if experts.normalised:
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    order = jnp.argsort(chosen.reshape(-1))
+    sizes = jnp.bincount(chosen.reshape(-1), length=experts.count).astype(jnp.int32)
+    origin = order // experts.active
+    sorted_rows = rows[origin]
+    gate = jax.lax.ragged_dot(sorted_rows, tensors["experts.gate"], sizes)
+    up = jax.lax.ragged_dot(sorted_rows, tensors["experts.up"], sizes)
+    down = jax.lax.ragged_dot(_activated(config, gate) * up, tensors["experts.down"], sizes)
+    weighted = down * weights.reshape(-1)[order][:, None].astype(down.dtype)
+    mixed = jnp.zeros_like(rows).at[origin].add(weighted)
+    balance = experts.count * jnp.sum(sizes / rows.shape[0] * jnp.mean(chances, axis=0))
+    return mixed.reshape(x.shape), balance
+
+
+def _activated(config: DecoderSection, gate: jax.Array) -> jax.Array:
+    return jax.nn.silu(gate) if config.activation == "silu" else jax.nn.gelu(gate, approximate=True)
+
+
+def _normalised(config: DecoderSection, x: jax.Array, gain: jax.Array) -> jax.Array:
+    """Root mean square 1 along the last axis, times the gain; computed in float32, returned in x's own type."""
+    wide = x.astype(jnp.float32)
+    scaled = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_epsilon)
+    return (scaled * (1 + gain if config.gain_from_one else gain)).astype(x.dtype)
+
+
+def _post_normalised(config: DecoderSection, x: jax.Array, tensors: Tensors, name: str) -> jax.Array:
+    return _normalised(config, x, tensors[name]) if config.post_norms else x
+
+
+def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
+    return scores if cap is None else cap * jnp.tanh(scores / cap)
+
+
+def frequencies(config: DecoderSection) -> tuple[np.ndarray, np.ndarray]:
+    """Radians per position of each pair of a head's dimensions, (size / 2,) float64: of global layers, of windows."""
+    exponents = -np.arange(0, config.head_size, 2) / config.head_size
+    of_all, of_window = config.rope_theta**exponents, config.window_rope_theta**exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return of_all, of_window
+    if scaling.kind == "linear":
+        return of_all / scaling.factor, of_window
+    waves = scaling.original_length * of_all / (2 * np.pi)  # of each pair, so many in a text of that length
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    share = np.clip((waves - low) / (high - low), 0, 1)
+    return of_all * (share + (1 - share) / scaling.factor), of_window
+
+
+def _rotations(config: DecoderSection, length: int) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines, (2, length, 1, size / 2) float32, of global layers and of those with a window."""
+    positions = jnp.arange(length, dtype=jnp.float32)[:, None, None]
+    angles = [positions * np.float32(each) for each in frequencies(config)]
+    of_all, of_window = (jnp.stack([jnp.cos(angle), jnp.sin(angle)]) for angle in angles)
+    return of_all, of_window
+
+
+def _rotated(x: jax.Array, rotation: jax.Array) -> jax.Array:
+    cosines, sines = rotation
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = (first * cosines - second * sines, second * cosines + first * sines)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def _stacked_axes(name: str) -> int:
+    return 2 if name.startswith("layers.experts.") else 1 if name.startswith("layers.") else 0

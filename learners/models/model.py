@@ -1,0 +1,52 @@
+"""What a model is to whoever trains it: data, with functions for how its parameters start and what they lose on a batch.
+
+This module knows no model; ``learners.model.build`` makes the one that a specification asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from orchestrator.models.plain import BYTE_VALUES
+from orchestrator.parameters.roles import Roles
+
+AXES = ("layers", "experts", "vocabulary", "width", "heads", "hidden")
+"""The names of dimensions: stacked layers, experts, tokens, the residual stream, all heads together, a hidden layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model of a trainer, as a user's factory returns it.
+
+    initialise(seed)               float32 tensors by name: a function of the seed alone. NumPy on the host; or, with
+                                   ``traceable``, JAX that can be traced (``jax.random``), which is run sharded on
+                                   the devices
+    loss(parameters, tokens)       scalar float32, mean nats per token; tokens (batch, length + 1) int32: all but the
+                                   last are read, all but the first predicted
+    objective(parameters, tokens)  what a step minimises, where that is more than the loss, such as a balance of
+                                   experts
+    roles                          what tensors are for, by name, where the name does not say it: embedding-like,
+                                   stacked by layer or expert, free of weight decay
+    axes                           what a tensor's dimensions are, by name, one of ``AXES`` or None each: what a mesh
+                                   splits. Of a tensor that is missing the longest dimension is split
+    vocabulary_size                token values are below it
+    flops_per_token(length)        floating-point operations of a training step for each token of a sequence so long,
+                                   forward and backward; None where nobody has counted them
+    initial_weights()              version 0, where that is not what ``initialise`` makes: a mapping that reads a tensor,
+                                   NumPy float32, when it is taken from it. Only whoever makes version 0 calls it;
+                                   islands get theirs from the synchroniser
+    """
+
+    initialise: Callable[[Any], Mapping[str, Any]]
+    loss: Callable[[Mapping[str, jax.Array], jax.Array], jax.Array]
+    roles: Roles = field(default_factory=dict)
+    axes: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    objective: Callable[[Mapping[str, jax.Array], jax.Array], jax.Array] | None = None
+    traceable: bool = False
+    vocabulary_size: int = BYTE_VALUES
+    flops_per_token: Callable[[int], float] | None = None
+    initial_weights: Callable[[], Mapping[str, Any]] | None = None

@@ -1,0 +1,160 @@
+"""A decoder-only transformer as a configuration: what Gemma 3, Llama 3, Qwen 3 and mixtures of experts differ in.
+
+Responsible for the fields with their bounds, and for the names and shapes of the tensors that follow from them. Refuses to
+know how any of it is computed (``learners.models.decoder``) and what others call it (``huggingface``).
+
+Names and shapes, with L layers, E experts, matrices as (inputs, outputs):
+
+    embed                            (vocabulary, width)       unembed, unless tied, alike
+    final_norm                       (width,)
+    layers.attention.norm            (L, width)                post_norm alike
+    layers.attention.query           (L, width, heads · size)  key, value with their own heads
+    layers.attention.query_norm      (L, size)                 key_norm alike
+    layers.attention.output          (L, heads · size, width)
+    layers.feedforward.norm          (L, width)                post_norm alike
+    layers.feedforward.gate, up      (L, width, hidden)        down (L, hidden, width)
+    layers.feedforward.router        (L, width, E)             of a mixture, and instead of the three above
+    layers.experts.gate, up          (L, E, width, hidden)     down (L, E, hidden, width)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from orchestrator.section import Section
+
+Width = Annotated[int, Field(strict=True, ge=1, le=2**17)]
+LayerCount = Annotated[int, Field(strict=True, ge=1, le=1024)]
+HeadCount = Annotated[int, Field(strict=True, ge=1, le=1024)]
+ExpertCount = Annotated[int, Field(strict=True, ge=1, le=4096)]
+VocabularySize = Annotated[int, Field(strict=True, ge=2, le=2**24)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=1e9, allow_inf_nan=False)]
+Weight = Annotated[float, Field(strict=True, ge=0, le=1e3, allow_inf_nan=False)]
+
+PARAMETERS_MAX = 10**12
+"""Of one model: above, its counts and bytes would have to be thought over."""
+
+
+class RopeScalingSection(Section):
+    """Frequencies of rotary positions for longer texts than before: all of them divided by ``factor`` (``linear``), or, as
+    in Llama 3.1, only those whose waves are long beside ``original_length``, with a transition between.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: Positive
+    low_frequency_factor: Positive = 1.0
+    high_frequency_factor: Positive = 4.0
+    original_length: Annotated[int, Field(strict=True, ge=1, le=2**24)] = 8192
+
+    @model_validator(mode="after")
+    def _a_transition(self) -> RopeScalingSection:
+        if self.kind == "llama3" and self.low_frequency_factor >= self.high_frequency_factor:
+            raise ValueError("low_frequency_factor is not below high_frequency_factor; use 1 and 4, as Llama 3 does")
+        return self
+
+
+class ExpertsSection(Section):
+    """Instead of one hidden layer ``count`` of them, of which each token passes through those ``active`` many that its
+    router rates highest (Qwen 3 MoE; Switch Transformers, arXiv:2101.03961).
+    """
+
+    count: ExpertCount
+    active: ExpertCount
+    hidden_size: Width = Field(description="of one expert")
+    normalised: bool = Field(default=True, description="whether the weights of a token's experts add up to one")
+    balance_weight: Weight = Field(default=0.001, description="of the load-balance loss in what a step minimises")
+
+    @model_validator(mode="after")
+    def _no_more_than_there_are(self) -> ExpertsSection:
+        if self.active > self.count:
+            raise ValueError(f"active is {self.active}, of {self.count} experts; lower it to at most {self.count}")
+        return self
+
+
+class DecoderSection(Section):
+    """A decoder-only transformer with rotary positions, RMS norms and gated hidden layers. Defaults are Llama's.
+
+    Attention is causal. With ``window`` a position sees so many, itself among them, except in every ``global_every``-th
+    layer. ``post_norms`` are those of Gemma, behind attention and hidden layer; ``gain_from_one`` says that a norm's gain is
+    one plus what is trained.
+    """
+
+    vocabulary_size: VocabularySize = 256
+    width: Width
+    layer_count: LayerCount
+    head_count: HeadCount
+    key_value_head_count: HeadCount = Field(description="divides head_count; each serves as many query heads")
+    head_size: Annotated[int, Field(strict=True, ge=2, le=4096, multiple_of=2)]
+    hidden_size: Width | None = Field(default=None, description="of the hidden layer; absent with experts")
+    experts: ExpertsSection | None = None
+    activation: Literal["silu", "gelu"] = Field(default="silu", description="of the gate: SwiGLU, or GeGLU (by tanh)")
+    tied_embeddings: bool = True
+    embedding_scale: bool = Field(default=False, description="embeddings times the square root of width")
+    norm_epsilon: Annotated[float, Field(strict=True, ge=1e-12, le=0.1)] = 1e-6
+    gain_from_one: bool = False
+    post_norms: bool = False
+    query_key_norm: bool = Field(default=False, description="an RMS norm of each head's query and key")
+    rope_theta: Positive = 10_000.0
+    rope_scaling: RopeScalingSection | None = None
+    window: Annotated[int, Field(strict=True, ge=1, le=2**24)] | None = None
+    global_every: LayerCount = Field(default=6, description="for window")
+    window_rope_theta: Positive = Field(default=10_000.0, description="for layers with a window, which have no scaling")
+    attention_scale: Positive | None = Field(
+        default=None, description="of the scores; one over the square root of head_size if absent"
+    )
+    attention_softcap: Positive | None = Field(default=None, description="scores s become c · tanh(s / c)")
+    logit_softcap: Positive | None = None
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> DecoderSection:
+        if self.head_count % self.key_value_head_count:
+            raise ValueError(
+                f"key_value_head_count is {self.key_value_head_count}, which does not divide head_count "
+                f"{self.head_count}; use one that does"
+            )
+        if (self.hidden_size is None) == (self.experts is None):
+            raise ValueError("needs exactly one of hidden_size and experts; give one of the two")
+        if self.parameter_count > PARAMETERS_MAX:
+            raise ValueError(f"has {self.parameter_count:,} parameters, and a model has at most {PARAMETERS_MAX:,}")
+        return self
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(map(math.prod, parameter_shapes(self).values()))
+
+    def is_global(self, layer: int) -> bool:
+        """Whether a position of this layer (from 0) sees all before it."""
+        return self.window is None or (layer + 1) % self.global_every == 0
+
+
+def parameter_shapes(decoder: DecoderSection) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors."""
+    layers, width = decoder.layer_count, decoder.width
+    queries, pairs = decoder.head_count * decoder.head_size, decoder.key_value_head_count * decoder.head_size
+    shapes: dict[str, tuple[int, ...]] = {"embed": (decoder.vocabulary_size, width), "final_norm": (width,)}
+    if not decoder.tied_embeddings:
+        shapes["unembed"] = (decoder.vocabulary_size, width)
+    for half in ("attention", "feedforward"):
+        shapes[f"layers.{half}.norm"] = (layers, width)
+        if decoder.post_norms:
+            shapes[f"layers.{half}.post_norm"] = (layers, width)
+    shapes |= {
+        "layers.attention.query": (layers, width, queries),
+        "layers.attention.key": (layers, width, pairs),
+        "layers.attention.value": (layers, width, pairs),
+        "layers.attention.output": (layers, queries, width),
+    }
+    if decoder.query_key_norm:
+        shapes |= {f"layers.attention.{name}_norm": (layers, decoder.head_size) for name in ("query", "key")}
+    if decoder.experts is None:
+        group, hidden = "feedforward", decoder.hidden_size or 0
+        leading: tuple[int, ...] = (layers,)
+    else:
+        group, hidden, leading = "experts", decoder.experts.hidden_size, (layers, decoder.experts.count)
+        shapes["layers.feedforward.router"] = (layers, width, decoder.experts.count)
+    shapes |= {f"layers.{group}.{name}": (*leading, width, hidden) for name in ("gate", "up")}
+    shapes[f"layers.{group}.down"] = (*leading, hidden, width)
+    return shapes

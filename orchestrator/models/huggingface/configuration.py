@@ -1,0 +1,289 @@
+"""A decoder's configuration as Hugging Face's ``config.json`` says it, both ways.
+
+Four model types: ``llama``, ``qwen3``, ``gemma3_text`` and ``qwen3_moe``. What a document leaves out has its type's default.
+What it asks for and a ``DecoderSection`` cannot say (biases, quantised weights, other rotary scalings) is refused by name;
+so is a decoder that none of the four types is. Refuses to know files and tensors.
+
+Both spellings of rotary positions are read: ``rope_theta`` and ``rope_scaling``, and ``rope_parameters`` of later releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestrator.errors import UnfitWeights
+from orchestrator.models.decoder import DecoderSection
+from orchestrator.plain import brief
+from orchestrator.validation import problems_of
+
+Document = Mapping[str, Any]
+
+TYPES: Mapping[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+"""The class that loads each type."""
+DEFAULTS: Mapping[str, Document] = {
+    "llama": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"},
+    "qwen3": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu", "head_dim": 128},
+    "gemma3_text": {
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_theta": 1_000_000.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "head_dim": 256,
+    },
+    "qwen3_moe": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu", "norm_topk_prob": False},
+}
+"""What a type means where its document says nothing."""
+UNKNOWN: Mapping[str, tuple[Any, ...]] = {
+    "attention_bias": (None, False),
+    "mlp_bias": (None, False),
+    "use_sliding_window": (None, False),
+    "use_bidirectional_attention": (None, False),
+    "mlp_only_layers": (None, []),
+    "decoder_sparse_step": (None, 1),
+    "partial_rotary_factor": (None, 1, 1.0),
+    "quantization_config": (None,),
+    "hidden_act": (None, "silu"),
+    "hidden_activation": (None, "gelu_pytorch_tanh"),
+}
+"""Fields with the values that are understood: with any other the model is one that cannot be computed here."""
+LENGTH_MIN = 2_048
+"""Positions that an exported model says it is for, at least."""
+
+
+def decoder_of(document: Document) -> DecoderSection:
+    """The decoder that ``config.json`` describes. Raises UnfitWeights where it is none, or no decoder of ours."""
+    kind = document.get("model_type")
+    if not isinstance(kind, str) or kind not in TYPES:
+        raise UnfitWeights(
+            detail=f"config.json has model_type {brief(kind)}, and weights are taken of {', '.join(TYPES)} only.",
+            remedy="Of a model that also sees, save its language model alone.",
+        )
+    for name, understood in UNKNOWN.items():
+        if document.get(name) not in understood:
+            raise UnfitWeights(
+                detail=f"config.json has {name} {brief(document[name])}, which no decoder here can be.",
+                remedy=f"Use weights of a model that has {brief(understood[-1])}.",
+            )
+    values = {**DEFAULTS[kind], **{name: value for name, value in document.items() if value is not None}}
+    try:
+        return DecoderSection.model_validate(dict(_fields(kind, values)))
+    except ValidationError as error:
+        wrong = "; ".join(f"{problem.path} {problem.message}" for problem in problems_of(error, unknown="")[:3])
+        raise UnfitWeights(detail=f"config.json describes no decoder: {wrong}", remedy="Mend config.json.") from error
+
+
+def document_of(decoder: DecoderSection, length: int) -> dict[str, Any]:
+    """``config.json`` of this decoder, for texts of ``length`` tokens. Raises ConfigurationError if no type is like it."""
+    kind = _type_of(decoder)
+    length = max(length, LENGTH_MIN)
+    document: dict[str, Any] = {
+        "architectures": [TYPES[kind]],
+        "attention_bias": False,
+        "head_dim": decoder.head_size,
+        "hidden_size": decoder.width,
+        "intermediate_size": decoder.hidden_size or 4 * decoder.width,
+        "max_position_embeddings": length,
+        "model_type": kind,
+        "num_attention_heads": decoder.head_count,
+        "num_hidden_layers": decoder.layer_count,
+        "num_key_value_heads": decoder.key_value_head_count,
+        "rms_norm_eps": decoder.norm_epsilon,
+        "rope_scaling": _scaling_document(decoder),
+        "rope_theta": decoder.rope_theta,
+        "tie_word_embeddings": decoder.tied_embeddings,
+        "torch_dtype": "float32",
+        "vocab_size": decoder.vocabulary_size,
+    }
+    if kind == "gemma3_text":
+        every = [decoder.is_global(layer) for layer in range(decoder.layer_count)]
+        document |= {
+            "attn_logit_softcapping": decoder.attention_softcap,
+            "final_logit_softcapping": decoder.logit_softcap,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "layer_types": ["full_attention" if is_global else "sliding_attention" for is_global in every],
+            "query_pre_attn_scalar": _scalar(decoder),
+            "rope_local_base_freq": decoder.window_rope_theta,
+            "sliding_window": decoder.window or length,
+        }
+    else:
+        document["hidden_act"] = "silu"
+    if experts := decoder.experts:
+        document |= {
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": experts.hidden_size,
+            "norm_topk_prob": experts.normalised,
+            "num_experts": experts.count,
+            "num_experts_per_tok": experts.active,
+            "router_aux_loss_coef": experts.balance_weight,
+        }
+    if unsaid := differences(decoder, decoder_of(document)):
+        field, own, theirs = unsaid[0]
+        raise UnfitWeights(
+            detail=f"model.decoder has {field} {own}, where the model type {kind}, the nearest, has {theirs}: "
+            "transformers has no such model.",
+            remedy="Export it as safetensors or orbax.",
+        )
+    return document
+
+
+def differences(decoder: DecoderSection, other: DecoderSection) -> list[tuple[str, Any, Any]]:
+    """The fields by which they compute something else, with both values."""
+    own, theirs = _computed(decoder), _computed(other)
+    return [(name, own[name], theirs[name]) for name in own if own[name] != theirs[name]]
+
+
+def _computed(decoder: DecoderSection) -> dict[str, Any]:
+    """The decoder by what it computes: without what has no effect, and without what only training goes by."""
+    values = decoder.model_dump()
+    every = tuple(decoder.is_global(layer) for layer in range(decoder.layer_count))
+    values["global_layers"] = [layer for layer, is_global in enumerate(every) if is_global]
+    del values["global_every"]
+    if all(every):
+        values["window"] = values["window_rope_theta"] = None
+    values["attention_scale"] = round(decoder.attention_scale or decoder.head_size**-0.5, 12)
+    if decoder.experts:
+        del values["experts"]["balance_weight"]
+    if decoder.rope_scaling and decoder.rope_scaling.kind == "linear":
+        values["rope_scaling"] = {"kind": "linear", "factor": decoder.rope_scaling.factor}
+    return values
+
+
+def _fields(kind: str, values: Document) -> Iterator[tuple[str, Any]]:
+    """The decoder's fields out of a document with its defaults."""
+    heads = values.get("num_attention_heads")
+    yield "vocabulary_size", values.get("vocab_size")
+    yield "width", values.get("hidden_size")
+    yield "layer_count", values.get("num_hidden_layers")
+    yield "head_count", heads
+    yield "key_value_head_count", values.get("num_key_value_heads", heads)
+    yield "head_size", values.get("head_dim") or _quotient(values.get("hidden_size"), heads)
+    yield "norm_epsilon", _number(values.get("rms_norm_eps"))
+    yield "tied_embeddings", values["tie_word_embeddings"]
+    if kind == "qwen3_moe":
+        yield (
+            "experts",
+            {
+                "count": values.get("num_experts", values.get("num_local_experts")),
+                "active": values.get("num_experts_per_tok"),
+                "hidden_size": values.get("moe_intermediate_size"),
+                "normalised": values["norm_topk_prob"],
+                "balance_weight": _number(values.get("router_aux_loss_coef", 0.001)),
+            },
+        )
+    else:
+        yield "hidden_size", values.get("intermediate_size")
+    yield "query_key_norm", kind != "llama"
+    rope = values.get("rope_parameters") or {
+        "rope_theta": values.get("rope_theta", 10_000.0),
+        **(values.get("rope_scaling") or {}),
+    }
+    if kind == "gemma3_text":
+        yield from _gemma3_fields(values, rope)
+        rope = rope.get("full_attention", rope)
+    yield "rope_theta", _number(rope.get("rope_theta"))
+    yield "rope_scaling", _scaling(rope)
+
+
+def _gemma3_fields(values: Document, rope: Document) -> Iterator[tuple[str, Any]]:
+    yield "activation", "gelu"
+    for name in ("embedding_scale", "gain_from_one", "post_norms"):
+        yield name, True
+    yield "attention_softcap", _number(values.get("attn_logit_softcapping"))
+    yield "logit_softcap", _number(values.get("final_logit_softcapping"))
+    scalar = values["query_pre_attn_scalar"]
+    if not isinstance(scalar, int | float) or not scalar > 0:
+        raise UnfitWeights(
+            detail=f"config.json has query_pre_attn_scalar {brief(scalar)}.", remedy="Use a number above 0."
+        )
+    yield "attention_scale", scalar**-0.5
+    kinds = values.get("layer_types")
+    every = values["sliding_window_pattern"] if kinds is None else _period(kinds)
+    if every != 1:
+        yield "window", values["sliding_window"]
+        yield "global_every", every
+        of_window = rope.get("sliding_attention") or {"rope_theta": values.get("rope_local_base_freq", 10_000.0)}
+        yield "window_rope_theta", _number(of_window.get("rope_theta"))
+
+
+def _period(kinds: Any) -> int:
+    """Every how many layers one has no window, of a list that says it by layer. Raises UnfitWeights if it is uneven."""
+    layers = list(kinds) if isinstance(kinds, list | tuple) else []
+    known = all(kind in ("full_attention", "sliding_attention") for kind in layers)
+    first = layers.index("full_attention") + 1 if "full_attention" in layers else len(layers) + 1
+    even = all((kind == "full_attention") == (number % first == 0) for number, kind in enumerate(layers, start=1))
+    if not layers or not known or not even:
+        raise UnfitWeights(
+            detail=f"config.json has layer_types {brief(kinds)}, which is no even mixture of full and sliding attention.",
+            remedy="Use weights of a model of which every n-th layer has full attention.",
+        )
+    return first
+
+
+def _scaling(rope: Document) -> dict[str, Any] | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return {"kind": kind, "factor": _number(rope.get("factor"))}
+    if kind == "llama3":
+        return {
+            "kind": kind,
+            "factor": _number(rope.get("factor")),
+            "low_frequency_factor": _number(rope.get("low_freq_factor")),
+            "high_frequency_factor": _number(rope.get("high_freq_factor")),
+            "original_length": rope.get("original_max_position_embeddings"),
+        }
+    raise UnfitWeights(
+        detail=f"config.json has rotary positions of type {brief(kind)}, and these are computed: default, linear, llama3.",
+        remedy="Use weights of a model with one of them.",
+    )
+
+
+def _scaling_document(decoder: DecoderSection) -> dict[str, Any] | None:
+    scaling = decoder.rope_scaling
+    if scaling is None:
+        return None
+    if scaling.kind == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor}
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_frequency_factor,
+        "high_freq_factor": scaling.high_frequency_factor,
+        "original_max_position_embeddings": scaling.original_length,
+    }
+
+
+def _type_of(decoder: DecoderSection) -> str:
+    """The nearest type."""
+    if decoder.post_norms:
+        return "gemma3_text"
+    if decoder.experts:
+        return "qwen3_moe"
+    return "qwen3" if decoder.query_key_norm else "llama"
+
+
+def _scalar(decoder: DecoderSection) -> int | float:
+    scalar = round((decoder.attention_scale or decoder.head_size**-0.5) ** -2, 6)
+    return int(scalar) if scalar.is_integer() else scalar
+
+
+def _number(value: Any) -> Any:
+    """Whole numbers are written for decimal ones in such documents."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _quotient(width: Any, heads: Any) -> Any:
+    return width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else None

@@ -1,0 +1,117 @@
+"""Safetensors read tensor by tensor, or part by part, from files that anybody may have written; and written alike.
+
+A file is opened for each read and never mapped: one that shrinks meanwhile is an error, and no signal. Its header is
+believed once names, types, shapes and offsets agree with each other and with the file's length. Refuses to know which
+tensors a model has.
+
+Format: eight bytes of length, little-endian; so many bytes of JSON; data. ``safetensors`` itself reads and writes whole
+files, or maps them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.errors import DataError
+from orchestrator.roots import shown
+
+Open = Callable[[], IO[bytes]]
+
+HEADER_BYTES_MAX = 64 << 20
+"""Half a million tensors."""
+DIMENSIONS_MAX = 8
+TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+"""Those that parameters come in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file: where its bytes begin, from the file's start."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """``entries`` are the tensors by name, ``facts`` the texts that the file says of itself."""
+
+    open: Open
+    entries: Mapping[str, Entry]
+    facts: Mapping[str, str]
+
+    def read(self, name: str, index: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        """The tensor, or its part at ``index`` along the first axes, as float32. Raises DataError, OSError."""
+        entry = self.entries[name]
+        dtype = np.dtype(TYPES[entry.dtype])
+        shape = entry.shape[len(index) :]
+        before = 0
+        for number, length in zip(index, entry.shape, strict=False):
+            before = before * length + number
+        nbytes = math.prod(shape) * dtype.itemsize
+        with self.open() as file:
+            file.seek(entry.start + before * nbytes)
+            content = file.read(nbytes)
+        if len(content) != nbytes:
+            raise DataError(detail=f"the file with {shown(name)} became shorter while it was read.")
+        values = np.frombuffer(content, dtype).reshape(shape)
+        return values.astype(np.float32, copy=False)
+
+
+def read_header(open_file: Open) -> TensorFile:
+    """The tensors of a file. Raises DataError where it is no safetensors file, or its header does not hold; OSError."""
+    with open_file() as file:
+        prefix, size = file.read(8), os.fstat(file.fileno()).st_size
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(HEADER_BYTES_MAX, size - 8):
+            raise DataError(detail="it is no safetensors file: its header does not fit in it.")
+        content = file.read(length)
+    try:
+        header = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(detail="it is no safetensors file: its header is no JSON.") from error
+    if not isinstance(header, dict):
+        raise DataError(detail="it is no safetensors file: its header is no mapping.")
+    facts = header.pop("__metadata__", {})
+    entries = {name: _entry(name, value, 8 + length, size) for name, value in header.items()}
+    return TensorFile(open_file, entries, facts if isinstance(facts, dict) else {})
+
+
+def write(file: IO[bytes], tensors: Mapping[str, tuple[int, ...]], values: Iterable[NDArray[np.float32]]) -> None:
+    """Write float32 tensors of these names and shapes, whose ``values`` come one by one in the same order."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, shape in tensors.items():
+        stop = start + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    content = json.dumps(header).encode()
+    content += b" " * (-len(content) % 8)
+    file.write(struct.pack("<Q", len(content)) + content)
+    for (name, shape), array in zip(tensors.items(), values, strict=True):
+        assert array.shape == shape, f"{name} is {array.shape}, and should be {shape}"
+        file.write(np.ascontiguousarray(array, "<f4").data)
+
+
+def _entry(name: str, value: Any, data_start: int, size: int) -> Entry:
+    try:
+        dtype, shape, (start, stop) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+        whole = len(shape) <= DIMENSIONS_MAX and all(type(n) is int and n >= 0 for n in (*shape, start, stop))
+    except (TypeError, KeyError, ValueError) as error:
+        raise DataError(detail=f"its header says of {shown(name)} nothing that describes a tensor.") from error
+    item = np.dtype(TYPES[dtype]).itemsize if isinstance(dtype, str) and dtype in TYPES else None
+    fits = whole and start <= stop and data_start + stop <= size
+    if not fits or (item is not None and stop - start != item * math.prod(shape)):
+        raise DataError(detail=f"its header says of {shown(name)} what does not fit into the file.")
+    return Entry(str(dtype)[:16], shape, data_start + start)

@@ -1,0 +1,198 @@
+"""A folder of somebody's weights as the tensors of a decoder: looked at before a job begins, read once it does.
+
+    config.json                      what model they are of
+    model.safetensors                all of them; or
+    model.safetensors.index.json     which file has which, and these files beside it
+
+The folder and each file must lie below a root of data. Looking reads ``config.json``, the index and the files' headers;
+every tensor must be there with its shape, and nothing else that a model computes with. Whatever is wrong is UnfitWeights, with
+its remedy. Refuses to know who asks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator import documents
+from orchestrator.errors import AtollError, ConfigurationError, DataError, OutsideRoots, UnfitWeights
+from orchestrator.models.decoder import DecoderSection, parameter_shapes
+from orchestrator.models.huggingface import configuration, files
+from orchestrator.models.huggingface.files import TensorFile
+from orchestrator.models.huggingface.layout import Sources, sources_of
+from orchestrator.roots import AllowedRoots, name_parts, open_data, shown
+
+FIELD = "model.initial_weights"
+CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG_BYTES_MAX, INDEX_BYTES_MAX = 1 << 20, 64 << 20
+FILES_MAX = 10_000
+IDLE = ("rotary_emb.inv_freq", "lm_head.weight")
+"""Ends of names that old checkpoints have and no model needs: tables, and the embedding once more where it is tied."""
+
+
+class Weights(Mapping[str, NDArray[np.float32]]):
+    """The tensors of a decoder by name; each is read when it is taken, and nobody holds it here."""
+
+    def __init__(self, decoder: DecoderSection, folder: str, roots: AllowedRoots) -> None:
+        """Raises UnfitWeights unless the folder has the weights of this decoder."""
+        self._shapes, self._sources = parameter_shapes(decoder), sources_of(decoder)
+        self._folder = folder
+        require_same(decoder, described(folder, roots))
+        self._files = _files_of(folder, roots)
+        _require_tensors(self._sources, self._files)
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        sources = self._sources[name]
+        tensor = np.empty(self._shapes[name], np.float32)
+        for index, theirs in sources.names.items():
+            try:
+                part = self._files[theirs].read(theirs)
+            except (OSError, DataError) as error:
+                raise _unreadable(self._folder, error) from error
+            tensor[index] = part.T if sources.turned else part
+        if not np.isfinite(tensor).all():
+            raise UnfitWeights(
+                detail=f"{shown(self._folder)} has NaN or Inf in what is {name} here.", remedy="Use sound weights."
+            )
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def described(folder: str, roots: AllowedRoots) -> DecoderSection:
+    """The decoder that the folder's ``config.json`` describes. Raises UnfitWeights."""
+    content = _content(folder, CONFIG, roots, CONFIG_BYTES_MAX)
+    try:
+        document = documents.mapping(documents.read_json(content, documents.REQUEST, CONFIG), CONFIG)
+    except ConfigurationError as error:
+        raise UnfitWeights(detail=str(error), remedy="Mend config.json.") from error
+    return configuration.decoder_of(document)
+
+
+def require_same(decoder: DecoderSection, theirs: DecoderSection) -> None:
+    """Raises UnfitWeights, with what to change, unless the two compute the same."""
+    differing = configuration.differences(decoder, theirs)
+    if differing:
+        listed = "; ".join(f"{name} {other}, and not {own}" for name, own, other in differing[:4])
+        changed = ", ".join(name for name, _, _ in differing[:4])
+        raise UnfitWeights(
+            detail=f"the weights are of another model than the specification's: it has {listed}.",
+            remedy=f"Use the preset that is like it, or set model.decoder ({changed}) as its config.json says.",
+        )
+
+
+def _files_of(folder: str, roots: AllowedRoots) -> dict[str, TensorFile]:
+    """The file of each tensor, by the tensor's name."""
+    try:
+        named = _index(folder, roots)
+        if named is None:
+            return _tensors_of(folder, WHOLE, roots)
+        opened = {file: _tensors_of(folder, file, roots) for file in sorted(set(named.values()))}
+    except (OSError, DataError) as error:
+        raise _unreadable(folder, error) from error
+    for tensor, file in named.items():
+        if tensor not in opened[file]:
+            raise UnfitWeights(
+                detail=f"{INDEX} says that {shown(file)} has {shown(tensor)}, which it has not.", remedy="Copy it anew."
+            )
+    return {tensor: opened[file][tensor] for tensor, file in named.items()}
+
+
+def _tensors_of(folder: str, file: str, roots: AllowedRoots) -> dict[str, TensorFile]:
+    try:
+        read = files.read_header(partial(_opened, folder, file, roots))
+    except DataError as error:
+        raise DataError(detail=f"{shown(file)} cannot be read: {error.detail}") from error
+    return dict.fromkeys(read.entries, read)
+
+
+def _index(folder: str, roots: AllowedRoots) -> dict[str, str] | None:
+    """The file of each tensor; None if there is no index."""
+    try:
+        content = _content(folder, INDEX, roots, INDEX_BYTES_MAX, missing=True)
+        if content is None:
+            return None
+        named = json.loads(content)["weight_map"]
+        texts = all(isinstance(tensor, str) and isinstance(file, str) for tensor, file in named.items())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(detail=f"{INDEX} has no weight_map of tensors to files.") from error
+    if not texts or len(set(named.values())) > FILES_MAX or any(len(name_parts(file)) > 1 for file in named.values()):
+        raise DataError(detail=f"{INDEX} names files that are not beside it, or more than {FILES_MAX:,}.")
+    return dict(named)
+
+
+def _require_tensors(sources: Mapping[str, Sources], entries: Mapping[str, TensorFile]) -> None:
+    wanted = {theirs: source.shape for source in sources.values() for theirs in source.names.values()}
+    missing = [name for name in wanted if name not in entries]
+    strange = [name for name in entries if name not in wanted and not name.endswith(IDLE)]
+    for problem, names in (("lack", missing), ("have also", strange)):
+        if names:
+            more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+            raise UnfitWeights(
+                detail=f"the weights {problem} {', '.join(map(shown, sorted(names)[:3]))}{more}.",
+                remedy="Use weights of the model that config.json describes, saved by transformers.",
+            )
+    for name, shape in wanted.items():
+        entry = entries[name].entries[name]
+        if entry.shape != shape or entry.dtype not in files.TYPES:
+            raise UnfitWeights(
+                detail=f"the weights have {name} as {entry.shape} of {shown(entry.dtype)}; the model has {shape}, of "
+                f"{', '.join(files.TYPES)}.",
+                remedy="Use weights of the model that config.json describes, not quantised.",
+            )
+
+
+def _content(folder: str, name: str, roots: AllowedRoots, bytes_max: int, *, missing: bool = False) -> Any:
+    """A small file's bytes. Raises UnfitWeights; with ``missing`` it is None where there is none."""
+    try:
+        with _opened(folder, name, roots) as file:
+            content = file.read(bytes_max + 1)
+    except FileNotFoundError as error:
+        if missing:
+            return None
+        raise _unreadable(folder, error) from error
+    except (OSError, DataError) as error:
+        raise _unreadable(folder, error) from error
+    if len(content) > bytes_max:
+        raise UnfitWeights(
+            detail=f"{name} has more than {bytes_max:,} bytes.", remedy="Use the one that was published."
+        )
+    return content
+
+
+def _opened(folder: str, name: str, roots: AllowedRoots) -> IO[bytes]:
+    try:
+        return open_data(roots, f"{folder.rstrip('/')}/{name}")
+    except OutsideRoots as error:
+        raise UnfitWeights(detail=error.detail, remedy=error.remedy) from error
+    except ConfigurationError as error:
+        raise DataError(detail=f"{shown(name)} is no regular file.") from error
+
+
+def _unreadable(folder: str, error: Exception) -> UnfitWeights:
+    reason = error.strerror if isinstance(error, OSError) else error.detail if isinstance(error, DataError) else error
+    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    return UnfitWeights(
+        detail=f"{shown(folder)} cannot be read as weights: {reason}{where}.",
+        remedy=f"It must have {CONFIG} and {WHOLE}, or {INDEX} and its files.",
+    )
+
+
+def problem_of(decoder: DecoderSection, folder: str, roots: AllowedRoots) -> UnfitWeights | None:
+    """What keeps a job from beginning with these weights, before anything is started."""
+    try:
+        Weights(decoder, folder, roots)
+    except UnfitWeights as error:
+        return error
+    except AtollError as error:
+        return UnfitWeights(detail=str(error))
+    return None
