@@ -12,6 +12,8 @@ from dataclasses import replace
 from statistics import median
 
 from learners import jax_trainer
+from orchestrator import sections
+from orchestrator.models.plain import Architecture
 from tests.bench.goals import Goal, at_most
 from tests.bench.one_island import seconds_of, specification
 from tests.bench.options import Options
@@ -24,7 +26,7 @@ STEPS = 3
 
 def main(asked: Options) -> list[Goal]:
     if asked.parameters is not None:
-        presets.PLAIN["small"] = _architecture(asked.parameters)
+        sections.PLAIN = {**sections.PLAIN, "small": _architecture(asked.parameters)}
     spec = specification(asked, training={"batch_size": 2}, evaluation={"sequences": 32, "on": "islands"})
     trainer = jax_trainer.create(spec.model_dump(mode="json"), 0, 1)
     trainer.warm_up()
@@ -49,6 +51,6 @@ def main(asked: Options) -> list[Goal]:
 
 def _architecture(parameters: int) -> Architecture:
     """Of ``small``'s depth, with about so many parameters: a layer has twelve times the square of its width."""
-    small = presets.PLAIN["small"]
+    small = sections.PLAIN["small"]
     heads = round((parameters / (12 * small.layer_count)) ** 0.5 / small.head_size)
     return replace(small, width=max(1, heads) * small.head_size)

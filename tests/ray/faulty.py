@@ -7,10 +7,12 @@ from typing import Any
 
 import ray
 
-from learners import model
+from learners.models import plain
+from learners.models.model import Model
+from orchestrator.models.presets import PLAIN
 
 
-def build(spec: Mapping[str, Any]) -> model.Model:
+def build(spec: Mapping[str, Any]) -> Model:
     name = ray.get_runtime_context().get_actor_name() or ""
     print(f"my factory is called in {name}")
     if ":evaluator-" not in name:

@@ -1,0 +1,85 @@
+"""The other side of ``make parity``, in an environment of its own: torch and transformers build and measure checkpoints.
+
+    python reference.py build FOLDER      writes random small checkpoints of each model type, each with its logits
+    python reference.py measure FOLDER    writes the logits of each checkpoint in it, as transformers loads them
+
+Run as a file: nothing of ours can be imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+VOCABULARY_SIZE, LENGTH = 96, 48
+SMALL = {
+    "vocab_size": VOCABULARY_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+
+
+def configurations() -> dict[str, transformers.PreTrainedConfig]:
+    """One of each type, and of what types leave open each way at least once."""
+    gemma3 = {**SMALL, "sliding_window": 8, "layer_types": LAYERS, "query_pre_attn_scalar": 24}
+    capped = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    linear = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+    experts = {"moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 3}
+    return {
+        "llama": transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3),
+        "llama-tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
+        "qwen3": transformers.Qwen3Config(**SMALL, tie_word_embeddings=True),
+        "gemma3": transformers.Gemma3TextConfig(**gemma3, rope_parameters=linear),
+        "gemma3-capped": transformers.Gemma3TextConfig(**gemma3, **capped),
+        "moe": transformers.Qwen3MoeConfig(**SMALL, **experts, norm_topk_prob=True),
+        "moe-raw": transformers.Qwen3MoeConfig(**SMALL, **experts, norm_topk_prob=False),
+    }
+
+
+def build(folder: Path) -> None:
+    torch.manual_seed(7)
+    tokens = np.random.default_rng(7).integers(0, VOCABULARY_SIZE, (2, LENGTH))
+    np.save(folder / "tokens.npy", tokens)
+    for name, config in configurations().items():
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for parameter in model.parameters():  # gains, too, are as if trained
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        model.save_pretrained(folder / name)
+        model.to(torch.bfloat16).save_pretrained(folder / f"{name}-sharded-bfloat16", max_shard_size="60KB")
+    measure(folder)
+
+
+def measure(folder: Path) -> None:
+    tokens = torch.from_numpy(np.load(folder / "tokens.npy"))
+    for config in sorted(folder.glob("*/config.json")):
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model = load(config.parent, dtype=torch.float32, attn_implementation="eager").eval()
+        with torch.no_grad():
+            np.save(config.parent / "logits.npy", model(tokens).logits.numpy())
+
+
+if __name__ == "__main__":
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    {"build": build, "measure": measure}[sys.argv[1]](Path(sys.argv[2]))
