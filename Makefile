@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parameters/kernels/*.pyx) deploy/build_kernels.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint bench soak wan-lab compare dashboards reference lock clean
+.PHONY: help install demo test test-fast lint bench parity soak wan-lab compare dashboards reference lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,12 @@ lint: $(STAMP)  ## format, lint and type-check, mending what can be mended
 
 bench: $(STAMP)  ## speeds and costs, each against its goal: fails if one is missed
 	@$(BIN)/python -m tests.bench
+
+PARITY := .cache/parity
+parity: $(STAMP)  ## logits here and in transformers, of the same checkpoints (installs torch and transformers aside)
+	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
+	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.18.0
+	@$(BIN)/python -m tests.parity
 
 soak: $(STAMP)  ## the synchroniser's death at every point of a round and 200 times live, then thousands of simulated jobs
 	@ATOLL_DEATHS_PER_POINT=1000 $(BIN)/python -m pytest -q tests/journal

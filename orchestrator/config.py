@@ -175,9 +175,11 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def read_job_document(path: Path) -> dict[str, Any]:
-    """Read a job specification; the text files it names are relative to it, and absolute in what is returned."""
+    """Read a job specification; the files it names to be read are relative to it, and absolute in what is returned."""
     document = read_document(path)
-    data = document.get("data")
+    data, model = document.get("data"), document.get("model")
+    if isinstance(model, dict) and isinstance(folder := model.get("initial_weights"), str) and "\0" not in folder:
+        model["initial_weights"] = os.path.abspath(path.resolve().parent / folder)
     if isinstance(data, dict) and isinstance(data.get("files"), list):
         folder = path.resolve().parent
         data["files"] = [

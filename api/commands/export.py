@@ -24,6 +24,7 @@ WRITER = "learners.orbax_export"
 class Format(StrEnum):
     SAFETENSORS = "safetensors"
     ORBAX = "orbax"
+    HUGGINGFACE = "huggingface"
 
 
 def export(
@@ -45,7 +46,17 @@ def export(
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / "model.safetensors.draft"
         client.download_parameters(name, draft)
-    (folder / "config.json").write_text(json.dumps(described(draft), indent=1) + "\n")
+    facts = described(draft)
+    if form is Format.HUGGINGFACE:
+        from orchestrator.models.huggingface import export as huggingface  # brings NumPy
+
+        try:
+            huggingface.write(draft, folder, facts["spec"])
+        finally:
+            draft.unlink()
+        say(f"wrote {target} and {folder / 'config.json'}; transformers loads {folder}")
+        return
+    (folder / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
     if form is Format.ORBAX:
         # A process of its own: Orbax imports JAX, which the command line must not.
         written = subprocess.run([sys.executable, "-m", WRITER, str(draft), str(target)], check=False)

@@ -1,7 +1,8 @@
 """The files and folders that a specification names: every one must lie below a root (``orchestrator.roots``).
 
 Asked three times: when a job is submitted, when it is its turn, and when it is started again by a service that may have been
-given other roots. Whatever reads them asks once more, when it does. Links are followed here, and nothing is opened.
+given other roots. Whatever reads them asks once more, when it does. Links are followed here, and nothing is opened
+but what others trained (``weights_problems``), of which no numbers are read.
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ from collections.abc import Iterator
 
 from orchestrator.config import JobSpec
 from orchestrator.errors import InvalidJobSpec, OutsideRoots, Problem
+from orchestrator.models.decoder import DecoderSection
 from orchestrator.roots import Allowed, AllowedRoots
 
-FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoint"
+FOLDER, FILES, CHECKPOINT, WEIGHTS = (
+    "checkpoints.folder",
+    "data.files",
+    "resume.checkpoint",
+    "model.initial_weights",
+)
 
 
 def problems_outside_roots(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> tuple[Problem, ...]:
@@ -20,9 +27,22 @@ def problems_outside_roots(spec: JobSpec, roots: AllowedRoots, *, begun: bool = 
     return tuple(_problems(spec, roots, begun))
 
 
+def weights_problems(spec: JobSpec, roots: AllowedRoots) -> tuple[Problem, ...]:
+    """What keeps the job from beginning with ``model.initial_weights``: where they are, and what model they are of."""
+    folder, network = spec.model.initial_weights, spec.model.network
+    if folder is None or not isinstance(network, DecoderSection) or spec.resume is not None:
+        return ()
+    # brings NumPy, which the service needs for nothing else
+    from orchestrator.models.huggingface.weights import problem_of
+
+    unfit = problem_of(network, folder, roots)
+    return () if unfit is None else (Problem(WEIGHTS, unfit.detail, unfit.remedy),)
+
+
 def refuse_outside(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> None:
     """Raises InvalidJobSpec with every such path."""
-    if problems := problems_outside_roots(spec, roots, begun=begun):
+    problems = problems_outside_roots(spec, roots, begun=begun)
+    if problems := problems if begun else (*problems, *weights_problems(spec, roots)):
         raise InvalidJobSpec(detail="it names files that jobs may not touch (any more)", problems=problems)
 
 

@@ -28,7 +28,7 @@ from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.fleet import fleet_problems, sections_of
 from api.jobs.idempotency import digest_of, refuse_other_request
 from api.jobs.outbox import Outbox, row_of
-from api.jobs.path_check import problems_outside_roots
+from api.jobs.path_check import problems_outside_roots, weights_problems
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
 from api.jobs.translate import command_of, island_in, job_of, plans_of, readable, summary_of, unreadable
 from api.run.files import open_below, parsed
@@ -281,7 +281,8 @@ class Service:
             raise InvalidJobSpec(problems=problems, omitted_count=error.omitted_count) from error
         count = parameter_count_of(spec)
         memory = () if count is None else memory_problems(spec, count, self._control.node_memory())
-        if problems := (*outside, *fleet_problems(spec.islands, groups), *memory, *foreign):
+        weights = weights_problems(spec, self.roots)
+        if problems := (*outside, *fleet_problems(spec.islands, groups), *memory, *weights, *foreign):
             raise InvalidJobSpec(problems=problems)
         return spec
 

@@ -95,7 +95,10 @@ def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
     wide = {**plain, "islands": plain["islands"][:1], "training": {**plain["training"]}}
     wide["islands"][0] = {**wide["islands"][0], "count": 1}
     wide["training"]["batch_size"] = spec.training.batch_size * count
-    trainer = jax_trainer.JaxTrainer(wide, model.build(wide), draw=lambda _: Text(plain).union_draw(count))
+    built = model.build(wide)
+    trainer = jax_trainer.JaxTrainer(wide, built, draw=lambda _: Text(plain).union_draw(count))
+    if built.initial_weights is not None:
+        trainer.load(trainer.initial_parameters())
     names = list(trainer.tensor_shapes())
     evaluations = 8
     curve = []

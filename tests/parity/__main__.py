@@ -63,7 +63,9 @@ def reference(command: str, folder: Path) -> None:
 
 def imported(folder: Path, tokens: np.ndarray) -> float:
     config = described(str(folder), EVERYTHING)
-    return apart(computed(config, dict(Weights(config, str(folder), EVERYTHING)), tokens), np.load(folder / "logits.npy"))
+    return apart(
+        computed(config, dict(Weights(config, str(folder), EVERYTHING)), tokens), np.load(folder / "logits.npy")
+    )
 
 
 def exported(name: str, folder: Path, tokens: np.ndarray) -> np.ndarray:

@@ -39,7 +39,6 @@ LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_a
 def configurations() -> dict[str, transformers.PreTrainedConfig]:
     """One of each type, and of what types leave open each way at least once."""
     gemma3 = {**SMALL, "sliding_window": 8, "layer_types": LAYERS, "query_pre_attn_scalar": 24}
-    capped = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
     linear = {
         "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -50,7 +49,7 @@ def configurations() -> dict[str, transformers.PreTrainedConfig]:
         "llama-tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
         "qwen3": transformers.Qwen3Config(**SMALL, tie_word_embeddings=True),
         "gemma3": transformers.Gemma3TextConfig(**gemma3, rope_parameters=linear),
-        "gemma3-capped": transformers.Gemma3TextConfig(**gemma3, **capped),
+        "gemma3-capped": transformers.Gemma3TextConfig(**gemma3, final_logit_softcapping=3.0),
         "moe": transformers.Qwen3MoeConfig(**SMALL, **experts, norm_topk_prob=True),
         "moe-raw": transformers.Qwen3MoeConfig(**SMALL, **experts, norm_topk_prob=False),
     }

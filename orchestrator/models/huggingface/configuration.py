@@ -53,6 +53,7 @@ UNKNOWN: Mapping[str, tuple[Any, ...]] = {
     "decoder_sparse_step": (None, 1),
     "partial_rotary_factor": (None, 1, 1.0),
     "quantization_config": (None,),
+    "attn_logit_softcapping": (None,),  # of gemma3_text: transformers has the field, and does not cap by it
     "hidden_act": (None, "silu"),
     "hidden_activation": (None, "gelu_pytorch_tanh"),
 }
@@ -108,7 +109,6 @@ def document_of(decoder: DecoderSection, length: int) -> dict[str, Any]:
     if kind == "gemma3_text":
         every = [decoder.is_global(layer) for layer in range(decoder.layer_count)]
         document |= {
-            "attn_logit_softcapping": decoder.attention_softcap,
             "final_logit_softcapping": decoder.logit_softcap,
             "hidden_activation": "gelu_pytorch_tanh",
             "layer_types": ["full_attention" if is_global else "sliding_attention" for is_global in every],
@@ -200,7 +200,6 @@ def _gemma3_fields(values: Document, rope: Document) -> Iterator[tuple[str, Any]
     yield "activation", "gelu"
     for name in ("embedding_scale", "gain_from_one", "post_norms"):
         yield name, True
-    yield "attention_softcap", _number(values.get("attn_logit_softcapping"))
     yield "logit_softcap", _number(values.get("final_logit_softcapping"))
     scalar = values["query_pre_attn_scalar"]
     if not isinstance(scalar, int | float) or not scalar > 0:
