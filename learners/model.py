@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from learners.models import decoder
+from learners.models import decoder, modules
 from learners.models.model import AXES, Model
 from learners.models.plain import transformer
 from orchestrator.errors import ConfigurationError
@@ -30,7 +30,8 @@ def build(spec: Mapping[str, Any]) -> Model:
     """Return the model that a job specification (as plain data) asks for.
 
     ``model.factory`` names ``package.module:function`` of an installed package; it is called with the specification.
-    Raises ConfigurationError when there is no such function or it returns something else than a ``Model``.
+    Raises ConfigurationError when there is no such function or it returns neither a ``Model`` nor a module
+    (``learners.models.modules``).
     """
     section = ModelSection.model_validate(spec["model"])
     network = section.network
@@ -56,8 +57,10 @@ def _from_factory(path: str, spec: Mapping[str, Any]) -> Model:
             "that is installed on every node."
         ) from error
     built = factory(spec)
-    if not isinstance(built, Model):
+    own = built if isinstance(built, Model) else modules.model_of(built, lambda seed: factory({**spec, "seed": seed}))
+    if own is None:
         raise ConfigurationError(
-            detail=f"model.factory {path!r} returned {type(built).__name__}; it must return a learners.model.Model."
+            detail=f"model.factory {path!r} returned {type(built).__name__}; it must return a learners.model.Model, or a "
+            "module of Flax NNX or Equinox."
         )
-    return built
+    return own

@@ -77,7 +77,31 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.replica": frozenset({CORE, "orchestrator.errors"}),
     "orchestrator.documents": frozenset({"orchestrator.errors", "orchestrator.plain", "yaml"}),
     "orchestrator.bounds": frozenset({"pydantic"}),
-    "orchestrator.sections": frozenset({"orchestrator.bounds", "orchestrator.parameters.codec.registry", "pydantic"}),
+    "orchestrator.section": frozenset({"pydantic"}),
+    "orchestrator.sections": frozenset(
+        {
+            "orchestrator.bounds",
+            "orchestrator.models",
+            "orchestrator.parameters.codec.registry",
+            "orchestrator.section",
+            "pydantic",
+        }
+    ),
+    "orchestrator.models": frozenset({"orchestrator.section", "orchestrator.errors", "pydantic"}),
+    "orchestrator.models.huggingface": frozenset(
+        {
+            "orchestrator.documents",
+            "orchestrator.errors",
+            "orchestrator.models",
+            "orchestrator.plain",
+            "orchestrator.roots",
+            "orchestrator.sections",
+            "orchestrator.validation",
+            "ml_dtypes",
+            "numpy",
+            "pydantic",
+        }
+    ),
     "orchestrator.validation": frozenset({"orchestrator.errors", "orchestrator.plain", "pydantic"}),
     "orchestrator.config": frozenset(
         {
@@ -199,6 +223,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.channel.ticket",
             "orchestrator.checkpoints",
             "orchestrator.roots",
+            "orchestrator.models",
+            "orchestrator.sections",
             "orchestrator.errors",
             "jax",
             "numpy",
@@ -208,6 +234,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "grain",
             "pyarrow",
             "ml_dtypes",
+            "flax",
+            "equinox",
         }
     ),
     "learners.island": frozenset(
@@ -255,6 +283,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.documents",
             "orchestrator.sections",
             "orchestrator.memory_budget",
+            "orchestrator.models",
             "orchestrator.errors",
             "orchestrator.logbook",
             "orchestrator.marks",
@@ -313,6 +342,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.config",
             "orchestrator.sections",
             "orchestrator.memory_budget",
+            "orchestrator.models",
             "orchestrator.errors",
             "orchestrator.plain",
             "orchestrator.threads",
@@ -339,6 +369,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.chaos",
             "orchestrator.config",
             "orchestrator.errors",
+            "orchestrator.memory_budget",
+            "orchestrator.models",
             "orchestrator.parameters.codec.registry",
             "orchestrator.printable",
             "orchestrator.report",

@@ -27,7 +27,11 @@ FILE = "resumed.json"
 BYTES_MAX = 2 * MANIFEST_BYTES_MAX
 SAME = (
     ("trainer",),
-    ("model",),
+    ("model", "preset"),
+    ("model", "decoder"),
+    ("model", "factory"),
+    ("model", "vocabulary_size"),
+    ("model", "compute_dtype"),
     ("data",),
     ("seed",),
     ("training", "batch_size"),

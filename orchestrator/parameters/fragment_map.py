@@ -102,12 +102,13 @@ def _divisions(tensors: Sequence[tuple[str, Shape, Role]], mean: float) -> Itera
 def _split(name: str, shape: Shape, role: Role, size_max: float) -> tuple[Piece, ...]:
     """Equal parts of at most ``size_max`` along the first axis that is long enough, the longest if none is.
 
-    A stacked tensor is split along its first axis, so that every layer stays whole.
+    A stacked tensor is split between its layers, or its experts where there are more of those, so that every matrix stays
+    whole.
     """
     count = math.ceil(math.prod(shape) / size_max)
     if count <= 1 or not shape:
         return (Piece(name),)
-    lengths = range(1 if role.stacked_axes else len(shape))
+    lengths = range(role.stacked_axes or len(shape))
     axis = next((axis for axis in lengths if shape[axis] >= count), max(lengths, key=shape.__getitem__))
     count = min(count, shape[axis])
     return (Piece(name),) if count == 1 else cut(name, shape, axis, count)

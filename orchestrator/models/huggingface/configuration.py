@@ -219,10 +219,10 @@ def _gemma3_fields(values: Document, rope: Document) -> Iterator[tuple[str, Any]
 def _period(kinds: Any) -> int:
     """Every how many layers one has no window, of a list that says it by layer. Raises UnfitWeights if it is uneven."""
     layers = list(kinds) if isinstance(kinds, list | tuple) else []
-    known = all(kind in ("full_attention", "sliding_attention") for kind in layers)
+    named = all(kind in ("full_attention", "sliding_attention") for kind in layers)
     first = layers.index("full_attention") + 1 if "full_attention" in layers else len(layers) + 1
     even = all((kind == "full_attention") == (number % first == 0) for number, kind in enumerate(layers, start=1))
-    if not layers or not known or not even:
+    if not layers or not named or not even:
         raise UnfitWeights(
             detail=f"config.json has layer_types {brief(kinds)}, which is no even mixture of full and sliding attention.",
             remedy="Use weights of a model of which every n-th layer has full attention.",

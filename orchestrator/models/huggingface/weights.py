@@ -5,7 +5,7 @@
     model.safetensors.index.json     which file has which, and these files beside it
 
 The folder and each file must lie below a root of data. Looking reads ``config.json``, the index and the files' headers;
-every tensor must be there with its shape, and nothing else that a model computes with. What is wrong is UnfitWeights, with its
+every tensor must be there with its shape, and nothing else that a model computes with. What is wrong is UnfitWeights, with a
 remedy. Refuses to know who asks.
 """
 
