@@ -11,6 +11,9 @@ import numpy as np
 from safetensors.numpy import load, load_file
 
 from api.client import Client
+from orchestrator.config import parse_job
+from orchestrator.host.records import write_parameters
+from orchestrator.models.decoder import parameter_shapes
 from tests.api.installation import Installation
 
 
@@ -38,6 +41,33 @@ def test_the_command_writes_the_parameters_and_what_they_are_of(service: Install
     service.atoll("export", "latest", "--format", "orbax", "--out", str(out))
     assert (out / "checkpoint").is_dir()
     assert not list(out.glob("*.draft"))
+
+
+def test_the_command_writes_what_transformers_loads_or_says_why_not(service: Installation, tmp_path: Path) -> None:
+    decoder = {
+        "width": 4,
+        "layer_count": 1,
+        "head_count": 1,
+        "key_value_head_count": 1,
+        "head_size": 4,
+        "hidden_size": 4,
+    }
+    with service.client() as client:
+        job = client.submit(service.spec()).job
+        plain = client.submit(service.spec(model={"decoder": decoder}, steps=1)).job
+        client.cancel(plain)
+        folder = Path(client.job(plain).run_dir)
+    refused = service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "x"), code=2)
+    assert "no decoder" in refused
+    assert not list((tmp_path / "x").iterdir())
+    spec = parse_job(service.spec(model={"decoder": decoder}))
+    tensors = {name: np.ones(shape, np.float32) for name, shape in parameter_shapes(spec.model.network).items()}
+    write_parameters(folder, tensors, {"job": plain, "spec": spec.model_dump_json()})
+    out = tmp_path / "out"
+    assert "transformers loads" in service.atoll("export", plain, "--format", "huggingface", "--out", str(out))
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert json.loads((out / "config.json").read_text())["model_type"] == "llama"
+    assert load_file(out / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"].shape == (4, 4)
 
 
 def test_a_file_that_does_not_say_what_it_is_of_is_refused(service: Installation, client: Client) -> None:

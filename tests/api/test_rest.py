@@ -66,6 +66,15 @@ def test_all_problems_of_specification_and_fleet_come_in_one_document(
     assert len(http.get("/v1/jobs").json()["jobs"]) == count
 
 
+def test_weights_of_another_model_are_refused_before_anything_starts(
+    http: httpx.Client, service: Installation, tmp_path: Path
+) -> None:
+    spec = service.spec(model={"preset": "qwen3-20m", "initial_weights": str(tmp_path)})
+    document = problem(http.post("/v1/jobs", json=spec), 422)
+    assert [item["path"] for item in document["problems"]] == ["model.initial_weights"]
+    assert "--data ROOT" in document["problems"][0]["remedy"]
+
+
 def test_a_job_that_does_not_fit_the_memory_of_its_nodes_is_refused_before_anything_starts(
     http: httpx.Client, service: Installation
 ) -> None:

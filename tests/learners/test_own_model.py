@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +18,14 @@ from tests.documents import DOCS, blocks
 
 EXAMPLES = [block.text for block in blocks((DOCS / "how-to-change" / "model.md").read_text()) if block.kind == "python"]
 NAMES = ("flax", "equinox", "functions")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_quickly() -> Iterator[None]:
+    """What runs a dozen times costs less than to compile it well."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(autouse=True)

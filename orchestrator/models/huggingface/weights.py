@@ -182,7 +182,7 @@ def _unreadable(folder: str, error: Exception) -> UnfitWeights:
     reason = error.strerror if isinstance(error, OSError) else error.detail if isinstance(error, DataError) else error
     where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
     return UnfitWeights(
-        detail=f"{shown(folder)} cannot be read as weights: {reason}{where}.",
+        detail=f"{shown(folder)} cannot be read as weights: {str(reason).rstrip('.')}{where}.",
         remedy=f"It must have {CONFIG} and {WHOLE}, or {INDEX} and its files.",
     )
 

@@ -1,0 +1,296 @@
+"""Weights as Hugging Face has them: what is exported is read again bit for bit, and what does not fit begins no job.
+
+That transformers computes the same with them is ``make parity``'s to show.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from api.jobs.path_check import weights_problems
+from learners import jax_trainer
+from orchestrator.config import parse_job
+from orchestrator.errors import UnfitWeights
+from orchestrator.models.decoder import DecoderSection, parameter_shapes
+from orchestrator.models.huggingface import configuration, export
+from orchestrator.models.huggingface.weights import Weights
+from orchestrator.models.presets import DECODERS
+from orchestrator.roots import AllowedRoots
+
+SMALLER: dict[str, Any] = {"vocabulary_size": 11, "width": 8, "layer_count": 3, "head_count": 2, "head_size": 4}
+FAMILIES = {
+    "llama": DecoderSection(**SMALLER, key_value_head_count=1, hidden_size=6, tied_embeddings=False),
+    "qwen3": DecoderSection(**SMALLER, key_value_head_count=2, hidden_size=6, query_key_norm=True),
+    "gemma3": DecoderSection.model_validate(
+        DECODERS["gemma3-4b"].model_dump()
+        | SMALLER
+        | {"key_value_head_count": 1, "hidden_size": 6, "window": 2, "global_every": 2}
+    ),
+    "moe": DecoderSection.model_validate(
+        DECODERS["moe-20m"].model_dump() | SMALLER | {"experts": {"count": 3, "active": 2, "hidden_size": 5}}
+    ),
+}
+LLAMA = FAMILIES["llama"]
+
+
+def drawn(decoder: DecoderSection) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(3)
+    return {name: generator.standard_normal(shape, np.float32) for name, shape in parameter_shapes(decoder).items()}
+
+
+def document(decoder: DecoderSection, **model: Any) -> dict[str, Any]:
+    return {
+        "islands": [{"node_group": "here"}],
+        "budget": {"steps": 1},
+        "model": {"decoder": decoder.model_dump(mode="json"), **model},
+    }
+
+
+def exported(decoder: DecoderSection, folder: Path) -> dict[str, np.ndarray]:
+    """The parameters of which ``folder`` has an export now."""
+    parameters = drawn(decoder)
+    save_file(parameters, folder / "merged")
+    export.write(folder / "merged", folder, parse_job(document(decoder)).model_dump(mode="json"))
+    (folder / "merged").unlink()
+    return parameters
+
+
+def weights(decoder: DecoderSection, folder: Path) -> Weights:
+    return Weights(decoder, str(folder), AllowedRoots.only(folder))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_exported_is_read_again_bit_for_bit(name: str, tmp_path: Path) -> None:
+    parameters = exported(FAMILIES[name], tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    read = weights(FAMILIES[name], tmp_path)
+    assert read.keys() == parameters.keys()
+    assert all(np.array_equal(read[each], parameters[each]) for each in parameters)
+    theirs = load_file(tmp_path / "model.safetensors")
+    assert np.array_equal(theirs["model.layers.1.self_attn.q_proj.weight"].T, parameters["layers.attention.query"][1])
+
+
+def test_a_checkpoint_in_several_files_and_in_halves_is_read(tmp_path: Path) -> None:
+    parameters = exported(LLAMA, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    types = [np.float32, np.float16, ml_dtypes.bfloat16]
+    shards: list[dict[str, Any]] = [{}, {}, {}]
+    for number, (name, array) in enumerate(sorted(tensors.items())):
+        shards[number % 3][name] = array.astype(types[number % 3])
+    named = {}
+    for number, shard in enumerate(shards):
+        file = f"model-{number:05}.safetensors"
+        written(tmp_path / file, shard)
+        named |= dict.fromkeys(shard, file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": named}))
+    for name, array in weights(LLAMA, tmp_path).items():
+        np.testing.assert_allclose(array, parameters[name], rtol=2**-8)
+
+
+def written(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """As ``save_file``, also of bfloat16."""
+    names = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+    header, content = {}, b""
+    for name, array in tensors.items():
+        offsets = [len(content), len(content) + array.nbytes]
+        header[name] = {"dtype": names[array.dtype.name], "shape": array.shape, "data_offsets": offsets}
+        content += array.tobytes()
+    described = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(described)) + described + content)
+
+
+def test_version_0_of_a_job_is_made_of_its_initial_weights(tmp_path: Path) -> None:
+    parameters = exported(FAMILIES["qwen3"], tmp_path)
+    spec = parse_job(document(FAMILIES["qwen3"], initial_weights=str(tmp_path)))
+    roots = AllowedRoots.only(tmp_path)
+    assert weights_problems(spec, roots) == ()
+    trainer = jax_trainer.create(spec.model_dump(mode="json") | {"roots": roots}, 0, 1)
+    first = trainer.initial_parameters()
+    assert all(np.array_equal(first[name], parameters[name]) for name in parameters)
+
+
+def changed(**fields: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | fields))
+
+    return change
+
+
+def tensors_changed(change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return rewrite
+
+
+def header_changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """With another header of as many bytes at least, and the same data."""
+
+    def rewrite(folder: Path) -> None:
+        content = (folder / "model.safetensors").read_bytes()
+        length = struct.unpack("<Q", content[:8])[0]
+        header = json.loads(content[8 : 8 + length])
+        change(header)
+        described = json.dumps(header).encode()
+        target = folder / "model.safetensors"
+        target.write_bytes(struct.pack("<Q", len(described)) + described + content[8 + length :])
+
+    return rewrite
+
+
+def overwritten(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None
+
+
+def index_of(named: Any) -> Callable[[Path], None]:
+    return overwritten("model.safetensors.index.json", json.dumps({"weight_map": named}).encode())
+
+
+def piped(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def linked(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
+    (folder / "model.safetensors").symlink_to(folder.parent / "elsewhere.safetensors")
+
+
+NORM = "model.norm.weight"
+UNFIT = {
+    "another width": (changed(hidden_size=16), "it has width 16, and not 8", "set model.decoder (width"),
+    "another vocabulary": (changed(vocab_size=12), "vocabulary_size 12, and not 11", "set model.decoder"),
+    "another rotation": (changed(rope_theta=5.0), "rope_theta 5.0, and not 10000.0", "set model.decoder"),
+    "a type of its own": (changed(model_type="mamba"), "model_type 'mamba'", "language model"),
+    "biases": (changed(attention_bias=True), "attention_bias", "Use weights of a model that has"),
+    "quantised": (changed(quantization_config={"bits": 4}), "quantization_config", "Use weights"),
+    "yarn": (changed(rope_scaling={"rope_type": "yarn"}), "type 'yarn'", "Use weights"),
+    "no number of heads": (changed(num_attention_heads="4"), "head_count", "Mend config.json"),
+    "no numbers at all": (overwritten("config.json", b"[]"), "config.json", "Mend config.json"),
+    "deep": (overwritten("config.json", b"[" * 100_000), "config.json", "Mend config.json"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "No such file", "It must have config.json"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "No such file", "It must have config.json"),
+    "one tensor less": (tensors_changed(lambda all_: all_.pop(NORM)), f"lack '{NORM}'", "config.json describes"),
+    "one more": (
+        tensors_changed(lambda all_: all_.update({"model.norm.bias": all_[NORM]})),
+        "have also 'model.norm.bias'",
+        "config.json describes",
+    ),
+    "another shape": (
+        tensors_changed(lambda all_: all_.update({NORM: np.ones(7, np.float32)})),
+        f"{NORM} as (7,)",
+        "not quantised",
+    ),
+    "integers": (
+        tensors_changed(lambda all_: all_.update({NORM: np.ones(8, np.int8)})),
+        "of 'I8'; the model has (8,)",
+        "not quantised",
+    ),
+    "beyond the end": (
+        header_changed(lambda header: header[NORM].update(data_offsets=[2**40, 2**40 + 32])),
+        "does not fit into the file",
+        "It must have",
+    ),
+    "a negative place": (
+        header_changed(lambda header: header[NORM].update(data_offsets=[-32, 0])),
+        "does not fit into the file",
+        "It must have",
+    ),
+    "a shape beyond its bytes": (
+        header_changed(lambda header: header[NORM].update(shape=[2**62])),
+        "does not fit into the file",
+        "It must have",
+    ),
+    "no tensor": (header_changed(lambda header: header.update({NORM: 3})), "nothing that describes", "It must have"),
+    "no header": (overwritten("model.safetensors", b"\xff" * 64), "no safetensors file", "It must have"),
+    "an empty file": (overwritten("model.safetensors", b""), "no safetensors file", "It must have"),
+    "a pipe": (piped, "no regular file", "It must have"),
+    "a link that leads out": (linked, "no place for data", "--data ROOT"),
+    "files beside": (index_of({NORM: "../x.safetensors"}), "goes up", "It must have"),
+    "no map": (index_of([]), "no weight_map", "It must have"),
+    "no texts": (index_of({NORM: 3}), "names files that are not", "It must have"),
+    "a file without it": (index_of({"x": "model.safetensors"}), "which it has not", "Copy it anew"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_weights_that_do_not_fit_are_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
+    make, message, remedy = UNFIT[name]
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    exported(LLAMA, folder)
+    make(folder)
+    spec = parse_job(document(LLAMA, initial_weights=str(folder)))
+    (problem,) = weights_problems(spec, AllowedRoots.only(folder))
+    assert problem.path == "model.initial_weights"
+    assert message in problem.message
+    assert remedy in problem.remedy
+    assert len(str(problem)) < 2_000
+    assert str(problem).isprintable()
+
+
+def test_weights_below_no_root_are_refused_and_nothing_of_them_is_said(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    exported(LLAMA, tmp_path)
+    spec = parse_job(document(LLAMA, initial_weights=str(tmp_path)))
+    (problem,) = weights_problems(spec, AllowedRoots.only(tmp_path / "data"))
+    assert "is no place for data of jobs here" in problem.message
+    assert "atoll up --data ROOT" in problem.remedy
+
+
+def test_numbers_that_are_none_end_the_job_before_its_first_step(tmp_path: Path) -> None:
+    exported(LLAMA, tmp_path)
+    tensors_changed(lambda tensors: tensors[NORM].fill(np.nan))(tmp_path)
+    with pytest.raises(UnfitWeights, match="NaN or Inf in what is final_norm"):
+        dict(weights(LLAMA, tmp_path))
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    exported(LLAMA, tmp_path)
+    read = weights(LLAMA, tmp_path)
+    os.truncate(tmp_path / "model.safetensors", (tmp_path / "model.safetensors").stat().st_size - 4)
+    with pytest.raises(UnfitWeights, match="became shorter"):
+        dict(read)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"attention_softcap": 5.0}, "attention_softcap 5.0"),
+        ({"logit_softcap": 5.0}, "logit_softcap 5.0"),
+        ({"window": 4}, "window 4"),
+        ({"activation": "gelu"}, "activation gelu"),
+        ({"attention_scale": 0.25}, "attention_scale 0.25"),
+    ],
+)
+def test_a_decoder_that_transformers_lacks_is_not_exported_as_another(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnfitWeights, match=f"model.decoder has {message}"):
+        configuration.document_of(LLAMA.model_copy(update=fields), 128)
+
+
+def test_presets_are_what_their_configurations_say() -> None:
+    for name, decoder in DECODERS.items():
+        assert (
+            configuration.differences(decoder, configuration.decoder_of(configuration.document_of(decoder, 128))) == []
+        ), name
+
+
+def test_a_plain_model_is_not_exported(tmp_path: Path) -> None:
+    spec = parse_job(document(LLAMA) | {"model": {"preset": "nano"}}).model_dump(mode="json")
+    with pytest.raises(UnfitWeights, match="no decoder"):
+        export.write(tmp_path / "merged", tmp_path, spec)
+    assert list(tmp_path.iterdir()) == []
