@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
 
 import httpx
 import pytest
@@ -72,7 +74,7 @@ def test_weights_of_another_model_are_refused_before_anything_starts(
     spec = service.spec(model={"preset": "qwen3-20m", "initial_weights": str(tmp_path)})
     document = problem(http.post("/v1/jobs", json=spec), 422)
     assert [item["path"] for item in document["problems"]] == ["model.initial_weights"]
-    assert "--data ROOT" in document["problems"][0]["remedy"]
+    assert "config.json" in document["problems"][0]["remedy"]
 
 
 def test_a_job_that_does_not_fit_the_memory_of_its_nodes_is_refused_before_anything_starts(
