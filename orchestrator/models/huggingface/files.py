@@ -27,8 +27,8 @@ from orchestrator.roots import shown
 
 Open = Callable[[], IO[bytes]]
 
-HEADER_BYTES_MAX = 64 << 20
-"""Half a million tensors."""
+HEADER_BYTES_MAX = 32 << 20
+"""Of all files of one model together: some 200,000 tensors."""
 DIMENSIONS_MAX = 8
 TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 """Those that parameters come in."""
@@ -45,11 +45,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """``entries`` are the tensors by name, ``facts`` the texts that the file says of itself."""
+    """``entries`` are the tensors by name."""
 
     open: Open
     entries: Mapping[str, Entry]
-    facts: Mapping[str, str]
+    header_bytes: int
 
     def read(self, name: str, index: tuple[int, ...] = ()) -> NDArray[np.float32]:
         """The tensor, or its part at ``index`` along the first axes, as float32. Raises DataError, OSError."""
@@ -69,13 +69,13 @@ class TensorFile:
         return values.astype(np.float32, copy=False)
 
 
-def read_header(open_file: Open) -> TensorFile:
+def read_header(open_file: Open, bytes_max: int = HEADER_BYTES_MAX) -> TensorFile:
     """The tensors of a file. Raises DataError where it is no safetensors file, or its header does not hold; OSError."""
     with open_file() as file:
         prefix, size = file.read(8), os.fstat(file.fileno()).st_size
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= min(HEADER_BYTES_MAX, size - 8):
-            raise DataError(detail="it is no safetensors file: its header does not fit in it.")
+        if not 2 <= length <= min(bytes_max, size - 8):
+            raise DataError(detail="it is no safetensors file: its header does not fit in it, or is too large.")
         content = file.read(length)
     try:
         header = json.loads(content)
@@ -83,9 +83,9 @@ def read_header(open_file: Open) -> TensorFile:
         raise DataError(detail="it is no safetensors file: its header is no JSON.") from error
     if not isinstance(header, dict):
         raise DataError(detail="it is no safetensors file: its header is no mapping.")
-    facts = header.pop("__metadata__", {})
+    header.pop("__metadata__", None)
     entries = {name: _entry(name, value, 8 + length, size) for name, value in header.items()}
-    return TensorFile(open_file, entries, facts if isinstance(facts, dict) else {})
+    return TensorFile(open_file, entries, length)
 
 
 def write(file: IO[bytes], tensors: Mapping[str, tuple[int, ...]], values: Iterable[NDArray[np.float32]]) -> None:

@@ -29,8 +29,8 @@ from orchestrator.roots import AllowedRoots, name_parts, open_data, shown
 
 FIELD = "model.initial_weights"
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-CONFIG_BYTES_MAX, INDEX_BYTES_MAX = 1 << 20, 64 << 20
-FILES_MAX = 10_000
+CONFIG_BYTES_MAX, INDEX_BYTES_MAX = 1 << 20, 32 << 20
+FILES_MAX = 1_000
 IDLE = ("rotary_emb.inv_freq", "lm_head.weight")
 """Ends of names that old checkpoints have and no model needs: tables, and the embedding once more where it is tied."""
 
@@ -96,7 +96,11 @@ def _files_of(folder: str, roots: AllowedRoots) -> dict[str, TensorFile]:
         named = _index(folder, roots)
         if named is None:
             return _tensors_of(folder, WHOLE, roots)
-        opened = {file: _tensors_of(folder, file, roots) for file in sorted(set(named.values()))}
+        opened: dict[str, dict[str, TensorFile]] = {}
+        left = files.HEADER_BYTES_MAX
+        for file in sorted(set(named.values())):
+            opened[file] = _tensors_of(folder, file, roots, left)
+            left -= max((each.header_bytes for each in opened[file].values()), default=0)
     except (OSError, DataError) as error:
         raise _unreadable(folder, error) from error
     for tensor, file in named.items():
@@ -107,9 +111,11 @@ def _files_of(folder: str, roots: AllowedRoots) -> dict[str, TensorFile]:
     return {tensor: opened[file][tensor] for tensor, file in named.items()}
 
 
-def _tensors_of(folder: str, file: str, roots: AllowedRoots) -> dict[str, TensorFile]:
+def _tensors_of(
+    folder: str, file: str, roots: AllowedRoots, bytes_max: int = files.HEADER_BYTES_MAX
+) -> dict[str, TensorFile]:
     try:
-        read = files.read_header(partial(_opened, folder, file, roots))
+        read = files.read_header(partial(_opened, folder, file, roots), bytes_max)
     except DataError as error:
         raise DataError(detail=f"{shown(file)} cannot be read: {error.detail}") from error
     return dict.fromkeys(read.entries, read)
