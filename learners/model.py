@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,7 +45,8 @@ def build(spec: Mapping[str, Any]) -> Model:
     if section.initial_weights is None:
         return built
     folder, roots = section.initial_weights, spec.get("roots", NOWHERE)
-    return replace(built, initial_weights=lambda: Weights(network, folder, roots))
+    weights = cache(lambda: Weights(network, folder, roots))
+    return replace(built, initial_weights=lambda pieces: weights().taken(pieces))
 
 
 def _from_factory(path: str, spec: Mapping[str, Any]) -> Model:

@@ -93,6 +93,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.documents",
             "orchestrator.errors",
             "orchestrator.models",
+            "orchestrator.parameters.pieces",
             "orchestrator.plain",
             "orchestrator.roots",
             "orchestrator.sections",

@@ -5,7 +5,7 @@ This module knows no model; ``learners.model.build`` makes the one that a specif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +36,8 @@ class Model:
     vocabulary_size                token values are below it
     flops_per_token(length)        floating-point operations of a training step for each token of a sequence so long,
                                    forward and backward; None where nobody has counted them
-    initial_weights()              version 0, where that is not what ``initialise`` makes: a mapping that reads a tensor,
-                                   NumPy float32, when it is taken from it. Only whoever makes version 0 calls it;
+    initial_weights(pieces)        these pieces of version 0, or all tensors with None, where that is not what
+                                   ``initialise`` makes: NumPy float32 by name. Only whoever makes version 0 calls it;
                                    islands get theirs from the synchroniser
     """
 
@@ -49,4 +49,4 @@ class Model:
     traceable: bool = False
     vocabulary_size: int = BYTE_VALUES
     flops_per_token: Callable[[int], float] | None = None
-    initial_weights: Callable[[], Mapping[str, Any]] | None = None
+    initial_weights: Callable[[Iterable[str] | None], Mapping[str, Any]] | None = None

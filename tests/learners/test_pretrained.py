@@ -25,6 +25,7 @@ from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import configuration, export
 from orchestrator.models.huggingface.weights import Weights
 from orchestrator.models.presets import DECODERS
+from orchestrator.parameters.pieces import Piece
 from orchestrator.roots import AllowedRoots
 
 SMALLER: dict[str, Any] = {"vocabulary_size": 11, "width": 8, "layer_count": 3, "head_count": 2, "head_size": 4}
@@ -73,11 +74,20 @@ def weights(decoder: DecoderSection, folder: Path) -> Weights:
 def test_what_is_exported_is_read_again_bit_for_bit(name: str, tmp_path: Path) -> None:
     parameters = exported(FAMILIES[name], tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
-    read = weights(FAMILIES[name], tmp_path)
+    read = weights(FAMILIES[name], tmp_path).taken()
     assert read.keys() == parameters.keys()
     assert all(np.array_equal(read[each], parameters[each]) for each in parameters)
     theirs = load_file(tmp_path / "model.safetensors")
     assert np.array_equal(theirs["model.layers.1.self_attn.q_proj.weight"].T, parameters["layers.attention.query"][1])
+
+
+@pytest.mark.parametrize("name", ["llama", "moe"])
+def test_fragments_are_read_piece_by_piece(name: str, tmp_path: Path) -> None:
+    parameters, read = exported(FAMILIES[name], tmp_path), weights(FAMILIES[name], tmp_path)
+    tensors = ["embed", "layers.attention.query", "layers.experts.up" if name == "moe" else "layers.feedforward.up"]
+    for tensor, axis in [(name, axis) for name in tensors for axis in range(parameters[name].ndim)]:
+        (piece,) = read.taken([Piece(tensor, (axis, 1, 3)).name]).values()
+        assert np.array_equal(piece, parameters[tensor].take([1, 2], axis))
 
 
 def test_a_checkpoint_in_several_files_and_in_halves_is_read(tmp_path: Path) -> None:
@@ -94,7 +104,7 @@ def test_a_checkpoint_in_several_files_and_in_halves_is_read(tmp_path: Path) -> 
         written(tmp_path / file, shard)
         named |= dict.fromkeys(shard, file)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": named}))
-    for name, array in weights(LLAMA, tmp_path).items():
+    for name, array in weights(LLAMA, tmp_path).taken().items():
         np.testing.assert_allclose(array, parameters[name], rtol=2**-8)
 
 
@@ -256,7 +266,7 @@ def test_numbers_that_are_none_end_the_job_before_its_first_step(tmp_path: Path)
     exported(LLAMA, tmp_path)
     tensors_changed(lambda tensors: tensors[NORM].fill(np.nan))(tmp_path)
     with pytest.raises(UnfitWeights, match="NaN or Inf in what is final_norm"):
-        dict(weights(LLAMA, tmp_path))
+        weights(LLAMA, tmp_path).taken()
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
@@ -264,7 +274,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
     read = weights(LLAMA, tmp_path)
     os.truncate(tmp_path / "model.safetensors", (tmp_path / "model.safetensors").stat().st_size - 4)
     with pytest.raises(UnfitWeights, match="became shorter"):
-        dict(read)
+        read.taken()
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def reference(command: str, folder: Path) -> None:
 def imported(folder: Path, tokens: np.ndarray) -> float:
     config = described(str(folder), EVERYTHING)
     return apart(
-        computed(config, dict(Weights(config, str(folder), EVERYTHING)), tokens), np.load(folder / "logits.npy")
+        computed(config, Weights(config, str(folder), EVERYTHING).taken(), tokens), np.load(folder / "logits.npy")
     )
 
 

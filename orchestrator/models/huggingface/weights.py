@@ -12,7 +12,7 @@ remedy. Refuses to know who asks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import IO, Any
 
@@ -25,6 +25,7 @@ from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import configuration, files
 from orchestrator.models.huggingface.files import TensorFile
 from orchestrator.models.huggingface.layout import Sources, sources_of
+from orchestrator.parameters.pieces import Piece, piece_named
 from orchestrator.roots import AllowedRoots, name_parts, open_data, shown
 
 FIELD = "model.initial_weights"
@@ -35,8 +36,8 @@ IDLE = ("rotary_emb.inv_freq", "lm_head.weight")
 """Ends of names that old checkpoints have and no model needs: tables, and the embedding once more where it is tied."""
 
 
-class Weights(Mapping[str, NDArray[np.float32]]):
-    """The tensors of a decoder by name; each is read when it is taken, and nobody holds it here."""
+class Weights:
+    """The tensors of a decoder, which are read when they are taken; nobody holds them here."""
 
     def __init__(self, decoder: DecoderSection, folder: str, roots: AllowedRoots) -> None:
         """Raises UnfitWeights unless the folder has the weights of this decoder."""
@@ -46,26 +47,34 @@ class Weights(Mapping[str, NDArray[np.float32]]):
         self._files = _files_of(folder, roots)
         _require_tensors(self._sources, self._files)
 
-    def __getitem__(self, name: str) -> NDArray[np.float32]:
-        sources = self._sources[name]
-        tensor = np.empty(self._shapes[name], np.float32)
+    def taken(self, pieces: Iterable[str] | None = None) -> dict[str, NDArray[np.float32]]:
+        """These pieces by name, or all tensors. Raises UnfitWeights where they cannot be read, or are no numbers.
+
+        Of a stacked tensor only the layers or experts of a piece are read.
+        """
+        return {name: self._piece(piece_named(name)) for name in (self._shapes if pieces is None else pieces)}
+
+    def _piece(self, piece: Piece) -> NDArray[np.float32]:
+        sources, shape = self._sources[piece.tensor], self._shapes[piece.tensor]
+        stacked_axes = len(shape) - len(sources.shape)
+        axis, start, stop = piece.bounds or (0, 0, shape[0])
+        between = axis < stacked_axes  # it is made of whole tensors of theirs
+        tensor = np.empty(piece.shape(shape) if between else shape, np.float32)
         for index, theirs in sources.names.items():
+            if between and not start <= index[axis] < stop:
+                continue
+            own = tuple(number - start * (at == axis) for at, number in enumerate(index)) if between else index
             try:
                 part = self._files[theirs].read(theirs)
             except (OSError, DataError) as error:
                 raise _unreadable(self._folder, error) from error
-            tensor[index] = part.T if sources.turned else part
+            tensor[own] = part.T if sources.turned else part
         if not np.isfinite(tensor).all():
             raise UnfitWeights(
-                detail=f"{shown(self._folder)} has NaN or Inf in what is {name} here.", remedy="Use sound weights."
+                detail=f"{shown(self._folder)} has NaN or Inf in what is {piece.name} here.",
+                remedy="Use sound weights.",
             )
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
+        return tensor if between else tensor[piece.index]
 
 
 def described(folder: str, roots: AllowedRoots) -> DecoderSection:
