@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from api.installation.shipped import CONFIGS
@@ -11,7 +11,7 @@ from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.codec.registry import codec
 from orchestrator.simulation import worldfile
-from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.plan import Capacity, WorldPlan
 
 PARAMETERS: Mapping[str, int] = {"nano": 851_968, "micro": 9_994_240, "small": 126_353_408}
 """Of the built-in models: what a fragment weighs, where chaos makes a link slow. Without it a simulation needs no JAX."""
@@ -35,9 +35,18 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
         step_jitter_ratio=spec.synthetic.step_jitter_ratio,
         tokens_per_step=spec.tokens_per_step,
         adoption=spec.synchroniser.adoption,
+        capacity=tuple(_batches(spec)),
         payload_bytes=codec(spec.synchroniser.wire.up).data_bytes(parameters_of(spec)) // spec.synchroniser.fragments,
     )
     return policy, plan
+
+
+def _batches(spec: JobSpec) -> Iterator[Capacity]:
+    """From the beginning, for the islands whose batch is another than the job's."""
+    sections = {**spec.island_sections(), **spec.standby_sections()}
+    for island, section in sections.items():
+        if (ratio := spec.batch_size_of(section) / spec.training.batch_size) != 1.0:
+            yield Capacity(0.0, island, ratio)
 
 
 def parameters_of(spec: JobSpec) -> int:

@@ -5,8 +5,8 @@ import numpy as np
 import optax
 import pytest
 
-from learners import inner_optimizer
 from learners.contract import tokens_per_schedule_step
+from learners.optimizers import inner, schedules
 from orchestrator.config import parse_job
 
 SECTION = {
@@ -25,15 +25,15 @@ def test_the_learning_rate_is_optaxs_warm_up_and_cosine():
         init_value=0.0, peak_value=0.1, warmup_steps=10, decay_steps=100, end_value=0.02
     )
     for step in range(10, 130):
-        assert inner_optimizer.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step)), rel=1e-5)
+        assert schedules.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step)), rel=1e-5)
     for step in range(10):  # ours trains from the first step on: its step 0 is optax's step 1
-        assert inner_optimizer.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step + 1)), rel=1e-5)
+        assert schedules.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step + 1)), rel=1e-5)
 
 
 def test_without_warm_up_and_past_the_horizon_the_rate_is_still_defined():
     section = SECTION | {"warmup_steps": 0}
-    assert inner_optimizer.learning_rate(section, 1, 0) == pytest.approx(0.1)
-    assert inner_optimizer.learning_rate(section, 100, 10**6) == pytest.approx(0.02)
+    assert schedules.learning_rate(section, 1, 0) == pytest.approx(0.1)
+    assert schedules.learning_rate(section, 100, 10**6) == pytest.approx(0.02)
 
 
 def test_two_scaled_updates_equal_optaxs_own_adamw_after_clipping():
@@ -42,7 +42,7 @@ def test_two_scaled_updates_equal_optaxs_own_adamw_after_clipping():
     reference = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(0.1, b1=0.9, b2=0.95, weight_decay=0.1, mask=decays)
     )
-    ours = inner_optimizer.build(SECTION)
+    ours = inner.build(SECTION)
     expected, got = parameters, parameters
     expected_state, got_state = reference.init(parameters), ours.init(parameters)
     generator = np.random.default_rng(0)
@@ -61,7 +61,7 @@ def test_two_scaled_updates_equal_optaxs_own_adamw_after_clipping():
 @pytest.mark.parametrize("budget", [{"steps": 70}, {"tokens": 1_000_000}])
 def test_the_horizon_from_plain_data_is_the_specifications_own(budget):
     job = parse_job({"islands": [{"node_group": "a", "count": 3}, {"node_group": "b"}], "budget": budget})
-    assert inner_optimizer.horizon_steps(job.model_dump(mode="json")) == job.horizon_steps
+    assert schedules.horizon_steps(job.model_dump(mode="json")) == job.horizon_steps
 
 
 def test_a_step_of_the_schedule_is_one_of_every_island_that_the_job_begins_with(make_job) -> None:
