@@ -342,7 +342,8 @@ class JaxTrainer:
     def _tensor_of(self, path: Any, shape: tuple[int, ...]) -> str | None:
         """Moments are kept in trees like that of the parameters, so the last key on the way there is a tensor's name.
 
-        What is kept of a tensor in another shape, such as factors of its second moment, cannot be cut like it and is of none.
+        What is kept of a tensor in another shape, such as factors of its second moment, cannot be cut like it: it is of no
+        tensor.
         """
         key = getattr(path[-1], "key", None)
         return key if key in self._parameters and self._parameters[key].shape == shape else None

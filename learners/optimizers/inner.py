@@ -69,9 +69,12 @@ def _muon(
         uses = {name: use_of(name, tensor.ndim, roles) for name, tensor in tensors.items()}
         return {name: "muon" if use == "matrix" else "others" for name, use in uses.items()}
 
+    def even(updates: Tensors, parameters: Any) -> Any:
+        """What is orthogonal has singular values of 1, and so a smaller root mean square the larger it is."""
+        return jax.tree.map(lambda update: MUON_RMS * max(update.shape[-2:]) ** 0.5 * update, updates)
+
     muon = optax.chain(
-        contrib.scale_by_muon(beta=section["momentum"], weight_dimension_numbers=dimensions),
-        contrib.scale_by_shape(weight_dimension_numbers=dimensions, consistent_rms=MUON_RMS),
+        contrib.scale_by_muon(beta=section["momentum"], weight_dimension_numbers=dimensions), optax.stateless(even)
     )
     return optax.partition({"muon": muon, "others": others}, labels)
 
