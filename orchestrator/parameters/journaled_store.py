@@ -116,8 +116,8 @@ class JournaledStore:
     ) -> JournaledVersion:
         """Journal the fragment as it stands, or ``content``, which led there from the version before."""
         state = self.outer.state(fragment)
-        named, made = (fragment, state.version, step, epoch), (state.digest, base, contributors, seconds)
-        facts = Facts(*named, *made, rows_of(state.roles), outer_lr_ratio)
+        merge, result = (fragment, state.version, step, epoch), (state.digest, base, contributors, seconds)
+        facts = Facts(*merge, *result, rows_of(state.roles), outer_lr_ratio)
         entry = state if content is None else content
         since = 0 if content is None else self._merges_since_state[fragment] + 1
         began = self._clock()
