@@ -11,14 +11,16 @@ This module knows nothing of devices, of where arrays lie, nor of when a step is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from learners.contract import accumulation_of
 from learners.model import Model
+from orchestrator.errors import ConfigurationError
 
 InnerStep = Callable[[Any, Any, jax.Array, jax.Array], tuple[Any, Any, jax.Array]]
 """(parameters, optimizer state, tokens, learning rate) → (parameters, optimizer state, loss).
@@ -26,11 +28,18 @@ InnerStep = Callable[[Any, Any, jax.Array, jax.Array], tuple[Any, Any, jax.Array
 Tokens are (batch, length + 1) int32; the learning rate is a float32 scalar; the loss is in nats per token."""
 
 
-def build(model: Model, optimizer: optax.GradientTransformation, accumulation: int = 1) -> InnerStep:
+def build(spec: Mapping[str, Any], model: Model, optimizer: optax.GradientTransformation) -> InnerStep:
     """Return the step that minimises ``model.objective``, or its loss; it can be traced for any sharding.
 
-    ``accumulation`` divides the batches that the step will be given.
+    ``spec`` is the job specification as plain data, of an island or of none. Its z-loss is the model's to add, for only the
+    model has logits. Raises ConfigurationError where it wants one and the model minimises nothing but its loss.
     """
+    z_loss, accumulation = spec["training"]["z_loss"], accumulation_of(spec)
+    if z_loss and model.objective is None:
+        raise ConfigurationError(
+            detail=f"training.z_loss is {z_loss:g}, and this model minimises its plain loss. Set it to 0, or use a model "
+            "whose objective takes it from the specification."
+        )
     value_and_grad = jax.value_and_grad(_objective(model), has_aux=True)
 
     def mean_gradient(parameters: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:

@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from learners import compilation_cache, inner_step, model
-from learners.contract import Arrays, HeldOutLoss, StepResult, accumulation_of, batch_size_of
+from learners.contract import Arrays, HeldOutLoss, StepResult, batch_size_of
 from learners.data import Draw
 from learners.host_copy import HostCopy
 from learners.optimizers import inner, schedules
@@ -111,7 +111,7 @@ class JaxTrainer:
         }
         self._overwrite, self._increase = jax.jit(_overwritten, **in_place), jax.jit(_increased, **in_place)
         self._to_host = ThreadPoolExecutor(1, "to-host")
-        step = inner_step.build(built, self._optimizer, accumulation_of(spec))
+        step = inner_step.build(spec, built, self._optimizer)
         self._traced = jax.jit(step, donate_argnums=(0, 1), out_shardings=self._replicated)
         self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]] = self._traced
         self._loss: Any = None

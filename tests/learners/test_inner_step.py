@@ -14,6 +14,7 @@ import pytest
 from learners import inner_step
 from learners.jax_trainer import JaxTrainer
 from learners.model import Model
+from orchestrator.errors import ConfigurationError
 
 SHAPES = {"embed": (16, 4), "wide": (128, 130), "gain": (4,)}
 PIECES = (("embed[0:9]", "wide[:,0:60]"), ("gain", "embed[9:16]", "wide[:,60:130]"))
@@ -37,7 +38,8 @@ TOKENS = np.random.default_rng(0).integers(0, 256, (12, 9)).astype(np.int32)
 
 def stepped(model: Model, accumulation: int = 1) -> tuple[Any, Any, jax.Array]:
     optimizer, parameters = optax.identity(), jax.tree.map(jnp.asarray, initialise(0))
-    step = jax.jit(inner_step.build(model, optimizer, accumulation))
+    spec = {"training": {"accumulation": accumulation, "z_loss": 0.0}}
+    step = jax.jit(inner_step.build(spec, model, optimizer))
     return step(parameters, optimizer.init(parameters), jnp.asarray(TOKENS), jnp.float32(0.1))
 
 
@@ -58,6 +60,13 @@ def test_the_objective_is_minimised_and_the_plain_loss_reported(accumulation: in
     assert float(reported) == float(plain_loss)
     for name in SHAPES:
         np.testing.assert_allclose(doubled[name] - initial[name], 2 * (plain[name] - initial[name]), atol=1e-6)
+
+
+def test_a_z_loss_is_refused_where_nothing_takes_it() -> None:
+    spec = {"training": {"accumulation": 1, "z_loss": 1e-4}}
+    inner_step.build(spec, WITH_OBJECTIVE, optax.identity())
+    with pytest.raises(ConfigurationError, match=r"training\.z_loss is 0\.0001.*Set it to 0"):
+        inner_step.build(spec, MODEL, optax.identity())
 
 
 def trainer_of(make_job: Any, **training: Any) -> JaxTrainer:
