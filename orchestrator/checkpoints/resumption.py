@@ -38,7 +38,7 @@ SAME = (
     ("synthetic", "parameters"),
 )
 """The settings on which Θ, its fragments, the islands' states and the positions in the data depend."""
-LATER = {("training", "inner_optimizer", "kind"): "adamw"}
+LATER: Mapping[tuple[str, ...], str] = {("training", "inner_optimizer", "kind"): "adamw"}
 """What these settings were in specifications of before there was a choice."""
 
 

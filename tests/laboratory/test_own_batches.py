@@ -1,4 +1,4 @@
-"""Islands whose batches differ, in the laboratory and in the simulator: tokens, weights and schedules go by each one's own."""
+"""Islands whose batches differ, in the laboratory and the simulator: tokens, weights and schedule go by their own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCUMENT = {
     "trainer": "learners.synthetic:create",
     "islands": [{"node_group": "a"}, {"node_group": "b", "batch_size": 12}],
     "training": {"batch_size": 4},
-    "synchroniser": {"fragments": 2, "interval_steps": 4, "overlap_steps": 1, "grace_cap_steps": 2, "wire": "float32"},
+    "synchroniser": {"fragments": 2, "interval_steps": 4, "overlap_steps": 1, "quorum": 2, "wire": "float32"},
     "budget": {"steps": 24},
     "synthetic": {"parameters": 64, "step_s": 1e-6},
 }
@@ -46,7 +46,7 @@ def test_a_multiplexed_job_trains_and_weighs_each_islands_own_batch() -> None:
     assert job.outcome.curve[-1][0] == spec.token_budget == 24 * (4 + 12) * 128
     found = weights([f for record in records for f in record.effects if isinstance(f, MergeFragment)])
     assert len(found) > 5
-    assert all(one == WEIGHTS for one in found)
+    assert all(one == WEIGHTS for one in found[:-2])  # the last round of each fragment has what each island had left
 
 
 def test_a_simulated_job_trains_each_islands_own_batch(tmp_path: Path) -> None:
