@@ -44,6 +44,11 @@ def batch_size_of(spec: Mapping[str, Any]) -> int:
     return int(spec.get("island", spec["training"])["batch_size"])
 
 
+def accumulation_of(spec: Mapping[str, Any]) -> int:
+    """Microbatches of an inner step of the island that this document is for: a divisor of its batch size."""
+    return int(spec.get("island", spec["training"])["accumulation"])
+
+
 def tokens_per_schedule_step(spec: Mapping[str, Any]) -> int:
     """Tokens of an inner step of all islands together. As ``JobSpec.tokens_per_schedule_step``, from plain data."""
     default = spec["training"]["batch_size"]

@@ -25,10 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from learners import compilation_cache, inner_optimizer, model
+from learners import compilation_cache, inner_step, model
 from learners.contract import Arrays, HeldOutLoss, StepResult, batch_size_of
 from learners.data import Draw
 from learners.host_copy import HostCopy
+from learners.optimizers import inner, schedules
 from learners.text import Text
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, joined, piece_named, taken
@@ -94,8 +95,8 @@ class JaxTrainer:
         self._make_draw, self._shard_index = draw, shard_index
         self._text = text or Text(spec)
         self._inner = spec["training"]["inner_optimizer"]
-        self._horizon_steps = inner_optimizer.horizon_steps(spec)
-        self._optimizer = inner_optimizer.build(self._inner, built.roles)
+        self._horizon_steps = schedules.horizon_steps(spec)
+        self._optimizer = inner.build(self._inner, built.roles)
         self._devices = jax.local_devices()
         mesh = Mesh(np.array(self._devices), ("data",))
         self._replicated = NamedSharding(mesh, PartitionSpec())
@@ -110,7 +111,8 @@ class JaxTrainer:
         }
         self._overwrite, self._increase = jax.jit(_overwritten, **in_place), jax.jit(_increased, **in_place)
         self._to_host = ThreadPoolExecutor(1, "to-host")
-        self._traced = jax.jit(self._inner_step, donate_argnums=(0, 1), out_shardings=self._replicated)
+        step = inner_step.build(spec, built, self._optimizer)
+        self._traced = jax.jit(step, donate_argnums=(0, 1), out_shardings=self._replicated)
         self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]] = self._traced
         self._loss: Any = None
         self._parameters: dict[str, jax.Array] = {}
@@ -159,7 +161,7 @@ class JaxTrainer:
     def step(self, schedule_step: int) -> StepResult:
         self._allocate()
         batch = self._on_devices(self._batch())
-        lr = np.float32(inner_optimizer.learning_rate(self._inner, self._horizon_steps, schedule_step))
+        lr = np.float32(schedules.learning_rate(self._inner, self._horizon_steps, schedule_step))
         self._parameters, self._state, loss = self._step(self._parameters, self._state, batch, lr)
         self._cursor += 1
         self._batch()  # the devices are at work: draw the next one meanwhile
@@ -279,11 +281,6 @@ class JaxTrainer:
     def _batch_shape(self) -> tuple[int, int]:
         return batch_size_of(self._spec), self._spec["data"]["sequence_length"] + 1
 
-    def _inner_step(self, parameters: Any, state: Any, tokens: jax.Array, lr: jax.Array) -> tuple[Any, Any, jax.Array]:
-        loss, gradient = jax.value_and_grad(self._model.loss)(parameters, tokens)
-        updates, state = self._optimizer.update(gradient, state, parameters)
-        return jax.tree.map(lambda parameter, update: parameter - lr * update, parameters, updates), state, loss
-
     def _allocate(self) -> None:
         """Put parameters and optimizer state on the devices, unless they are there. The evaluator never needs them."""
         if self._state is None:
@@ -342,12 +339,16 @@ class JaxTrainer:
         """Every array by its name, with the tensor that it belongs to."""
         leaves = jax.tree_util.tree_leaves_with_path(self._state)
         named = {PARAMETERS + name: (array, name) for name, array in self._parameters.items()}
-        return named | {_state_name(path): (leaf, self._tensor_of(path)) for path, leaf in leaves}
+        return named | {_state_name(path): (leaf, self._tensor_of(path, leaf.shape)) for path, leaf in leaves}
 
-    def _tensor_of(self, path: Any) -> str | None:
-        """Moments are kept in trees like that of the parameters, so the last key on the way there is a tensor's name."""
+    def _tensor_of(self, path: Any, shape: tuple[int, ...]) -> str | None:
+        """Moments are kept in trees like that of the parameters, so the last key on the way there is a tensor's name.
+
+        What is kept of a tensor in another shape, such as factors of its second moment, cannot be cut like it: it is of no
+        tensor.
+        """
         key = getattr(path[-1], "key", None)
-        return key if key in self._parameters else None
+        return key if key in self._parameters and self._parameters[key].shape == shape else None
 
 
 def _part(array: jax.Array, start: int, *, length: int, axis: int) -> jax.Array:

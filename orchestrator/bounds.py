@@ -30,6 +30,9 @@ Location = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE
 Function = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 """``package.module:function``, as it could be imported."""
 
+TensorPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+"""Of names of tensors, with ``*``, ``?`` and ``[…]`` as in a shell; it may begin with a star, and contain dots."""
+
 # ── counts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 ISLANDS_MAX = 10_000
@@ -69,6 +72,8 @@ FragmentCount = Annotated[int, Field(strict=True, ge=1, le=FRAGMENTS_MAX)]
 TokenCount = Annotated[int, Field(strict=True, ge=1, le=BUDGET_TOKENS_MAX)]
 SequenceCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 """In one batch of one island, or held out; see ``STEP_TOKENS_MAX``."""
+MicrobatchCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
+"""In one batch of one island; as ``SequenceCount``."""
 SequenceLength = Annotated[int, Field(strict=True, ge=1, le=2**20)]
 """In tokens: a million is the longest context that anybody trains."""
 ParameterCount = Annotated[int, Field(strict=True, ge=1, le=10**9)]
@@ -99,6 +104,8 @@ RatioBelowOne = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=Fa
 """A decay, a momentum or a margin: at 1 nothing ever leaves, or nothing is left."""
 LearningRate = Annotated[float, Field(strict=True, ge=1e-12, le=1000, allow_inf_nan=False)]
 """Below, float32 does not change; above, no optimizer converges."""
+RateRatio = Annotated[float, Field(strict=True, ge=0, le=1000, allow_inf_nan=False)]
+"""Of a group's learning rate to that of all: at 0 its tensors stay as they are."""
 WeightDecay = Annotated[float, Field(strict=True, ge=0, le=1000, allow_inf_nan=False)]
 GradientNorm = Annotated[float, Field(strict=True, ge=1e-9, le=1e9, allow_inf_nan=False)]
 """What gradients are clipped to: 10⁹ clips nothing."""

@@ -25,6 +25,7 @@ from orchestrator.core.vocabulary import (
     IslandPlan,
     JobPolicy,
     NodeGroupId,
+    OuterRatePolicy,
 )
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.sections import (
@@ -103,9 +104,14 @@ class JobSpec(Section):
         """Sequences that one island of this entry trains on in one inner step."""
         return section.batch_size or self.training.batch_size
 
+    def accumulation_of(self, section: IslandsSection) -> int:
+        """Microbatches in which one island of this entry takes the batch of an inner step."""
+        return section.accumulation or self.training.accumulation
+
     def island_document(self, section: IslandsSection) -> dict[str, Any]:
         """The specification as plain data for an island of this entry, whose own settings are under ``island``."""
-        own = {**section.model_dump(mode="json"), "batch_size": self.batch_size_of(section)}
+        own = section.model_dump(mode="json")
+        own |= {"batch_size": self.batch_size_of(section), "accumulation": self.accumulation_of(section)}
         return {**self.model_dump(mode="json"), "island": own}
 
     def standby_sections(self) -> dict[IslandId, IslandsSection]:
@@ -157,6 +163,7 @@ class JobSpec(Section):
             evaluation=EvaluationPolicy(
                 self.evaluation.sequences, self.evaluation.time_ratio, on_islands=self.evaluation.on == "islands"
             ),
+            outer_rate=OuterRatePolicy(sync.outer_optimizer.warmup_merges, sync.outer_optimizer.lr_final_ratio),
             checkpoints=CheckpointPolicy(**self.checkpoints.model_dump(exclude={"folder"})),
         )
 
@@ -227,6 +234,7 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     islands, sync = sections.get("islands"), sections.get("synchroniser")
     if islands:
         yield from _island_problems(islands, sync)
+    yield from _accumulation_problems(islands or (), sections.get("training"))
     yield from _size_problems(sections)
     if evaluation := sections.get("evaluation"):
         yield from _evaluation_problems(evaluation, sync)
@@ -275,6 +283,22 @@ def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSectio
             )
 
 
+def _accumulation_problems(islands: Sequence[IslandsSection], training: TrainingSection | None) -> Iterable[Problem]:
+    """Batches that cannot be cut into their microbatches, of the job and of entries that differ from it."""
+    if training is None:
+        return
+    batches = [("training.accumulation", training.batch_size, training.accumulation)]
+    for index, section in enumerate(islands):
+        if section.batch_size or section.accumulation:
+            own = (section.batch_size or training.batch_size, section.accumulation or training.accumulation)
+            batches.append((f"islands.{index}.accumulation", *own))
+    for path, batch_size, accumulation in batches:
+        if batch_size % accumulation:
+            message = f"is {accumulation:,}, which does not divide the batch of {batch_size:,} sequences."
+            fitting = max(count for count in range(1, accumulation) if batch_size % count == 0)
+            yield Problem(path, message, f"Use {fitting:,}, or another batch_size.")
+
+
 def _evaluation_problems(evaluation: EvaluationSection, sync: SynchroniserSection | None) -> Iterable[Problem]:
     if (evaluation.on == "node_group") != (evaluation.node_group is not None):
         message = "goes with on: node_group, and only with it."
@@ -295,19 +319,21 @@ def _evaluation_problems(evaluation: EvaluationSection, sync: SynchroniserSectio
 def _size_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     """What is too large only as a product."""
     training, data, evaluation = (sections.get(name) for name in ("training", "data", "evaluation"))
-    batches = (
+    islands, budget = sections.get("islands") or (), sections.get("budget")
+    batches = [
         ("training.batch_size", training and training.batch_size, "a step of one island"),
         ("evaluation.sequences", evaluation and evaluation.sequences, "what is held out"),
-    )
+        *((f"islands.{i}.batch_size", entry.batch_size, "a step of one island") for i, entry in enumerate(islands)),
+    ]
     for path, sequences, what in batches:
         if data and sequences and sequences * data.sequence_length > STEP_TOKENS_MAX:
             message = f"is {sequences:,} sequences of {data.sequence_length:,} tokens, and {what}"
             message += f" has at most {STEP_TOKENS_MAX:,}."
             yield Problem(path, message, "Lower it, or data.sequence_length.")
-    islands, budget = sections.get("islands"), sections.get("budget")
     if islands and budget and budget.steps and training and data:
         count = sum(section.count for section in islands)
-        if budget.steps * count * training.batch_size * data.sequence_length > BUDGET_TOKENS_MAX:
+        sequences = sum(section.count * (section.batch_size or training.batch_size) for section in islands)
+        if budget.steps * sequences * data.sequence_length > BUDGET_TOKENS_MAX:
             message = (
                 f"is {budget.steps:,} steps of {count:,} islands: more than {BUDGET_TOKENS_MAX:.0e} tokens in all."
             )

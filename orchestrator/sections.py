@@ -28,9 +28,11 @@ from orchestrator.bounds import (
     LearningRate,
     Location,
     MergeCount,
+    MicrobatchCount,
     Name,
     ParameterCount,
     Port,
+    RateRatio,
     Ratio,
     RatioBelowOne,
     RecordCount,
@@ -47,6 +49,7 @@ from orchestrator.bounds import (
     StreamCount,
     StrikeCount,
     StrikeCountOrNone,
+    TensorPattern,
     Timeout,
     TimeRatio,
     TokenCount,
@@ -64,6 +67,8 @@ from orchestrator.section import Section as Section
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
 EVALUATION_RATIO, ISLAND_RATIO = 1.0, 0.02
+GROUPS_MAX = 100
+"""Groups of tensors: each is tried on each tensor, whenever a step is compiled."""
 REFUSED_MAX = 100
 """Checkpoints that a resumed job says were passed over, the newest first."""
 
@@ -131,29 +136,85 @@ class DataSection(Section):
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
 
 
-class InnerOptimizerSection(Section):
-    """AdamW with linear warm-up, in steps of every island, and cosine decay over the job's token budget."""
+class OptimizerGroupSection(Section):
+    """Tensors with a learning rate or a weight decay of their own: those that ``tensors`` and ``role`` both fit.
 
+    ``tensors`` is a pattern of names, with ``*`` and ``?``; ``role`` is what they are for. Each may be left out, not both.
+    """
+
+    tensors: TensorPattern | None = None
+    role: Literal["embedding", "matrix", "vector"] | None = None
+    lr_ratio: RateRatio = Field(default=1.0, description="multiplies the learning rate, for the decay as well")
+    weight_decay: WeightDecay | None = Field(
+        default=None, description="that of all if absent, which spares embeddings and vectors"
+    )
+
+    @model_validator(mode="after")
+    def _names_some(self) -> OptimizerGroupSection:
+        if self.tensors is None and self.role is None:
+            raise ValueError("names no tensors; give it a pattern of names, a role, or both")
+        return self
+
+
+class InnerOptimizerSection(Section):
+    """The optimizer of every island's inner steps, with its schedule: linear warm-up, then by ``schedule`` down to
+    ``lr · lr_final_ratio`` at the end of the job's token budget.
+
+    ``muon`` moves matrices by Muon and all else by AdamW, at one learning rate: that of AdamW. Lion's wants to be a third to
+    a tenth of that. ``factory`` is ``package.module:function``; it gets this section and returns an optax transformation
+    without a learning rate, in place of ``kind``. Of ``groups`` the first that fits a tensor counts.
+    """
+
+    kind: Literal["adamw", "muon", "lion", "adafactor"] = "adamw"
+    factory: Function | None = None
     lr: LearningRate = 2e-3
     lr_final_ratio: Ratio = 0.1
-    warmup_steps: StepCountOrNone = 50
-    beta1: RatioBelowOne = 0.9
-    beta2: RatioBelowOne = 0.95
+    warmup_steps: StepCountOrNone = Field(default=50, description="steps of every island")
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    decay_ratio: Ratio = Field(
+        default=0.2, description="for wsd: the last part of the budget, over which the rate falls"
+    )
+    beta1: RatioBelowOne = Field(default=0.9, description="of AdamW and Lion")
+    beta2: RatioBelowOne = Field(default=0.95, description="of AdamW and Lion, which wants 0.99")
+    momentum: RatioBelowOne = Field(default=0.95, description="of Muon")
     weight_decay: WeightDecay = 0.1
-    clip_norm: GradientNorm = 1.0
+    clip_norm: GradientNorm | None = Field(default=1.0, description="of all gradients together; null: none is clipped")
+    groups: Annotated[tuple[OptimizerGroupSection, ...], Field(max_length=GROUPS_MAX)] = ()
+
+    @model_validator(mode="after")
+    def _one_optimizer(self) -> InnerOptimizerSection:
+        if self.factory is not None and "kind" in self.model_fields_set and self.kind != "adamw":
+            raise ValueError(f"has kind {self.kind} and a factory, which takes its place; leave one of them out")
+        return self
 
 
 class TrainingSection(Section):
-    """What one island does in one inner step. ``batch_size`` is in sequences for one island."""
+    """What one island does in one inner step. ``batch_size`` is in sequences for one island.
+
+    With ``accumulation`` a step takes its batch in so many equal parts, one after another: as much less memory for
+    activations, and the same result. ``z_loss`` times the mean of log²Z is added to what decoder models minimise, Z being
+    the sum of exponentials of a position's logits (arXiv:2204.02311, section 5): it is no part of the loss that is reported.
+    """
 
     batch_size: SequenceCount = 8
+    accumulation: MicrobatchCount = Field(default=1, description="parts of a batch; it divides batch_size")
+    z_loss: Ratio = 0.0
     inner_optimizer: InnerOptimizerSection = InnerOptimizerSection()
 
 
 class OuterOptimizerSection(Section):
+    """What a merge does with the average of the islands' displacements.
+
+    Its learning rate is lr · min(1, version / ``warmup_merges``) · (1 − (1 − ``lr_final_ratio``) · tokens trained / budget).
+    """
+
     kind: Literal["nesterov", "sgd"] = "nesterov"
     lr: LearningRate = 0.7
     momentum: RatioBelowOne = 0.9
+    warmup_merges: MergeCount = Field(default=0, description="of each fragment, over which the rate rises; 0: none")
+    lr_final_ratio: Ratio = Field(
+        default=1.0, description="of the rate at the end of the budget, to which it falls in a line"
+    )
 
 
 class DurabilitySection(Section):
@@ -217,7 +278,8 @@ class MeshSection(Section):
 class IslandsSection(Section):
     """One or more islands on one node group. ``accelerators`` 0 means CPU; ``cpus`` is what Ray reserves.
 
-    ``hosts``, ``mesh`` and ``batch_size`` are of one island; ``accelerators`` and ``cpus`` are of one of its hosts.
+    ``hosts``, ``mesh``, ``batch_size`` and ``accumulation`` are of one island; ``accelerators`` and ``cpus`` are of one of
+    its hosts.
 
     Of the islands from ``count`` up to ``count_max`` each has a name and a data shard from the beginning, and a process only
     once the job is scaled up. Beside them ``standby`` processes wait to take the place of one that is lost.
@@ -239,6 +301,9 @@ class IslandsSection(Section):
     mesh: MeshSection = MeshSection()
     batch_size: SequenceCount | None = Field(
         None, description="sequences of one inner step of one island; training.batch_size if absent"
+    )
+    accumulation: MicrobatchCount | None = Field(
+        None, description="parts in which one island takes a batch; training.accumulation if absent"
     )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -103,6 +104,45 @@ def test_islands_up_to_count_max_have_names_but_are_not_wanted_at_first() -> Non
     assert [plan.island for plan in spec.policy().islands] == ["a-0", "b"]
     assert [plan.island for plan in spec.policy(slots=True).islands] == ["a-0", "a-1", "a-2", "b"]
     assert (spec.island_count, spec.wanted_counts()) == (2, {"a": 1})
+
+
+def test_an_entry_takes_its_own_batch_in_its_own_parts() -> None:
+    islands = [{"node_group": "a", "count": 2}, {"node_group": "b", "batch_size": 24, "accumulation": 3}]
+    spec = parse_job({**SMALLEST, "training": {"batch_size": 8, "accumulation": 2}, "islands": islands})
+    own = [spec.island_document(section)["island"] for section in spec.islands]
+    assert [(entry["batch_size"], entry["accumulation"]) for entry in own] == [(8, 2), (24, 3)]
+    assert spec.tokens_per_schedule_step == (2 * 8 + 24) * spec.data.sequence_length
+
+
+def test_a_batch_that_cannot_be_cut_into_its_parts_is_refused_with_what_can() -> None:
+    islands = [{"node_group": "a"}, {"node_group": "b", "batch_size": 9}, {"node_group": "c", "accumulation": 2}]
+    found = problems({**SMALLEST, "training": {"batch_size": 12, "accumulation": 5}, "islands": islands})
+    assert set(found) == {"training.accumulation", "islands.1.accumulation"}
+    assert "5, which does not divide the batch of 12" in found["training.accumulation"]
+    assert "Use 4," in found["training.accumulation"]
+    assert "batch of 9" in found["islands.1.accumulation"]
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"kind": "sophia"}, "training.inner_optimizer.kind"),
+        ({"kind": "muon", "factory": "a.b:c"}, "training.inner_optimizer"),
+        ({"groups": [{"lr_ratio": 2.0}]}, "training.inner_optimizer.groups.0"),
+        ({"groups": [{"role": "vector", "lr_ratio": -1.0}]}, "training.inner_optimizer.groups.0.lr_ratio"),
+        ({"clip_norm": 0.0}, "training.inner_optimizer.clip_norm"),
+    ],
+)
+def test_an_inner_optimizer_that_makes_no_sense_is_refused(section: dict[str, Any], path: str) -> None:
+    assert set(problems({**SMALLEST, "training": {"inner_optimizer": section}})) == {path}
+
+
+def test_an_entrys_batch_counts_in_what_is_too_large() -> None:
+    islands = [{"node_group": "a", "batch_size": 10**6}]
+    found = problems({**SMALLEST, "islands": islands, "data": {"sequence_length": 2**20}})
+    assert "islands.0.batch_size" in found
+    found = problems({**SMALLEST, "islands": islands, "budget": {"steps": 10**12}})
+    assert "budget.steps" in found
 
 
 def test_a_count_max_that_makes_no_sense_is_refused() -> None:

@@ -1,8 +1,8 @@
 """The list of packages whose code a job may name; no other is imported. Pure.
 
-``model.factory`` and ``trainer`` are ``package.module:function`` and run in every island with the rights of the service's
-user. So they are taken only from packages that whoever started the service has named (``atoll up --allow PACKAGE``);
-learners' own are always among them. An entry stands for a package and all within it.
+``model.factory``, ``training.inner_optimizer.factory`` and ``trainer`` are ``package.module:function`` and run in every
+island with the rights of the service's user. So they are taken only from packages that whoever started the service has
+named (``atoll up --allow PACKAGE``); learners' own are always among them. An entry stands for a package and all within it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 def code_problems(document: Mapping[str, Any], packages: Sequence[str]) -> tuple[Problem, ...]:
     """The code that this specification names and that is on no list. The specification may be wrong elsewhere."""
-    model = document.get("model")
     named = (
-        ("model.factory", model.get("factory") if isinstance(model, Mapping) else None, "Use a preset"),
+        ("model.factory", _at(document, "model", "factory"), "Use a preset"),
+        ("training.inner_optimizer.factory", _at(document, "training", "inner_optimizer", "factory"), "Use a kind"),
         ("trainer", document.get("trainer"), "Leave it out"),
     )
     return tuple(
@@ -30,6 +30,13 @@ def code_problems(document: Mapping[str, Any], packages: Sequence[str]) -> tuple
         for path, function, otherwise in named
         if function and isinstance(function, str) and not _is_allowed(function, packages)
     )
+
+
+def _at(document: Any, *path: str) -> Any:
+    """What stands there in the document; None where nothing does."""
+    for name in path:
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document
 
 
 def _is_allowed(function: str, packages: Sequence[str]) -> bool:

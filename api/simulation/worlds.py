@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from api.installation.shipped import CONFIGS
-from orchestrator.config import parse_job, read_document
+from orchestrator.config import JobSpec, parse_job, read_document
 from orchestrator.core.vocabulary import JobPolicy
 from orchestrator.errors import ConfigurationError
 from orchestrator.memory_budget import parameter_count_of
 from orchestrator.parameters.codec.registry import codec
 from orchestrator.simulation import worldfile
-from orchestrator.simulation.plan import WorldPlan
+from orchestrator.simulation.plan import Capacity, WorldPlan
 
 
 def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
@@ -32,9 +33,18 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
         step_jitter_ratio=spec.synthetic.step_jitter_ratio,
         tokens_per_step=spec.tokens_per_step,
         adoption=spec.synchroniser.adoption,
+        capacity=tuple(_batches(spec)),
         payload_bytes=codec(spec.synchroniser.wire.up).data_bytes(parameters) // spec.synchroniser.fragments,
     )
     return policy, plan
+
+
+def _batches(spec: JobSpec) -> Iterator[Capacity]:
+    """From the beginning, for the islands whose batch is another than the job's."""
+    sections = {**spec.island_sections(), **spec.standby_sections()}
+    for island, section in sections.items():
+        if (ratio := spec.batch_size_of(section) / spec.training.batch_size) != 1.0:
+            yield Capacity(0.0, island, ratio)
 
 
 def _regions() -> dict[str, str]:

@@ -35,11 +35,15 @@ SAME = (
     ("data",),
     ("seed",),
     ("training", "batch_size"),
+    ("training", "inner_optimizer", "kind"),
+    ("training", "inner_optimizer", "factory"),
     ("synchroniser", "fragments"),
     ("synchroniser", "outer_optimizer", "kind"),
     ("synthetic", "parameters"),
 )
-"""The settings on which Θ, its fragments and the positions in the data depend."""
+"""The settings on which Θ, its fragments, the islands' states and the positions in the data depend."""
+LATER: Mapping[tuple[str, ...], str] = {("training", "inner_optimizer", "kind"): "adamw"}
+"""What these settings were in specifications of before there was a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = []
     for path in SAME:
         was, is_now = _at(before, path), _at(now, path)
+        was = LATER.get(path) if was is None else was
         if was != is_now:
             lines.append(f"{'.'.join(path)} was {brief(was)} and is {brief(is_now)}")
     return lines

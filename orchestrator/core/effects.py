@@ -8,12 +8,13 @@ handle fails the type checker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, RestoreFragments, SavingEffect, SealCheckpoint
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
+    UNWRITTEN_DEFAULT,
     CloseReason,
     CommandId,
     Contribution,
@@ -69,7 +70,8 @@ class MergeFragment:
     """Merge these payloads into fragment ``fragment``, take the outer step to ``version``, make it durable.
 
     ``step`` is the highest logical step among the contributions: islands that receive the result raise theirs to it.
-    Named by (epoch, fragment, version): asked twice, the second asks for the result of the first.
+    The outer learning rate is ``outer_lr_ratio`` of the specification's. Named by (epoch, fragment, version): asked twice,
+    the second asks for the result of the first.
     """
 
     epoch: Epoch
@@ -79,6 +81,7 @@ class MergeFragment:
     inputs: tuple[WeightedPayload, ...]
     reason: CloseReason
     detail: str
+    outer_lr_ratio: float = field(default=1.0, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

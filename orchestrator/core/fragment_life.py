@@ -32,6 +32,7 @@ from orchestrator.core.events import (
 from orchestrator.core.fragment_round import Close, FragmentRound, Wait
 from orchestrator.core.grace import grace_window
 from orchestrator.core.island_record import WITH_PROCESS, Island
+from orchestrator.core.outer_rate import outer_lr_ratio
 from orchestrator.core.schedule import next_due
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import (
@@ -250,7 +251,9 @@ def _close(state: JobState, fragment: FragmentId, now: Instant, closing: Close) 
     state.rounds[fragment] = merging
     inputs = weigh(merging.offered.values())
     version = Version(merging.version + 1)
-    return [MergeFragment(state.epoch, fragment, version, merging.merge_step, inputs, closing.reason, closing.detail)]
+    ratio = outer_lr_ratio(state.policy.outer_rate, version, state.tokens_trained, state.policy.token_budget)
+    order = (fragment, version, merging.merge_step, inputs, closing.reason, closing.detail, ratio)
+    return [MergeFragment(state.epoch, *order)]
 
 
 def _due_step(state: JobState, current: FragmentRound) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NewType
 
 IslandId = NewType("IslandId", str)
@@ -32,6 +33,10 @@ NodeGroupId = NewType("NodeGroupId", str)
 
 Instant = float
 Duration = float
+
+UNWRITTEN_DEFAULT = MappingProxyType({"unwritten_default": True})
+"""The metadata of a message's field that a tape leaves out where it has its default: what a message grew later, and most
+jobs do not use, then changes no tape of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +229,14 @@ class EvaluationPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class OuterRatePolicy:
+    """Over how many merges of a fragment the outer learning rate rises, and what is left of it at the budget's end."""
+
+    warmup_merges: int = 0
+    final_ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class JobPolicy:
     """Everything the core may know of the job: frozen, stored in the tape's header.
 
@@ -247,6 +260,7 @@ class JobPolicy:
     checkpoints             when they are taken; absent likewise
     donors_max              from so many peers at once an island takes a state; one on older tapes
     evaluation              how Θ is measured; without a limit, and beside the islands, on older tapes
+    outer_rate              how the outer learning rate rises and falls; not at all on older tapes
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
@@ -273,3 +287,4 @@ class JobPolicy:
     checkpoints: CheckpointPolicy = CheckpointPolicy()
     donors_max: int = 1
     evaluation: EvaluationPolicy = EvaluationPolicy()
+    outer_rate: OuterRatePolicy = OuterRatePolicy()

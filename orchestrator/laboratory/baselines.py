@@ -17,6 +17,7 @@ from typing import Any, Literal
 from learners import jax_trainer, model
 from learners.text import Text
 from orchestrator.config import JobSpec
+from orchestrator.errors import ConfigurationError
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.parameters import tensors
 from orchestrator.roots import EVERYTHING
@@ -89,7 +90,13 @@ def _multiplexed(spec: JobSpec, *, transfer_steps: float, speed_spread: float) -
 
 
 def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
-    """One trainer whose batch is the union of the islands' batches."""
+    """One trainer whose batch is the union of the islands' batches. Raises ConfigurationError where they differ in size."""
+    for index, section in enumerate(spec.islands):
+        if spec.batch_size_of(section) != spec.training.batch_size:
+            raise ConfigurationError(
+                detail=f"islands.{index}.batch_size is {section.batch_size}, and the data-parallel baseline splits "
+                "each batch evenly. Leave it out, or compare without data-parallel."
+            )
     plain = spec.model_dump(mode="json") | {"roots": EVERYTHING}
     count = spec.island_count
     wide = {**plain, "islands": plain["islands"][:1], "training": {**plain["training"]}}

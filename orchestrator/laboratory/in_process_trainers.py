@@ -32,9 +32,11 @@ class InProcessTrainers:
     """
 
     def __init__(self, spec: JobSpec, make_trainer: MakeTrainer) -> None:
-        plain, sync = spec.model_dump(mode="json") | {"roots": EVERYTHING}, spec.synchroniser
-        count = spec.island_count
-        self.trainers: Sequence[Trainer] = [make_trainer(plain, index, count) for index in range(count)]
+        sync, count = spec.synchroniser, spec.island_count
+        self.trainers: Sequence[Trainer] = [
+            make_trainer(spec.island_document(section) | {"roots": EVERYTHING}, index, count)
+            for index, section in enumerate(spec.island_sections().values())
+        ]
         shapes, roles = self.trainers[0].tensor_shapes(), self.trainers[0].roles()
         self.fragments = fragment_map.build(shapes, sync.fragments, roles)
         initial = fragment_map.pieces_of(self.trainers[0].initial_parameters(), self.fragments)

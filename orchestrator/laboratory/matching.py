@@ -79,6 +79,10 @@ def _problems(policy: JobPolicy, spec: JobSpec) -> Iterator[Problem]:
             f"is {sync.interval_steps}, but on the tape a fragment is due every {policy.sync_interval_steps} steps."
         )
         yield Problem("synchroniser.interval_steps", message, f"Set it to {policy.sync_interval_steps}.")
+    for index, section in enumerate(spec.islands):
+        if spec.batch_size_of(section) != spec.training.batch_size:
+            message = f"is {section.batch_size}, and a tape is followed by steps of one size."
+            yield Problem(f"islands.{index}.batch_size", message, "Leave it out.")
     if not spec.trainer.startswith("learners.jax_trainer:"):
         yield Problem("trainer", f"is {spec.trainer}, which trains no model.", "Leave it out.")
 

@@ -101,7 +101,10 @@ class TapeTraining:
         for item in act.inputs:
             if item.payload not in self._held:
                 yield from self._train_to(item.payload)
-        order = MergeFragment(FIRST_EPOCH, act.fragment, act.version, 0, act.inputs, CloseReason.EVERYONE_IN, "")
+        because = (CloseReason.EVERYONE_IN, "")
+        order = MergeFragment(
+            FIRST_EPOCH, act.fragment, act.version, 0, act.inputs, *because, outer_lr_ratio=act.outer_lr_ratio
+        )
         digest = self._in_process.merge(order)
         for item in act.inputs:
             self._in_process.shard.release(item.payload)

@@ -176,7 +176,8 @@ class _TapeContents:
                     records.begun = (event, records.catch_up)
             case events.MergeCompleted():
                 if (order := self._merging.pop((event.fragment, event.version), None)) is not None:
-                    self.acts.append(Merged(event.fragment, event.version, order.inputs, event.digest))
+                    merged = (event.fragment, event.version, order.inputs, event.digest, order.outer_lr_ratio)
+                    self.acts.append(Merged(*merged))
 
     def _read(self, effect: object) -> None:
         match effect:

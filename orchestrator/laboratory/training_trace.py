@@ -95,12 +95,16 @@ class IncarnationTrace:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """``digest`` is that of the fragment's parameters as the tape has it: its own if it trained, made up if simulated."""
+    """``digest`` is that of the fragment's parameters as the tape has it: its own if it trained, made up if simulated.
+
+    The outer learning rate was ``outer_lr_ratio`` of its specification's.
+    """
 
     fragment: FragmentId
     version: Version
     inputs: tuple[WeightedPayload, ...]
     digest: str
+    outer_lr_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

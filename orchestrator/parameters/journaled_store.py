@@ -87,10 +87,13 @@ class JournaledStore:
                 content = tuple(displacement for displacement, _ in inputs)
             case EntryKind.STATE:
                 pass
-        self.outer.merge(order.fragment, order.version, inputs)
+        self.outer.merge(order.fragment, order.version, inputs, order.outer_lr_ratio)
         contributors = tuple((str(item.island), item.weight) for item in order.inputs)
         seconds = self._clock() - began
-        return self._journaled(order.fragment, order.step, order.epoch, before.digest, contributors, seconds, content)
+        ratio = order.outer_lr_ratio
+        return self._journaled(
+            order.fragment, order.step, order.epoch, before.digest, contributors, seconds, content, ratio
+        )
 
     def restore(
         self, fragment: FragmentId, version: Version, step: int, epoch: Epoch, state: FragmentState
@@ -109,12 +112,12 @@ class JournaledStore:
         contributors: tuple[tuple[str, float], ...],
         seconds: float,
         content: Content | None = None,
+        outer_lr_ratio: float = 1.0,
     ) -> JournaledVersion:
         """Journal the fragment as it stands, or ``content``, which led there from the version before."""
         state = self.outer.state(fragment)
-        facts = Facts(
-            fragment, state.version, step, epoch, state.digest, base, contributors, seconds, rows_of(state.roles)
-        )
+        merge, result = (fragment, state.version, step, epoch), (state.digest, base, contributors, seconds)
+        facts = Facts(*merge, *result, rows_of(state.roles), outer_lr_ratio)
         entry = state if content is None else content
         since = 0 if content is None else self._merges_since_state[fragment] + 1
         began = self._clock()
@@ -166,7 +169,7 @@ def state_at(journal: Journal, fragment: FragmentId, version: Version, outer_ste
     outer = OuterState.restored({fragment: first}, outer_step)
     for facts, content in merges:
         assert not isinstance(content, FragmentState)
-        digest = outer.merge(fragment, facts.version, _inputs(facts, content))
+        digest = outer.merge(fragment, facts.version, _inputs(facts, content), facts.outer_lr_ratio)
         if digest != facts.digest:
             raise DataError(
                 detail=f"The merge of version {facts.version} of fragment {fragment} gave {facts.digest}, and taken again "

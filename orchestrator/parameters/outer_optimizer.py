@@ -9,12 +9,12 @@ Source: DiLoCo, arXiv:2311.08105, Algorithm 1. Both are checked against optax.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, InternalError
 from orchestrator.parameters.tensors import Array
 
 
@@ -100,6 +100,14 @@ class Settings(Protocol):
 def of(settings: Settings) -> OuterOptimizer:
     """The optimizer that a job specification asks for."""
     return create(settings.kind, settings.lr, settings.momentum)
+
+
+def slowed(optimizer: OuterOptimizer, lr_ratio: float) -> OuterOptimizer:
+    """The optimizer at this part of its learning rate; at 1 the same to the bit. Its momentum does not know of it."""
+    match optimizer:
+        case Nesterov() | Sgd():
+            return replace(optimizer, lr=optimizer.lr * lr_ratio)
+    raise InternalError(detail=f"{optimizer} has no learning rate that could be changed.")
 
 
 def create(kind: str, lr: float, momentum: float) -> OuterOptimizer:

@@ -185,11 +185,18 @@ class OuterState:
         """All current pieces by name. Fragments may stand at different versions; so do the islands' own copies."""
         return {name: array for state in self._fragments.values() for name, array in state.parameters.items()}
 
-    def merge(self, fragment: FragmentId, version: Version, inputs: Sequence[tuple[EncodedTensors, float]]) -> str:
+    def merge(
+        self,
+        fragment: FragmentId,
+        version: Version,
+        inputs: Sequence[tuple[EncodedTensors, float]],
+        lr_ratio: float = 1.0,
+    ) -> str:
         """Take the fragment's outer step to ``version`` and return the digest of its parameters.
 
-            inputs  each island's displacement Δ_m from the version before, with its weight; weights sum to one. They have
-                    passed ``validation``; they are read, not kept
+            inputs    each island's displacement Δ_m from the version before, with its weight; weights sum to one. They have
+                      passed ``validation``; they are read, not kept
+            lr_ratio  of the optimizer's learning rate, by which this step is taken
 
         Asked again for the version it stands at, it does nothing and returns the same digest. The order of ``inputs``
         shows in the last bits: who wants the same bits gives the same order. Raises NotFinite when that is what comes out;
@@ -202,6 +209,7 @@ class OuterState:
             raise InternalError(detail=f"Fragment {fragment} is at version {before.version}, asked to go to {version}.")
         weights = [weight for _, weight in inputs]
         _validate(fragment, before, [displacement for displacement, _ in inputs], weights)
+        step = replace(self._step, optimizer=outer_optimizer.slowed(self._step.optimizer, lr_ratio))
         pieces: dict[str, MergedPiece] = {}
         for name, anchor in before.parameters.items():
             role = role_of(piece_named(name).tensor, anchor.ndim, before.roles)
@@ -211,7 +219,7 @@ class OuterState:
                 before.residue.get(name),
                 [displacement.values(name) for displacement, _ in inputs],
                 weights,
-                replace(self._step, averaging=averaging_for(role, self._step.averaging)),
+                replace(step, averaging=averaging_for(role, step.averaging)),
                 role.stacked_axes,
             )
         parameters = {name: piece.parameters for name, piece in pieces.items()}

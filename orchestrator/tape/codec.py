@@ -21,6 +21,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from orchestrator.core.commands import OperatorCommand
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import CommandRequested, Event
+from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT
 from orchestrator.elastic.messages import FleetEffect, FleetEvent
 from orchestrator.errors import DataError
 
@@ -35,8 +36,9 @@ REQUESTS: dict[str, type[Any]] = {f"{kind.__name__}Requested": kind for kind in 
 """Every command by the name of the message that it was asked for."""
 
 _Decode = Callable[[Any], Any]
-_WRITERS: dict[type[Any], tuple[dict[str, str], tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {}
-"""Tag, field names, and all their values at once (the first again at the end: one name alone would give no tuple)."""
+_WRITERS: dict[type[Any], tuple[dict[str, str], tuple[str, ...], Callable[[Any], tuple[Any, ...]], dict[str, Any]]] = {}
+"""Tag, field names, all their values at once (the first again at the end: one name alone would give no tuple), and the
+defaults that are left out."""
 _FIELDS: dict[type[Any], tuple[tuple[str, _Decode | None], ...]] = {}
 
 
@@ -86,9 +88,15 @@ def _plain(value: Any) -> dict[str, Any]:
     if writer is None:
         names = tuple(name for name, _ in _fields_of(kind))
         tag = {"type": kind.__name__} if kind.__name__ in TAGGED else {}
-        writer = _WRITERS[kind] = (tag, names, attrgetter(*names, names[0]) if names else lambda _: ())
-    tag, names, values = writer
-    return {**tag, **dict(zip(names, values(value), strict=False))}
+        read = attrgetter(*names, names[0]) if names else lambda _: ()
+        unwritten = {f.name: f.default for f in dataclasses.fields(kind) if f.metadata == UNWRITTEN_DEFAULT}
+        writer = _WRITERS[kind] = (tag, names, read, unwritten)
+    tag, names, values, unwritten = writer
+    plain = {**tag, **dict(zip(names, values(value), strict=False))}
+    for name, default in unwritten.items():
+        if plain[name] == default:
+            del plain[name]
+    return plain
 
 
 _ENCODER = json.JSONEncoder(default=_plain, separators=(",", ":"), ensure_ascii=False, check_circular=False)

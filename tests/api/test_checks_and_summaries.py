@@ -69,6 +69,9 @@ def test_code_is_taken_from_packages_on_the_list_and_no_other(factory: str, take
     told = code_problems({"model": {"factory": factory}}, ("learners", "ours", "theirs.vision"))
     assert [problem.path for problem in told] == ([] if taken else ["model.factory"])
     assert taken or "--allow" in told[0].remedy
+    inner = {"training": {"inner_optimizer": {"factory": factory}}}
+    told = code_problems(inner, ("learners", "ours", "theirs.vision"))
+    assert [problem.path for problem in told] == ([] if taken else ["training.inner_optimizer.factory"])
     told = code_problems({"trainer": factory}, ("learners", "ours", "theirs.vision"))
     assert [problem.path for problem in told] == ([] if taken else ["trainer"])
 
@@ -81,6 +84,7 @@ def test_a_specification_that_names_no_code_or_nonsense_is_not_judged_by_it() ->
         {"model": {"factory": None}},
         {"model": {"factory": 3}},
         {"trainer": 3},
+        {"training": {"inner_optimizer": "muon"}},
     ):
         assert code_problems(document, ("learners",)) == ()
 

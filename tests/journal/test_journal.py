@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -231,13 +233,15 @@ def coded_store(folder: Path, step: OuterStep = CODED) -> JournaledStore:
     return store
 
 
-def merged(store: JournaledStore, version: int, islands: int = FEW, codec: CodecName = "int4") -> str:
+def merged(
+    store: JournaledStore, version: int, islands: int = FEW, codec: CodecName = "int4", lr_ratio: float = 1.0
+) -> str:
     generator, base = np.random.default_rng(version), Version(version - 1)
     weights = generator.dirichlet(np.ones(islands)).tolist()
     own = [{name: generator.standard_normal(shape, np.float32) for name, shape in PIECES.items()} for _ in weights]
     inputs = [(encoded(arrays, codec, base), weight) for arrays, weight in zip(own, weights, strict=True)]
     items = tuple(WeightedPayload(PayloadId(f"{n}"), IslandId(f"{n}"), weight) for n, weight in enumerate(weights))
-    order = MergeFragment(Epoch(1), FragmentId(0), Version(version), 4, items, CloseReason.EVERYONE_IN, "")
+    order = MergeFragment(Epoch(1), FragmentId(0), Version(version), 4, items, CloseReason.EVERYONE_IN, "", lr_ratio)
     return store.merge(order, inputs).facts.digest
 
 
@@ -270,6 +274,28 @@ def test_merges_are_taken_again_from_the_journal_to_the_same_bits(
         for mine, its in zip(ours.arrays(), wanted.arrays(), strict=True):
             assert mine.keys() == its.keys()
             assert all(np.array_equal(mine[name], its[name]) for name in its)
+
+
+@pytest.mark.parametrize("islands", [FEW, MANY])
+def test_merges_are_taken_again_at_the_outer_rate_that_they_were_taken_at(tmp_path: Path, islands: int) -> None:
+    undisturbed, store = coded_store(tmp_path / "undisturbed"), coded_store(tmp_path / "reopened")
+    full = coded_store(tmp_path / "full")
+    for version in range(1, 9):
+        ratio = 1 - version / 10
+        digest = merged(undisturbed, version, islands, lr_ratio=ratio)
+        assert merged(store, version, islands, lr_ratio=ratio) == digest != merged(full, version, islands)
+        store = coded_store(tmp_path / "reopened")
+        assert store.outer.state(FragmentId(0)).digest == digest
+
+
+def test_an_entry_from_before_the_outer_rate_changed_was_at_the_full_rate() -> None:
+    facts, state = made(0, 3)
+    prefix, _, header, *_ = entry.encode(facts, state)
+    older = json.loads(bytes(header))
+    del older["outer_lr_ratio"]
+    text = json.dumps(older).encode()
+    start = bytes(prefix[:8]) + struct.pack("<I", len(text)) + bytes(prefix[12:])
+    assert entry.facts_of(start + struct.pack("<I", crc32c(text, crc32c(start))) + text).outer_lr_ratio == 1.0
 
 
 def test_inputs_take_a_fraction_of_the_bytes_of_states_and_what_they_rest_on_is_kept(tmp_path: Path) -> None:

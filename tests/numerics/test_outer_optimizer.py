@@ -79,3 +79,13 @@ def test_create_knows_the_kinds_of_the_job_specification_and_no_others():
     assert outer_optimizer.create("sgd", 0.5, 0.9) == Sgd(0.5)
     with pytest.raises(ConfigurationError, match="Use 'nesterov' or 'sgd'"):
         outer_optimizer.create("adam", 0.7, 0.9)
+
+
+@pytest.mark.parametrize("optimizer", [Nesterov(0.7, 0.9), Sgd(0.5)])
+def test_a_slowed_optimizer_takes_the_same_step_shorter_and_at_full_rate_is_itself(optimizer) -> None:
+    gradient, momentum = np.ones(3, np.float32), optimizer.initial_momentum(np.ones(3, np.float32))
+    decrement, after = optimizer.step(gradient, momentum)
+    shorter, after_shorter = outer_optimizer.slowed(optimizer, 0.25).step(gradient, momentum)
+    np.testing.assert_allclose(shorter, decrement * 0.25, rtol=1e-6)
+    np.testing.assert_array_equal(after_shorter, after)
+    assert outer_optimizer.slowed(optimizer, 1.0) == optimizer

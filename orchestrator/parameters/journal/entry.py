@@ -1,8 +1,8 @@
 """One merge as bytes: an entry of the journal, whole or recognisably not.
 
     prefix      magic "atollj3\\n", sizes of header (u32) and body (u64), CRC-32C of prefix and header
-    header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds, roles; what the
-                body is, and the sizes of its payloads
+    header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds, roles, the outer
+                learning rate's ratio; what the body is, and the sizes of its payloads
     body        payloads of ``wire_format``, each with a checksum of its own: Θ, μ and the residue of the fragment
                 (``state``), what each contributor gave (``inputs``), or their average by which the merge stepped
                 (``outer_gradient``)
@@ -49,7 +49,8 @@ _OUTER_GRADIENT: Literal["outer_gradient"] = "outer_gradient"
 class Facts:
     """The facts of a merge, besides its tensors. ``contributors`` are (island, weight), as they were merged.
 
-    ``roles`` are those of the fragment's tensors, where the model says something else than their names.
+    ``roles`` are those of the fragment's tensors, where the model says something else than their names. Entries of before
+    the outer learning rate changed in a job have no ``outer_lr_ratio``.
     """
 
     fragment: FragmentId
@@ -61,6 +62,7 @@ class Facts:
     contributors: tuple[tuple[str, float], ...]
     merge_seconds: float
     roles: tuple[RoleRow, ...] = ()
+    outer_lr_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ def _cut(body: memoryview, sizes: Sequence[int]) -> list[memoryview]:
 
 
 def _facts(document: dict[str, Any]) -> Facts:
+    document = {"outer_lr_ratio": 1.0, **document}
     try:
         values = {field.name: document[field.name] for field in fields(Facts)}
     except KeyError as error:

@@ -112,12 +112,12 @@ class Learner:
         return np.concatenate([np.asarray(gradient[name]).ravel() for name in sorted(self._shapes)])
 
     def descend(self, gradient: Vector) -> None:
-        from learners import inner_optimizer
+        from learners.optimizers import schedules
 
         parts = dict(zip(sorted(self._shapes), np.split(gradient, self._cuts), strict=True))
         tensors = {name: part.reshape(self._shapes[name]) for name, part in parts.items()}
-        section, horizon = self._spec["training"]["inner_optimizer"], inner_optimizer.horizon_steps(self._spec)
-        lr = inner_optimizer.learning_rate(section, horizon, self._steps)
+        section, horizon = self._spec["training"]["inner_optimizer"], schedules.horizon_steps(self._spec)
+        lr = schedules.learning_rate(section, horizon, self._steps)
         self._parameters, self._state = self._update(self._parameters, self._state, tensors, lr)
         self._steps += 1
 
@@ -144,10 +144,11 @@ class Learner:
     def _prepare_descent(self) -> None:
         import jax
 
-        from learners import inner_optimizer, model
+        from learners import model
+        from learners.optimizers import inner
 
         built = model.build(self._spec)
-        optimizer = inner_optimizer.build(self._spec["training"]["inner_optimizer"], built.roles)
+        optimizer = inner.build(self._spec["training"]["inner_optimizer"], built.roles)
         self._parameters: Any = built.initialise(self._spec["seed"])
         self._state: Any = optimizer.init(self._parameters)
         self._gradient = jax.jit(jax.grad(built.loss))

@@ -28,7 +28,7 @@ from orchestrator.simulation.swarm.checkers.violation import require
 
 Arrays = Mapping[str, NDArray[np.float32]]
 DisplacementOf = Callable[[Contribution], EncodedTensors]
-Merged = tuple[FragmentId, tuple[str, ...], tuple[tuple[PayloadId, float], ...]]
+Merged = tuple[FragmentId, tuple[str, ...], tuple[tuple[PayloadId, float], ...], float]
 
 
 class DurabilityChecker:
@@ -75,13 +75,18 @@ class DurabilityChecker:
     ) -> FragmentState:
         """What an undisturbed merge of these contributions gives. ``older`` are the states that some may count from."""
         digests = tuple(state.digest for state in (*older, before))
-        merged = (order.fragment, digests, tuple((item.payload, item.weight) for item in order.inputs))
+        merged = (
+            order.fragment,
+            digests,
+            tuple((item.payload, item.weight) for item in order.inputs),
+            order.outer_lr_ratio,
+        )
         if merged not in self._merged_states:
             p = order.fragment
             alone = OuterState.restored({p: before}, self.outer_step, {p: older})
             held = ((self._displacement_of(contributions[item.payload]), item.weight) for item in order.inputs)
             inputs = [(alone.from_current(p, displacement), weight) for displacement, weight in held]
-            alone.merge(p, order.version, inputs)
+            alone.merge(p, order.version, inputs, order.outer_lr_ratio)
             self._merged_states[merged] = alone.state(p)
         return self._merged_states[merged]
 

@@ -1,0 +1,123 @@
+"""The inner optimizer of a job specification, without its learning rate.
+
+    gradient ─▶ clipped by global norm ─▶ direction of the kind ─▶ + weight decay · θ ─▶ × lr_ratio of its group = update
+
+A step is θ ← θ − lr · update. Every moment that has a tensor's shape lies in a tree like that of the parameters, under the
+tensor's name: so a state can be cut, sent and sharded as parameters are. What an optimizer keeps in other shapes, such as
+a count, or Adafactor's factors of rows and columns, is of no tensor and goes as a whole.
+
+This module knows nothing of fragments, islands or devices. Sources: AdamW, arXiv:1711.05101; Muon, arXiv:2502.16982; Lion,
+arXiv:2302.06675; Adafactor, arXiv:1804.04235. All directions are optax's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+from optax import contrib
+
+from learners.optimizers.groups import TensorSettings, settings_of, use_of
+from orchestrator.errors import ConfigurationError
+from orchestrator.parameters.roles import BY_NAME, Roles, role_of
+
+MUON_RMS = 0.2
+"""Of an update of Muon, as AdamW's is: so that both take the same learning rate (arXiv:2502.16982, section 2.2)."""
+
+Tensors = Mapping[str, jax.Array]
+
+
+def build(section: Mapping[str, Any], roles: Roles = BY_NAME) -> optax.GradientTransformation:
+    """Return the optimizer: its updates are to be scaled by ``-learning_rate(…)`` and added.
+
+    ``section`` is ``training.inner_optimizer`` of the job specification. Raises ConfigurationError for a factory that cannot
+    be used; what is returned raises it where a group applies to no tensor.
+    """
+    parts: list[optax.GradientTransformation] = []
+    if section["clip_norm"] is not None:
+        parts.append(optax.clip_by_global_norm(section["clip_norm"]))
+    parts.append(_from_factory(section["factory"], section) if section["factory"] else _direction(section, roles))
+    parts += _by_groups(section, roles) if section["groups"] else [_decay(section, roles)]
+    return optax.chain(*parts)
+
+
+def _direction(section: Mapping[str, Any], roles: Roles) -> optax.GradientTransformation:
+    kind = section["kind"]
+    if kind == "lion":
+        return optax.scale_by_lion(b1=section["beta1"], b2=section["beta2"])
+    if kind == "adafactor":  # without the scale of parameters, so that a learning rate means what it does elsewhere
+        return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+    adam = optax.scale_by_adam(b1=section["beta1"], b2=section["beta2"])
+    return adam if kind == "adamw" else _muon(section, adam, roles)
+
+
+def _muon(
+    section: Mapping[str, Any], others: optax.GradientTransformation, roles: Roles
+) -> optax.GradientTransformation:
+    """Muon for matrices, each layer and expert of a stack by itself; ``others`` for embeddings and vectors."""
+
+    def dimensions(tensors: Tensors) -> dict[str, contrib.MuonDimensionNumbers]:
+        numbers: dict[str, contrib.MuonDimensionNumbers] = jax.tree.map(
+            lambda tensor: contrib.MuonDimensionNumbers(tensor.ndim - 2, tensor.ndim - 1), tensors
+        )
+        return numbers
+
+    def labels(tensors: Tensors) -> dict[str, str]:
+        uses = {name: use_of(name, tensor.ndim, roles) for name, tensor in tensors.items()}
+        return {name: "muon" if use == "matrix" else "others" for name, use in uses.items()}
+
+    def even(updates: Tensors, parameters: Any) -> Any:
+        """What is orthogonal has singular values of 1, and so a smaller root mean square the larger it is."""
+        return jax.tree.map(lambda update: MUON_RMS * max(update.shape[-2:]) ** 0.5 * update, updates)
+
+    muon = optax.chain(
+        contrib.scale_by_muon(beta=section["momentum"], weight_dimension_numbers=dimensions), optax.stateless(even)
+    )
+    return optax.partition({"muon": muon, "others": others}, labels)
+
+
+def _decay(section: Mapping[str, Any], roles: Roles) -> optax.GradientTransformation:
+    def decaying(parameters: Tensors) -> dict[str, bool]:
+        return {name: role_of(name, tensor.ndim, roles).decays for name, tensor in parameters.items()}
+
+    return optax.add_decayed_weights(section["weight_decay"], mask=decaying)
+
+
+def _by_groups(section: Mapping[str, Any], roles: Roles) -> list[optax.GradientTransformation]:
+    """Decay and rates of every tensor's own group."""
+
+    def settings(tensors: Tensors) -> dict[str, TensorSettings]:
+        return settings_of({name: tensor.ndim for name, tensor in tensors.items()}, section, roles)
+
+    def checked(parameters: Any) -> optax.EmptyState:
+        settings(parameters)
+        return optax.EmptyState()
+
+    def update(updates: Any, state: optax.EmptyState, parameters: Any = None) -> tuple[Any, optax.EmptyState]:
+        by_name = settings(parameters)
+        return {
+            name: own.lr_ratio * (updates[name] + own.weight_decay * parameters[name]) for name, own in by_name.items()
+        }, state
+
+    return [optax.GradientTransformation(checked, update)]
+
+
+def _from_factory(path: str, section: Mapping[str, Any]) -> optax.GradientTransformation:
+    module, _, name = path.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            detail=f"training.inner_optimizer.factory {path!r} cannot be imported ({error}). Name package.module:function "
+            "of a package that is installed on every node."
+        ) from error
+    built = factory(section)
+    if not isinstance(built, optax.GradientTransformation):
+        raise ConfigurationError(
+            detail=f"training.inner_optimizer.factory {path!r} returned {type(built).__name__}; it must return an "
+            "optax.GradientTransformation without a learning rate, such as optax.scale_by_adam()."
+        )
+    return built

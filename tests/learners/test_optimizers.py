@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax.contrib import MuonDimensionNumbers
+
+from learners.contract import tokens_per_schedule_step
+from learners.optimizers import inner, schedules
+from orchestrator.config import parse_job
+from orchestrator.errors import ConfigurationError
+from orchestrator.parameters.roles import Role
+from orchestrator.sections import InnerOptimizerSection
+
+
+def section(**fields: Any) -> dict[str, Any]:
+    return InnerOptimizerSection(**fields).model_dump(mode="json")
+
+
+SECTION = section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10)
+
+
+def test_the_learning_rate_is_optaxs_warm_up_and_cosine():
+    reference = optax.warmup_cosine_decay_schedule(
+        init_value=0.0, peak_value=0.1, warmup_steps=10, decay_steps=100, end_value=0.02
+    )
+    for step in range(10, 130):
+        assert schedules.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step)), rel=1e-5)
+    for step in range(10):  # ours trains from the first step on: its step 0 is optax's step 1
+        assert schedules.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step + 1)), rel=1e-5)
+
+
+def test_without_warm_up_and_past_the_horizon_the_rate_is_still_defined():
+    for schedule in ("cosine", "linear", "wsd"):
+        cold = section(lr=0.1, lr_final_ratio=0.2, warmup_steps=0, schedule=schedule)
+        assert schedules.learning_rate(cold, 1, 0) == pytest.approx(0.1)
+        assert schedules.learning_rate(cold, 100, 10**6) == pytest.approx(0.02)
+
+
+def test_the_linear_rate_is_optaxs_line() -> None:
+    line = optax.linear_schedule(0.1, 0.02, transition_steps=90)
+    rates = [
+        schedules.learning_rate(section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="linear"), 100, step)
+        for step in range(10, 120)
+    ]
+    assert rates == pytest.approx([float(line(step)) for step in range(110)], rel=1e-5)
+
+
+def test_the_wsd_rate_is_constant_up_to_its_last_part() -> None:
+    wsd = section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="wsd", decay_ratio=0.25)
+    line = optax.linear_schedule(0.1, 0.02, transition_steps=25, transition_begin=75)
+    rates = [schedules.learning_rate(wsd, 100, step) for step in range(10, 120)]
+    assert rates == pytest.approx([float(line(step)) for step in range(10, 120)], rel=1e-5)
+    never = section(lr=0.1, warmup_steps=0, schedule="wsd", decay_ratio=0.0)
+    assert [schedules.learning_rate(never, 100, step) for step in (0, 99, 500)] == [0.1] * 3
+
+
+TENSORS = {
+    "embed": jnp.ones((3, 2)),
+    "blocks.0.up": jnp.full((2, 2), 2.0),
+    "gain": jnp.ones(2),
+    "large": jnp.linspace(-1, 1, 128 * 130).reshape(128, 130),
+}
+DECAYS = {"embed": False, "blocks.0.up": True, "gain": False, "large": True}
+MATRICES = {"embed": None, "blocks.0.up": MuonDimensionNumbers(), "gain": None, "large": MuonDimensionNumbers()}
+REFERENCES = {
+    "adamw": optax.adamw(0.1, b1=0.9, b2=0.95, weight_decay=0.1, mask=DECAYS),
+    "lion": optax.lion(0.1, b1=0.9, b2=0.95, weight_decay=0.1, mask=DECAYS),
+    "muon": optax.contrib.muon(
+        0.1,
+        weight_decay=0.1,
+        adam_b2=0.95,
+        consistent_rms=0.2,
+        muon_weight_dimension_numbers=MATRICES,
+    ),
+    "adafactor": optax.chain(
+        optax.adafactor(0.1, multiply_by_parameter_scale=False, weight_decay_rate=0.01, weight_decay_mask=DECAYS)
+    ),
+}
+
+
+def two_steps(optimizer: optax.GradientTransformation, scale: float, tensors: Any = None) -> tuple[Any, Any]:
+    """The tensors after two updates times ``scale``, and the optimizer's state."""
+    tensors = TENSORS if tensors is None else tensors
+    state, generator = optimizer.init(tensors), np.random.default_rng(0)
+    for size in (5.0, 0.1):
+        gradient = {n: jnp.asarray(size * generator.standard_normal(a.shape), jnp.float32) for n, a in tensors.items()}
+        updates, state = optimizer.update(gradient, state, tensors)
+        tensors = {name: tensors[name] + scale * updates[name] for name in tensors}
+    return tensors, state
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_two_scaled_updates_equal_optaxs_own_optimizer_after_clipping(kind: str) -> None:
+    expected, _ = two_steps(optax.chain(optax.clip_by_global_norm(1.0), REFERENCES[kind]), 1.0)
+    if kind == "muon":  # optax's own moves all else by Adam with Nesterov's momentum
+        adamw, _ = two_steps(optax.chain(optax.clip_by_global_norm(1.0), REFERENCES["adamw"]), 1.0)
+        expected |= {name: adamw[name] for name in ("embed", "gain")}
+    got, _ = two_steps(inner.build(section(kind=kind)), -0.1)
+    for name in TENSORS:
+        np.testing.assert_allclose(got[name], expected[name], rtol=2e-5, atol=1e-6)
+
+
+def test_without_a_clip_norm_gradients_are_not_clipped() -> None:
+    expected, _ = two_steps(REFERENCES["lion"], 1.0)
+    got, _ = two_steps(inner.build(section(kind="lion", clip_norm=None)), -0.1)
+    for name in TENSORS:
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-6)
+
+
+def test_muon_moves_each_layer_and_expert_of_a_stack_as_a_matrix_of_its_own() -> None:
+    generator = np.random.default_rng(0)
+    stack = jnp.asarray(generator.standard_normal((2, 3, 4, 5)), jnp.float32)
+    optimizer = inner.build(section(kind="muon", clip_norm=None), {"stack": Role(stacked_axes=2)})
+    gradient = {"stack": jnp.asarray(generator.standard_normal(stack.shape), jnp.float32)}
+    whole, _ = optimizer.update(gradient, optimizer.init({"stack": stack}), {"stack": stack})
+    plain = inner.build(section(kind="muon", clip_norm=None))
+    for index in np.ndindex(2, 3):
+        one = {"w": stack[index]}
+        alone, _ = plain.update({"w": gradient["stack"][index]}, plain.init(one), one)
+        np.testing.assert_allclose(whole["stack"][index], alone["w"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_every_moment_of_a_tensors_shape_lies_under_the_tensors_name(kind: str) -> None:
+    _, state = two_steps(inner.build(section(kind=kind)), -0.1)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        key = getattr(path[-1], "key", None)
+        assert leaf.size <= 3 or key in TENSORS  # else a count, or the coefficients of Muon's polynomial
+
+
+def test_the_first_group_that_fits_a_tensor_sets_its_rate_and_its_decay() -> None:
+    groups = [
+        {"tensors": "blocks.*", "lr_ratio": 0.5, "weight_decay": 0.0},
+        {"tensors": "[bl]*", "role": "matrix", "lr_ratio": 2.0},
+        {"role": "embedding", "lr_ratio": 0.0},
+    ]
+    own = {**DECAYS, "blocks.0.up": False}
+    rates = {"blocks.0.up": 0.5, "large": 2.0, "embed": 0.0, "gain": 1.0}
+    got, _ = two_steps(inner.build(section(groups=groups)), -0.1)
+    for name, rate in rates.items():
+        reference = optax.chain(
+            optax.clip_by_global_norm(1.0), optax.adamw(0.1 * rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=own)
+        )
+        np.testing.assert_allclose(got[name], two_steps(reference, 1.0)[0][name], rtol=1e-5)
+
+
+def test_a_group_that_applies_to_no_tensor_is_refused() -> None:
+    groups = [{"role": "matrix"}, {"tensors": "large"}]
+    with pytest.raises(ConfigurationError, match=r"groups\.1 applies to no tensor.*blocks\.0\.up"):
+        inner.build(section(groups=groups)).init(TENSORS)
+
+
+def descent(section: dict[str, Any]) -> optax.GradientTransformation:
+    return optax.trace(section["momentum"])
+
+
+def nothing(section: dict[str, Any]) -> None: ...
+
+
+def test_a_factorys_transformation_takes_the_place_of_a_kind() -> None:
+    own = section(factory=f"{__name__}:descent", clip_norm=None, weight_decay=0.0)
+    got, _ = two_steps(inner.build(own), -0.1)
+    expected, _ = two_steps(optax.sgd(0.1, momentum=0.95), 1.0)
+    for name in TENSORS:
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        (f"{__name__}:nothing", "returned NoneType; it must return an optax.GradientTransformation"),
+        (f"{__name__}:missing", "cannot be imported"),
+        ("no_such_package:build", "installed on every node"),
+    ],
+)
+def test_a_factory_of_something_else_is_refused(factory: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        inner.build(section(factory=factory))
+
+
+@pytest.mark.parametrize("budget", [{"steps": 70}, {"tokens": 1_000_000}])
+def test_the_horizon_from_plain_data_is_the_specifications_own(budget):
+    job = parse_job({"islands": [{"node_group": "a", "count": 3}, {"node_group": "b"}], "budget": budget})
+    assert schedules.horizon_steps(job.model_dump(mode="json")) == job.horizon_steps
+
+
+def test_a_step_of_the_schedule_is_one_of_every_island_that_the_job_begins_with(make_job) -> None:
+    spec = make_job()
+    assert tokens_per_schedule_step(spec) == parse_job(spec).tokens_per_schedule_step == 2 * 4 * 32
