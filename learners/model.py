@@ -35,13 +35,13 @@ def build(spec: Mapping[str, Any]) -> Model:
     (``learners.models.modules``).
     """
     section = ModelSection.model_validate(spec["model"])
-    network = section.network
+    network, z_loss = section.network, spec.get("training", {}).get("z_loss", 0.0)
     if network is None:
         return _from_factory(section.factory or "", spec)
     dtype = jnp.dtype(section.compute_dtype)
     if isinstance(network, Architecture):
-        return transformer(network, dtype)
-    built = decoder.decoder(network, dtype, section.remat)
+        return transformer(network, dtype, z_loss)
+    built = decoder.decoder(network, dtype, section.remat, z_loss)
     if section.initial_weights is None:
         return built
     folder, roots = section.initial_weights, spec.get("roots", NOWHERE)
@@ -59,7 +59,11 @@ def _from_factory(path: str, spec: Mapping[str, Any]) -> Model:
             "that is installed on every node."
         ) from error
     built = factory(spec)
-    own = built if isinstance(built, Model) else modules.model_of(built, lambda seed: factory({**spec, "seed": seed}))
+    own = (
+        built
+        if isinstance(built, Model)
+        else modules.model_of(built, lambda seed: factory({**spec, "seed": seed}), spec["training"]["z_loss"])
+    )
     if own is None:
         raise ConfigurationError(
             detail=f"model.factory {path!r} returned {type(built).__name__}; it must return a learners.model.Model, or a "

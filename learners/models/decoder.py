@@ -51,22 +51,22 @@ AXES_BY_NAME: Mapping[str, tuple[str | None, ...]] = {
 """By the last part of a tensor's name; stacked tensors have more axes before these."""
 
 
-def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none") -> Model:
-    """Return the model; see ``DecoderSection`` and ``ModelSection.remat``."""
+def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z_loss: float = 0.0) -> Model:
+    """Return the model; see ``DecoderSection``, ``ModelSection.remat`` and ``TrainingSection.z_loss``."""
     dtype = jnp.dtype(compute_dtype)
     weight = config.experts.balance_weight if config.experts else 0.0
 
     def loss(parameters: Tensors, tokens: jax.Array) -> jax.Array:
         return _loss(config, dtype, remat, parameters, tokens)[0]
 
-    def objective(parameters: Tensors, tokens: jax.Array) -> jax.Array:
-        surprise, balance = _loss(config, dtype, remat, parameters, tokens)
-        return surprise + weight * balance
+    def objective(parameters: Tensors, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        surprise, squares, balance = _loss(config, dtype, remat, parameters, tokens)
+        return surprise + z_loss * squares + weight * balance, surprise
 
     return Model(
         initialise=lambda seed: initial_parameters(config, seed),
         loss=loss,
-        objective=objective if weight else None,
+        objective=objective if weight or z_loss else None,
         roles=roles(config),
         axes=axes(config),
         traceable=True,
@@ -141,8 +141,8 @@ def logits(config: DecoderSection, dtype: Any, parameters: Tensors, inputs: jax.
 
 def _loss(
     config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, tokens: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Mean cross-entropy of each next token, and the balance of experts; both scalar float32.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Mean cross-entropy of each next token, mean log²Z, and the balance of experts; all scalar float32.
 
     Where a sequence's logits are many, positions are taken in equal stretches, the last filled up with what weighs nothing,
     and each stretch's logits are computed again for the gradient instead of being held.
@@ -152,7 +152,8 @@ def _loss(
     batch, length = inputs.shape
     count = math.ceil(length * config.vocabulary_size / LOGITS_MAX)
     if count == 1:
-        return jnp.mean(_surprise(config, parameters, stream, targets)), balance
+        surprise, log_z = _surprise(config, parameters, stream, targets)
+        return jnp.mean(surprise), jnp.mean(log_z**2), balance
     stretch = math.ceil(length / count)
     padding = ((0, 0), (0, stretch * count - length))
     weights = jnp.pad(jnp.ones((batch, length), jnp.float32), padding)
@@ -161,23 +162,28 @@ def _loss(
         return jnp.moveaxis(array.reshape(batch, count, stretch, *array.shape[2:]), 1, 0)
 
     @jax.checkpoint
-    def summed(total: jax.Array, part: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+    def summed(totals: jax.Array, part: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         some, wanted, weight = part
-        return total + jnp.sum(weight * _surprise(config, parameters, some, wanted)), None
+        surprise, log_z = _surprise(config, parameters, some, wanted)
+        return totals + jnp.stack([jnp.sum(weight * surprise), jnp.sum(weight * log_z**2)]), None
 
     parts = (jnp.pad(stream, (*padding, (0, 0))), jnp.pad(targets, padding), weights)
-    total, _ = jax.lax.scan(summed, jnp.float32(0), tuple(map(in_stretches, parts)))
-    return total / (batch * length), balance
+    totals, _ = jax.lax.scan(summed, jnp.zeros(2, jnp.float32), tuple(map(in_stretches, parts)))
+    surprise, squares = totals / (batch * length)
+    return surprise, squares, balance
 
 
-def _surprise(config: DecoderSection, parameters: Tensors, stream: jax.Array, targets: jax.Array) -> jax.Array:
-    """−ln of each target's probability: (batch, length) float32.
+def _surprise(
+    config: DecoderSection, parameters: Tensors, stream: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """−ln of each target's probability, and ln Z: (batch, length) float32 each.
 
     The target's score is a masked sum, not a gather, so that a vocabulary that is split over devices stays split.
     """
     scores = _scores(config, parameters, stream)
     is_target = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 2) == targets[..., None]
-    return jax.nn.logsumexp(scores, axis=-1) - jnp.sum(jnp.where(is_target, scores, 0.0), axis=-1)
+    log_z = jax.nn.logsumexp(scores, axis=-1)
+    return log_z - jnp.sum(jnp.where(is_target, scores, 0.0), axis=-1), log_z
 
 
 def _scores(config: DecoderSection, parameters: Tensors, stream: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ class Model:
     loss(parameters, tokens)       scalar float32, mean nats per token; tokens (batch, length + 1) int32: all but the
                                    last are read, all but the first predicted
     objective(parameters, tokens)  what a step minimises, where that is more than the loss, such as a balance of
-                                   experts
+                                   experts; and the loss, from the same forward pass
     roles                          what tensors are for, by name, where the name does not say it: embedding-like,
                                    stacked by layer or expert, free of weight decay
     axes                           what a tensor's dimensions are, by name, one of ``AXES`` or None each: what a mesh
@@ -45,7 +45,7 @@ class Model:
     loss: Callable[[Mapping[str, jax.Array], jax.Array], jax.Array]
     roles: Roles = field(default_factory=dict)
     axes: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
-    objective: Callable[[Mapping[str, jax.Array], jax.Array], jax.Array] | None = None
+    objective: Callable[[Mapping[str, jax.Array], jax.Array], tuple[jax.Array, jax.Array]] | None = None
     traceable: bool = False
     vocabulary_size: int = BYTE_VALUES
     flops_per_token: Callable[[int], float] | None = None

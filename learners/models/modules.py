@@ -13,34 +13,32 @@ running statistics. The libraries are imported only where a factory returns a mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from learners.models.losses import Logits, Tensors, losses
 from learners.models.model import Model
 from orchestrator.errors import ConfigurationError
 
-Tensors = Mapping[str, jax.Array]
 Make = Callable[[Any], Any]
 """A module from a seed."""
-Apply = Callable[[Tensors, jax.Array], jax.Array]
-"""Logits, (batch, length, vocabulary), of tokens (batch, length)."""
 
 
-def model_of(module: Any, make: Make) -> Model | None:
+def model_of(module: Any, make: Make, z_loss: float = 0.0) -> Model | None:
     """The module, which ``make`` makes, as a model; None if it is of no library that is known here.
 
     Raises ConfigurationError for one that cannot be trained.
     """
     libraries = {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
     if "flax" in libraries:
-        return _of_flax(module, make)
-    return _of_equinox(module, make) if "equinox" in libraries else None
+        return _of_flax(module, make, z_loss)
+    return _of_equinox(module, make, z_loss) if "equinox" in libraries else None
 
 
-def _of_flax(module: Any, make: Make) -> Model:
+def _of_flax(module: Any, make: Make, z_loss: float) -> Model:
     from flax import nnx
 
     parts: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
@@ -60,10 +58,10 @@ def _of_flax(module: Any, make: Make) -> Model:
         logits: jax.Array = nnx.merge(definition, state, chance)(tokens)
         return logits
 
-    return _model(tensors(module), lambda seed: tensors(make(seed)), apply)
+    return _model(tensors(module), lambda seed: tensors(make(seed)), apply, z_loss)
 
 
-def _of_equinox(module: Any, make: Make) -> Model:
+def _of_equinox(module: Any, make: Make, z_loss: float) -> Model:
     import equinox
 
     _, fixed = equinox.partition(module, equinox.is_inexact_array)
@@ -80,10 +78,10 @@ def _of_equinox(module: Any, make: Make) -> Model:
         logits: jax.Array = jax.vmap(own)(tokens)
         return logits
 
-    return _model(tensors(module), lambda seed: tensors(make(seed)), apply)
+    return _model(tensors(module), lambda seed: tensors(make(seed)), apply, z_loss)
 
 
-def _model(parameters: Tensors, initialise: Callable[[Any], Tensors], apply: Apply) -> Model:
+def _model(parameters: Tensors, initialise: Callable[[Any], Tensors], apply: Logits, z_loss: float) -> Model:
     """Raises ConfigurationError unless parameters are float32, and tokens become logits of them."""
     if other := sorted(name for name, array in parameters.items() if array.dtype != jnp.float32):
         raise ConfigurationError(
@@ -104,12 +102,7 @@ def _model(parameters: Tensors, initialise: Callable[[Any], Tensors], apply: App
             "one for each token of the vocabulary, for each position."
         )
 
-    def loss(values: Tensors, sequences: jax.Array) -> jax.Array:
-        logits = apply(values, sequences[:, :-1]).astype(jnp.float32)
-        chosen = jnp.take_along_axis(logits, sequences[:, 1:, None], axis=-1)[..., 0]
-        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
-
-    return Model(initialise, loss, traceable=True, vocabulary_size=shape[-1])
+    return Model(initialise, **losses(apply, z_loss), traceable=True, vocabulary_size=shape[-1])
 
 
 def _named(path: tuple[Any, ...]) -> str:

@@ -22,15 +22,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from learners.models.losses import losses
 from learners.models.model import Model
 from orchestrator.models.plain import Architecture, parameter_shapes
 
 
-def transformer(architecture: Architecture, compute_dtype: Any) -> Model:
+def transformer(architecture: Architecture, compute_dtype: Any, z_loss: float = 0.0) -> Model:
     """Return the built-in transformer; matrices multiply in ``compute_dtype``, norms, softmax and loss in float32."""
+    dtype = jnp.dtype(compute_dtype)
     return Model(
         initialise=lambda seed: _initial_parameters(architecture, seed),
-        loss=lambda parameters, tokens: _loss(architecture, jnp.dtype(compute_dtype), parameters, tokens),
+        **losses(lambda parameters, inputs: logits(architecture, dtype, parameters, inputs), z_loss),
         axes=_axes(architecture),
         vocabulary_size=architecture.vocabulary_size,
         flops_per_token=lambda length: _flops_per_token(architecture, length),
@@ -82,14 +84,6 @@ def _initial_parameters(architecture: Architecture, seed: int) -> dict[str, np.n
             deviation /= math.sqrt(2 * architecture.layer_count)
         parameters[name] = generator.standard_normal(shape, np.float32) * np.float32(deviation)
     return parameters
-
-
-def _loss(architecture: Architecture, dtype: Any, parameters: Mapping[str, jax.Array], tokens: jax.Array) -> jax.Array:
-    """Mean cross-entropy of each next token, float32."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    scores = logits(architecture, dtype, parameters, inputs)
-    chosen = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - chosen)
 
 
 def _attention(

@@ -204,11 +204,21 @@ def test_the_loss_in_stretches_holds_a_part_of_the_logits_and_dots_keep_matrix_p
 def test_experts_are_balanced_by_the_objective_and_not_by_the_loss() -> None:
     built, parameters, batch = family.decoder(MIXTURE, "float32"), drawn(MIXTURE), tokens(9)
     parameters["layers.feedforward.router"][:] = 0.0  # every expert is as likely, and the first two are chosen
-    loss, objective = jax.jit(lambda p, t: (built.loss(p, t), built.objective(p, t)), compiler_options=QUICK)(
-        parameters, batch
-    )
+    objective, loss = jax.jit(built.objective, compiler_options=QUICK)(parameters, batch)
     # E Σ f p: of 5 experts two have all choices, one each per token, at a probability of 1/5
     assert float(objective - loss) == pytest.approx(0.5 * 5 * (1 + 1) / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize("at_once", [2**25, 5 * 23])
+def test_the_z_loss_is_the_mean_of_log_z_squared(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(family, "LOGITS_MAX", at_once)  # the second: in two stretches
+    built, parameters, batch = family.decoder(UNTIED, "float32", z_loss=0.25), drawn(UNTIED), tokens(9)
+    assert built.objective is not None
+    objective, loss = jax.jit(built.objective, compiler_options=QUICK)(parameters, batch)
+    scores = family.logits(UNTIED, jnp.dtype("float32"), parameters, jnp.asarray(batch[:, :-1]))
+    log_z = np.log(np.exp(np.asarray(scores, np.float64)).sum(axis=-1))
+    assert float(objective - loss) == pytest.approx(0.25 * np.mean(log_z**2), rel=1e-4)
+    assert float(loss) == pytest.approx(float(built.loss(parameters, batch)), rel=1e-6)
 
 
 def test_operations_of_a_token_are_counted_by_what_its_masks_leave() -> None:
