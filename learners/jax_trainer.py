@@ -128,6 +128,11 @@ class JaxTrainer:
         if self._spec["evaluation"]["on"] == "islands":
             self._held_out_loss()  # at a boundary, the island would stand still for it
 
+    def arrays_on_devices(self) -> tuple[Mapping[str, jax.Array], Any]:
+        """The parameters and the optimizer's state, as the next step will change them."""
+        self._allocate()
+        return self._parameters, self._state
+
     def memory_analysis(self) -> Any:
         """XLA's figures of the step's memory on one device, in bytes; nothing is allocated. It is compiled for it."""
         return self._compiled_step().memory_analysis()
@@ -260,9 +265,8 @@ class JaxTrainer:
     @cached_property
     def _shapes(self) -> Mapping[str, Shape]:
         """Raises InvalidJobSpec where a mesh does not divide them: this island's, or that of any, where this is none."""
-        tensors = self._initial
-        if self._model.traceable:
-            tensors = jax.eval_shape(partial(self._model.initialise, self._spec["seed"]))
+        initialise = partial(self._model.initialise, self._spec["seed"])
+        tensors = jax.eval_shape(initialise) if self._model.traceable else self._initial
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         mesh.require_division(self._spec, shapes, self._model.axes, self._model.roles)
         return shapes

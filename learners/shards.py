@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from learners.contract import Arrays, HeldPart
 from orchestrator.errors import DataError
-from orchestrator.parameters.pieces import Piece
+from orchestrator.parameters.pieces import Piece, piece_named
 from orchestrator.parameters.roles import Shape
 
 Box = tuple[slice, ...]
@@ -63,7 +63,7 @@ def held_part(sharding: NamedSharding, shape: Shape, piece: Piece) -> HeldPart:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A piece of a tensor on the devices. A block is where in the piece it lies, which part of a shard it is, and the shard."""
+    """A piece of a tensor on the devices. A block is where in the piece it lies, what of a shard it is, and the shard."""
 
     shape: Shape
     """Of the part that this process has."""
@@ -150,6 +150,25 @@ def changed(current: jax.Array, piece: Piece, array: np.ndarray, *, added: bool)
         current, part, window.start, window.stop, sharding=sharding, axis=window.axis, added=added, cut=window.ways > 1
     )
     return changed
+
+
+def programs(tensor: jax.Array, name: str) -> list[str]:
+    """What XLA makes of taking this piece of ``tensor``, of replacing it and of adding to it, as text."""
+    piece, sharding = piece_named(name), _named(tensor)
+    if piece.bounds is None:
+        compiled = [_copy.lower(tensor, sharding=sharding), _increase.lower(tensor, tensor, sharding=sharding)]
+        return [program.compile().as_text() for program in compiled]
+    window = _Window.of(sharding, tensor.shape, piece)
+    part = jax.ShapeDtypeStruct(window.taken_shape, tensor.dtype, sharding=sharding)
+    where = {"sharding": sharding, "axis": window.axis}
+    changes = [
+        _change.lower(tensor, part, window.start, window.stop, added=added, cut=window.ways > 1, **where)
+        for added in (False, True)
+    ]
+    return [
+        program.compile().as_text()
+        for program in (_take.lower(tensor, window.start, length=window.length, **where), *changes)
+    ]
 
 
 class DeviceCopy:
