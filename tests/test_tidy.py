@@ -79,9 +79,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.bounds": frozenset({"pydantic"}),
     "orchestrator.sections": frozenset({"orchestrator.bounds", "orchestrator.parameters.codec.registry", "pydantic"}),
     "orchestrator.validation": frozenset({"orchestrator.errors", "orchestrator.plain", "pydantic"}),
+    "orchestrator.device_mesh": frozenset({"orchestrator.errors"}),
     "orchestrator.config": frozenset(
         {
             CORE,
+            "orchestrator.device_mesh",
             "orchestrator.bounds",
             "orchestrator.documents",
             "orchestrator.sections",
@@ -198,6 +200,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.channel.endpoint",
             "orchestrator.channel.ticket",
             "orchestrator.checkpoints",
+            "orchestrator.device_mesh",
             "orchestrator.roots",
             "orchestrator.errors",
             "jax",
@@ -354,6 +357,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 PURE = (
     "orchestrator.core",
     "orchestrator.replica",
+    "orchestrator.device_mesh",
     "orchestrator.errors",
     "orchestrator.plain",
     "orchestrator.accounting",
