@@ -121,12 +121,21 @@ class JaxTrainer:
                 out_shardings=self._sharded,
             )
             jax.block_until_ready(
-                compiled(*zeros(), self._on_devices(np.zeros(self._batch_shape, np.int32)), np.float32(0))
+                compiled(*zeros(), self.on_devices(np.zeros(self._batch_shape, np.int32)), np.float32(0))
             )
             batch.result()
         self._allocate()
         if self._spec["evaluation"]["on"] == "islands":
             self._held_out_loss()  # at a boundary, the island would stand still for it
+
+    @property
+    def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]]:
+        """The inner step as it is run, of parameters, state, ``on_devices(batch)`` and rate; the first two are used up."""
+        return self._step or self._traced  # type: ignore[no-any-return]
+
+    def on_devices(self, tokens: np.ndarray) -> jax.Array:
+        """A batch as ``program`` takes it."""
+        return shards.batch_placed(tokens, self._batch_sharding)
 
     def arrays_on_devices(self) -> tuple[Mapping[str, jax.Array], Any]:
         """The parameters and the optimizer's state, as the next step will change them."""
@@ -139,10 +148,9 @@ class JaxTrainer:
 
     def step(self, schedule_step: int) -> StepResult:
         self._allocate()
-        batch = self._on_devices(self._batch())
+        batch = self.on_devices(self._batch())
         lr = np.float32(inner_optimizer.learning_rate(self._inner, self._horizon_steps, schedule_step))
-        step = self._step or self._traced
-        self._parameters, self._state, loss = step(self._parameters, self._state, batch, lr)
+        self._parameters, self._state, loss = self.program(self._parameters, self._state, batch, lr)
         self._cursor += 1
         self._batch()  # the devices are at work: draw the next one meanwhile
         return StepResult(token_count=batch.shape[0] * (batch.shape[1] - 1), loss=float(loss))
@@ -365,9 +373,6 @@ class JaxTrainer:
         """The piece of ``array`` in host memory, where no later step changes it. Waits until it is there."""
         part = shards.taken(array, piece, copied=False).on_host()
         return np.array(part) if self._devices[0].platform == "cpu" and not part.flags.owndata else part
-
-    def _on_devices(self, tokens: np.ndarray) -> jax.Array:
-        return shards.batch_placed(tokens, self._batch_sharding)
 
     def _batch(self) -> np.ndarray:
         """The batch at the cursor, drawn once."""

@@ -1,6 +1,6 @@
 """``python -m tests.bench.memory_analysis``: which models fit how many devices, before anybody has one.
 
-An island's step is compiled ahead of time for abstract arrays, on as many host devices as the row says, and XLA's own figures
+An island's step is compiled ahead of time for abstract arrays, on as many host devices as the row says, and XLA's figures
 of a device's memory are held against what one has. Nothing is allocated. Each row is compiled in a process of its own.
 
     arguments   parameters, optimizer's state and batch; the step's results take their place
@@ -102,7 +102,14 @@ def line_of(row: Row, figures: Figures) -> str:
     fits = figures.total <= USABLE_RATIO * DEVICE_GIB[row.kind] * GIB
     mesh = ", ".join(f"{axis} {length}" for axis, length in row.mesh.items())
     sizes = (f"{byte_count / GIB:.1f}" for byte_count in (*figures, figures.total))
-    cells = (row.preset, f"{row.devices} x {row.kind}", mesh, *sizes, str(DEVICE_GIB[row.kind]), "yes" if fits else "NO")
+    cells = (
+        row.preset,
+        f"{row.devices} x {row.kind}",
+        mesh,
+        *sizes,
+        str(DEVICE_GIB[row.kind]),
+        "yes" if fits else "NO",
+    )
     return f"| {' | '.join(cells)} |"
 
 

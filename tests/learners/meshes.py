@@ -13,14 +13,15 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learners import jax_trainer, mesh, shards
+from learners import mesh, shards
 from learners.jax_trainer import JaxTrainer
-from learners.model import Model
+from learners.model import Model, build
 from learners.text import Text
 from orchestrator.config import JobSpec
 from orchestrator.parameters.pieces import piece_named, taken
@@ -188,16 +189,18 @@ def gathered() -> dict[str, Any]:
 
 
 def placed_tensor_by_tensor() -> dict[str, Any]:
-    """The largest array on one device, in entries, while a model in NumPy is put there, and the largest tensor."""
+    """Entries of the largest array on one device, while a model in NumPy is put there, and of the largest tensor."""
     spec = document({"fsdp": 8}) | {"model": {"preset": "nano", "compute_dtype": "float32"}}
-    largest: list[int] = []
-    one = jax_trainer.create(spec, 0, 2)
+    one, largest = JaxTrainer(spec, build(spec), lambda shard: text().draw(shard, 2), text=text()), []
+    make = jax.make_array_from_callback
 
-    def seen() -> Any:
-        one.snapshot(["embed"])
-        largest.extend(max(shard.data.size for shard in array.addressable_shards) for array in jax.live_arrays())
+    def made(*arguments: Any) -> jax.Array:
+        array = make(*arguments)
+        largest.append(max(shard.data.size for shard in array.addressable_shards))
+        return array
 
-    highest(seen)
+    with patch.object(jax, "make_array_from_callback", made):
+        one.arrays_on_devices()
     return {"largest": max(largest), "tensor": max(int(np.prod(shape)) for shape in one.tensor_shapes().values())}
 
 
