@@ -264,10 +264,10 @@ class JaxTrainer:
         return {name: shards.taken(self._made(name), Piece(name)).on_host() for name in self._shapes}
 
     def _made(self, name: str) -> jax.Array:
-        made: Any = jax.jit(
+        program: Any = jax.jit(
             lambda: self._model.initialise(self._spec["seed"])[name], out_shardings=self._shardings[name]
         )
-        array: jax.Array = made()
+        array: jax.Array = program()
         return array
 
     @cached_property
@@ -338,8 +338,8 @@ class JaxTrainer:
         if self._state is None:
             if self._model.traceable:
                 initialise = partial(self._model.initialise, self._spec["seed"])
-                made: Any = jax.jit(initialise, out_shardings=self._shardings)
-                self._parameters = dict(made())
+                program: Any = jax.jit(initialise, out_shardings=self._shardings)
+                self._parameters = dict(program())
             else:
                 self._parameters = {name: self._placed(self._initial[name], name) for name in self._shapes}
                 del (

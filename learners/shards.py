@@ -138,14 +138,14 @@ def batch_placed(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
 def changed(current: jax.Array, piece: Piece, array: np.ndarray, *, added: bool) -> jax.Array:
     """``current`` with the piece replaced by ``array``, or increased by it; ``current`` itself is used up."""
     sharding, shape = _named(current), current.shape
-    given = _fitting(array, sharding, shape, current.dtype, piece)
+    source = _fitting(array, sharding, shape, current.dtype, piece)
     window = _Window.of(sharding, shape, piece)
     if piece.bounds is None and not added:
         return put_in_place_of(current, array)
     if piece.bounds is None:
-        result: jax.Array = _increase(current, _put(given, sharding), sharding=sharding)
+        result: jax.Array = _increase(current, _put(source, sharding), sharding=sharding)
         return result
-    part = jax.make_array_from_callback(window.taken_shape, sharding, partial(window.part, given))
+    part = jax.make_array_from_callback(window.taken_shape, sharding, partial(window.part, source))
     changed: jax.Array = _change(
         current, part, window.start, window.stop, sharding=sharding, axis=window.axis, added=added, cut=window.ways > 1
     )
@@ -243,22 +243,22 @@ class _Window:
             within[self.axis] = slice(valid[0] - first, valid[1] - first)
         return tuple(box), tuple(within)
 
-    def part(self, given: _Given, index: Box) -> np.ndarray:
-        """What a device is given for its window: what ``given`` has of the piece there, and zeros beside it."""
+    def part(self, source: _HostArray, index: Box) -> np.ndarray:
+        """What a device gets for its window: what ``source`` has of the piece there, and zeros beside it."""
         bounds = _bounds(index, self.taken_shape)
         box, within = self.block(bounds)
         inside = all(side.start < side.stop for side in box)
         shape = tuple(stop - start for start, stop in bounds)
         if inside and all(side.stop - side.start == size for side, size in zip(within, shape, strict=True)):
-            return given.at(box)
-        padded = np.zeros(shape, given.array.dtype)
+            return source.at(box)
+        padded = np.zeros(shape, source.array.dtype)
         if inside:
-            padded[within] = given.at(box)
+            padded[within] = source.at(box)
         return padded
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _HostArray:
     """An array of the host, which lies at ``origin`` of its piece."""
 
     array: np.ndarray
@@ -277,7 +277,7 @@ WHOLE = Piece("")
 """As a piece of any tensor."""
 
 
-def _fitting(array: np.ndarray, sharding: NamedSharding, shape: Shape, dtype: Any, piece: Piece = WHOLE) -> _Given:
+def _fitting(array: np.ndarray, sharding: NamedSharding, shape: Shape, dtype: Any, piece: Piece = WHOLE) -> _HostArray:
     whole = piece.shape(shape)
     part = held(sharding, shape, piece)
     if array.shape == whole:
@@ -286,7 +286,7 @@ def _fitting(array: np.ndarray, sharding: NamedSharding, shape: Shape, dtype: An
         origin = tuple(side.start for side in part)
     else:
         raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {whole}")
-    return _Given(array.astype(dtype, copy=False), origin, whole)
+    return _HostArray(array.astype(dtype, copy=False), origin, whole)
 
 
 def _hull(indices: Iterable[Box | None], shape: Shape) -> list[tuple[int, int]]:
@@ -296,13 +296,13 @@ def _hull(indices: Iterable[Box | None], shape: Shape) -> list[tuple[int, int]]:
     return [(min(starts), max(stops)) for starts, stops in along]
 
 
-def _put(given: _Given, sharding: NamedSharding) -> jax.Array:
+def _put(source: _HostArray, sharding: NamedSharding) -> jax.Array:
     """Perhaps still in the caller's memory."""
 
     def shard(index: Box) -> np.ndarray:
-        return given.at(tuple(slice(*side) for side in _bounds(index, given.shape)))
+        return source.at(tuple(slice(*side) for side in _bounds(index, source.shape)))
 
-    return jax.make_array_from_callback(given.shape, sharding, shard)
+    return jax.make_array_from_callback(source.shape, sharding, shard)
 
 
 def _named(array: jax.Array) -> NamedSharding:

@@ -45,9 +45,11 @@ def mesh_problems(entry: str, mesh: Mapping[str, Any], device_count: int | None,
     if is_plain(mesh):
         return
     others, data = parameter_axes(mesh), mesh.get("data")
-    said = ", ".join(f"{axis} {length}" for axis, length in {"data": data, **others}.items() if length not in (None, 1))
+    lengths_text = ", ".join(
+        f"{axis} {length}" for axis, length in {"data": data, **others}.items() if length not in (None, 1)
+    )
     product = math.prod(others.values()) * (data or 1)
-    where, axes = f"{entry}.mesh", f"is {said or 'data 1'}"
+    where, axes = f"{entry}.mesh", f"is {lengths_text or 'data 1'}"
     if device_count is not None and (device_count % product or (data is not None and device_count != product)):
         remedy = f"Choose lengths whose product is {device_count}, or give the island other devices."
         if data is None:
