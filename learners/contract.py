@@ -39,6 +39,18 @@ class HeldOutLoss:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """The part of a piece that the devices of this process have.
+
+    ``bounds`` are start and stop along every axis, in the piece's own indices: a block, which is empty where the piece lies
+    on other processes' devices. ``processes`` have the same part, in ascending order; this one is among them.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    processes: tuple[int, ...]
+
+
 def batch_size_of(spec: Mapping[str, Any]) -> int:
     """Sequences of an inner step of the island that this document is for (``JobSpec.island_document``)."""
     return int(spec.get("island", spec["training"])["batch_size"])
@@ -92,6 +104,14 @@ class Trainer(Protocol):
 
     def step(self, schedule_step: int) -> StepResult:
         """Take one inner step with the learning rate of the schedule at ``schedule_step``. Returns when it is done."""
+        ...
+
+    def held(self, piece: str) -> HeldPart:
+        """The part of this piece that this process has, of an island of several: all of it where the island is one process.
+
+        Arrays that ``snapshot`` and ``export_state`` give are these parts. ``load``, ``add`` and ``import_state`` take
+        them, or whole pieces; so does ``evaluate``, but for pieces of one tensor either all or none.
+        """
         ...
 
     def snapshot(self, pieces: Iterable[str]) -> Snapshot:

@@ -1,7 +1,7 @@
 """One island's training in JAX: parameters, AdamW state and data position on this process's devices.
 
-Implements ``contract.Trainer``. Knows nothing of fragments, versions, the synchroniser or Ray. Every device of this
-process holds all parameters; a batch is split between them when it divides evenly, else each computes all of it.
+Implements ``contract.Trainer``. Knows nothing of fragments, versions, the synchroniser or Ray. Parameters, gradients and
+optimizer state lie sharded on the island's mesh (``learners.mesh``), and come and go shard by shard (``learners.shards``).
 
 Three things keep steps back to back. Parameters and optimizer state are donated to the step, so it updates in place. A
 snapshot is a copy on the device, whose transfer to the host overlaps the steps that follow; the original cannot be used
@@ -12,28 +12,27 @@ the next batch is drawn while the devices work.
 from __future__ import annotations
 
 import math
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
-from learners import compilation_cache, inner_step, model
-from learners.contract import Arrays, HeldOutLoss, StepResult, batch_size_of
+from learners import compilation_cache, inner_step, mesh, model, shards
+from learners.contract import Arrays, HeldOutLoss, HeldPart, StepResult, batch_size_of
 from learners.data import Draw
 from learners.host_copy import HostCopy
 from learners.optimizers import inner, schedules
 from learners.text import Text
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, joined, piece_named, taken
-from orchestrator.parameters.roles import Roles
+from orchestrator.parameters.roles import Roles, Shape
 
 PARAMETERS, OPTIMIZER = "parameters/", "optimizer/"
 """Prefixes of the names in an exported state."""
@@ -54,25 +53,6 @@ def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> JaxTr
         shard_index=shard_index,
         text=text,
     )
-
-
-class DeviceCopy:
-    """A ``contract.Snapshot``: device arrays of its own, never donated, on their way to the host.
-
-    Until the arrays are asked for it holds device memory; after that only host memory.
-    """
-
-    def __init__(self, arrays: Mapping[str, jax.Array]) -> None:
-        self._lock = threading.Lock()
-        self._arrays: dict[str, Any] = dict(arrays)
-        for array in self._arrays.values():
-            array.copy_to_host_async()
-
-    def arrays(self) -> Arrays:
-        """Read-only. On CPU these are views of the device's memory, which they keep alive."""
-        with self._lock:
-            self._arrays = {name: np.asarray(array) for name, array in self._arrays.items()}
-            return dict(self._arrays)
 
 
 class JaxTrainer:
@@ -97,23 +77,13 @@ class JaxTrainer:
         self._inner = spec["training"]["inner_optimizer"]
         self._horizon_steps = schedules.horizon_steps(spec)
         self._optimizer = inner.build(self._inner, built.roles)
-        self._devices = jax.local_devices()
-        mesh = Mesh(np.array(self._devices), ("data",))
-        self._replicated = NamedSharding(mesh, PartitionSpec())
-        divides = batch_size_of(spec) % len(self._devices) == 0
-        self._batch_sharding = NamedSharding(mesh, PartitionSpec("data" if divides else None))
-        self._copy = jax.jit(jnp.copy, out_shardings=self._replicated)
-        self._take = jax.jit(_part, static_argnames=("length", "axis"), out_shardings=self._replicated)
-        in_place: dict[str, Any] = {
-            "static_argnames": "axis",
-            "donate_argnums": 0,
-            "out_shardings": self._replicated,
-        }
-        self._overwrite, self._increase = jax.jit(_overwritten, **in_place), jax.jit(_increased, **in_place)
+        hosts = spec.get("island", {}).get("hosts", 1)
+        self._devices = jax.devices() if hosts > 1 else jax.local_devices()
+        self._mesh = mesh.of_island(spec, self._devices)
+        self._batch_sharding = mesh.batch_sharding(self._mesh, batch_size_of(spec))
         self._to_host = ThreadPoolExecutor(1, "to-host")
-        step = inner_step.build(spec, built, self._optimizer)
-        self._traced = jax.jit(step, donate_argnums=(0, 1), out_shardings=self._replicated)
-        self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]] = self._traced
+        self._inner_step = inner_step.build(spec, built, self._optimizer)
+        self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]] | None = None
         self._loss: Any = None
         self._parameters: dict[str, jax.Array] = {}
         self._state: Any = None
@@ -126,7 +96,7 @@ class JaxTrainer:
         return len(self._devices)
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: array.shape for name, array in (self._parameters or self._initial).items()}
+        return dict(self._shapes)
 
     def roles(self) -> Roles:
         return self._model.roles
@@ -137,57 +107,74 @@ class JaxTrainer:
         return dict(self._initial) if pieces is None else taken(self._initial, pieces)
 
     def warm_up(self) -> None:
-        """Compile, and run each program once on copies, because a first run loads libraries and starts threads.
+        """Compile the step, and run it once on zeros, because a first run loads libraries and starts threads.
 
-        The text is read meanwhile: XLA compiles without Python's lock. On CPU the heap grows now to what later steps
-        want (``_grow_heap``).
+        That comes before anything is allocated: on the devices there is never more than a step needs. The text is read
+        meanwhile: XLA compiles without Python's lock. On CPU the heap grows now to what later steps want (``_grow_heap``).
         """
         with ThreadPoolExecutor(1) as beside:
             batch = beside.submit(self._batch)
             with compilation_cache.exclusive():
-                self._allocate()
-                parameters, state = jax.tree.map(self._copy, (self._parameters, self._state))
-                tokens = np.zeros(self._batch_shape, np.int32)
-                compiled = self._traced.lower(parameters, state, self._on_devices(tokens), np.float32(0)).compile()
+                compiled = self._compiled_step()
             self._step = compiled
             if self._devices[0].platform == "cpu":
                 needed: Any = compiled.memory_analysis()
                 _grow_heap(needed.temp_size_in_bytes + needed.output_size_in_bytes)
-            jax.block_until_ready(compiled(parameters, state, self._on_devices(tokens), np.float32(0)))
+            zeros = jax.jit(
+                lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._outline),
+                out_shardings=self._sharded,
+            )
+            jax.block_until_ready(
+                compiled(*zeros(), self.on_devices(np.zeros(self._batch_shape, np.int32)), np.float32(0))
+            )
             batch.result()
+        self._allocate()
         if self._spec["evaluation"]["on"] == "islands":
-            self._held_out_loss(self._parameters)  # at a boundary, the island would stand still for it
+            self._held_out_loss()  # at a boundary, the island would stand still for it
+
+    @property
+    def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array]]:
+        """The inner step as it is run, of parameters, state, ``on_devices(batch)`` and rate; the first two are used up."""
+        return self._step or self._traced  # type: ignore[no-any-return]
+
+    def on_devices(self, tokens: np.ndarray) -> jax.Array:
+        """A batch as ``program`` takes it."""
+        return shards.batch_placed(tokens, self._batch_sharding)
+
+    def arrays_on_devices(self) -> tuple[Mapping[str, jax.Array], Any]:
+        """The parameters and the optimizer's state, as the next step will change them."""
+        self._allocate()
+        return self._parameters, self._state
+
+    def memory_analysis(self) -> Any:
+        """XLA's figures of the step's memory on one device, in bytes; nothing is allocated. It is compiled for it."""
+        return self._compiled_step().memory_analysis()
 
     def step(self, schedule_step: int) -> StepResult:
         self._allocate()
-        batch = self._on_devices(self._batch())
+        batch = self.on_devices(self._batch())
         lr = np.float32(schedules.learning_rate(self._inner, self._horizon_steps, schedule_step))
-        self._parameters, self._state, loss = self._step(self._parameters, self._state, batch, lr)
+        self._parameters, self._state, loss = self.program(self._parameters, self._state, batch, lr)
         self._cursor += 1
         self._batch()  # the devices are at work: draw the next one meanwhile
         return StepResult(token_count=batch.shape[0] * (batch.shape[1] - 1), loss=float(loss))
 
-    def snapshot(self, pieces: Iterable[str]) -> DeviceCopy:
+    def held(self, piece: str) -> HeldPart:
+        named = piece_named(piece)
+        return shards.held_part(self._shardings[named.tensor], self._shapes[named.tensor], named)
+
+    def snapshot(self, pieces: Iterable[str]) -> shards.DeviceCopy:
         self._allocate()
         named = [piece_named(name) for name in pieces]
-        copy = DeviceCopy({piece.name: self._copied(self._parameters[piece.tensor], piece) for piece in named})
+        copy = shards.DeviceCopy({piece.name: shards.taken(self._parameters[piece.tensor], piece) for piece in named})
         self._to_host.submit(copy.arrays)  # it leaves the devices also if nobody ever asks for it
         return copy
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._allocate()
-        for name, array in arrays.items():
-            piece = piece_named(name)
-            current = self._parameters[piece.tensor]
-            if piece.bounds is None:
-                self._parameters[name] = self._adopted(array, current)
-            else:
-                self._change(self._overwrite, piece, array)
+        self._change(arrays, added=False)
 
     def add(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._allocate()
-        for name, array in arrays.items():
-            self._change(self._increase, piece_named(name), array)
+        self._change(arrays, added=True)
 
     def export_state(self, pieces: Iterable[str] | None = None) -> HostCopy:
         """Each array goes to the host before the next: on the devices there is never more than one of them, or a piece.
@@ -219,16 +206,16 @@ class JaxTrainer:
             differing = sorted(own.keys() ^ state.keys())
             raise DataError(detail=f"a peer's state does not fit this island's model: {differing[:4]} on one side only")
         for name, array in own.items():
-            _require_shape(np.asarray(state[name]), array.shape)
+            shards.require_fitting(np.asarray(state[name]), array.sharding, array.shape)
         del own, array
         for name in self._parameters:
             current = self._parameters[name]
-            self._parameters[name] = self._adopted(np.asarray(state[PARAMETERS + name]), current)
+            self._parameters[name] = shards.put_in_place_of(current, np.asarray(state[PARAMETERS + name]))
         leaves, tree = jax.tree_util.tree_flatten_with_path(self._state)
         self._state, values = None, dict(leaves)
         del leaves
         for path in values:
-            values[path] = self._adopted(np.asarray(state[_state_name(path)]), values[path])
+            values[path] = shards.put_in_place_of(values[path], np.asarray(state[_state_name(path)]))
         self._state = jax.tree_util.tree_unflatten(tree, values.values())
 
     def cursor(self) -> int:
@@ -241,12 +228,12 @@ class JaxTrainer:
         self._shard_index, self._draw, self._drawn = index, None, None
 
     def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = math.inf) -> HeldOutLoss:
-        """4 bytes a parameter on every device, where a step has as many for its gradient."""
-        parameters = {name: jax.device_put(array, self._replicated) for name, array in joined(arrays).items()}
-        loss = self._held_out_loss(parameters)
+        """As much as parameters need on the devices, where a step has as much for its gradient."""
+        parameters = self._on_mesh(arrays)
+        loss = self._held_out_loss()
 
         def loss_of(tokens: np.ndarray) -> float:
-            return float(loss(parameters, jax.device_put(tokens, self._held_out_sharding)))
+            return float(loss(parameters, shards.batch_placed(tokens, self._held_out_sharding)))
 
         return self._text.measure(loss_of, self._held_out_max, limit_s)
 
@@ -259,23 +246,87 @@ class JaxTrainer:
 
     @property
     def _held_out_sharding(self) -> NamedSharding:
-        divides = len(self._text.held_out_batches(self._held_out_max)[0]) % len(self._devices) == 0
-        return NamedSharding(self._replicated.mesh, PartitionSpec("data" if divides else None))
+        return mesh.batch_sharding(self._mesh, len(self._text.held_out_batches(self._held_out_max)[0]))
 
-    def _held_out_loss(self, parameters: Mapping[str, jax.Array]) -> Any:
-        """The loss of a held-out batch, compiled for parameters like these."""
+    def _held_out_loss(self) -> Any:
+        """The loss of a held-out batch, compiled."""
         if self._loss is None:
             tokens = self._text.held_out_batches(self._held_out_max)[0]
             batch = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=self._held_out_sharding)
+            parameters, _ = self._abstract
             with compilation_cache.exclusive():
-                self._loss = jax.jit(self._model.loss).lower(parameters, batch).compile()
+                self._loss = jax.jit(self._on_this_mesh(self._model.loss)).lower(parameters, batch).compile()
         return self._loss
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
     def _initial(self) -> Arrays:
-        return {name: np.asarray(array) for name, array in self._model.initialise(self._spec["seed"]).items()}
+        """On the host, whole. Of a model that can be traced one tensor after another is made, by all devices."""
+        if not self._model.traceable:
+            return dict(self._model.initialise(self._spec["seed"]))
+        return {name: shards.taken(self._made(name), Piece(name)).on_host() for name in self._shapes}
+
+    def _made(self, name: str) -> jax.Array:
+        program: Any = jax.jit(
+            lambda: self._model.initialise(self._spec["seed"])[name], out_shardings=self._shardings[name]
+        )
+        array: jax.Array = program()
+        return array
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, Shape]:
+        """Raises InvalidJobSpec where a mesh does not divide them: this island's, or that of any, where this is none."""
+        initialise = partial(self._model.initialise, self._spec["seed"])
+        tensors = jax.eval_shape(initialise) if self._model.traceable else self._initial
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        mesh.require_division(self._spec, shapes, self._model.axes, self._model.roles)
+        return shapes
+
+    @cached_property
+    def _shardings(self) -> dict[str, NamedSharding]:
+        mesh.require_boxes(self._mesh)
+        return mesh.shardings(self._mesh, self._shapes, self._model.axes, self._model.roles)
+
+    @cached_property
+    def _outline(self) -> tuple[dict[str, Any], Any]:
+        """Shapes and types of the parameters and of the optimizer's state."""
+        parameters = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in self._shapes.items()}
+        return parameters, jax.eval_shape(self._optimizer.init, parameters)
+
+    @cached_property
+    def _sharded(self) -> tuple[dict[str, NamedSharding], Any]:
+        """Where these lie."""
+        return self._shardings, mesh.like_parameters(self._outline[1], self._shapes, self._shardings, self._mesh)
+
+    @property
+    def _abstract(self) -> tuple[dict[str, Any], Any]:
+        """These with their shardings."""
+
+        def lying(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+        abstract: tuple[dict[str, Any], Any] = jax.tree.map(lying, self._outline, self._sharded)
+        return abstract
+
+    @cached_property
+    def _traced(self) -> Any:
+        everywhere = NamedSharding(self._mesh, PartitionSpec())
+        step = self._on_this_mesh(self._inner_step)
+        return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*self._sharded, everywhere))
+
+    def _on_this_mesh(self, traced: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, in which ``mesh.constrained`` knows the mesh while it is traced."""
+
+        def on_mesh(*arguments: Any) -> Any:
+            with use_abstract_mesh(self._mesh.abstract_mesh):
+                return traced(*arguments)
+
+        return on_mesh
+
+    def _compiled_step(self) -> Any:
+        tokens = jax.ShapeDtypeStruct(self._batch_shape, np.int32, sharding=self._batch_sharding)
+        return self._traced.lower(*self._abstract, tokens, jax.ShapeDtypeStruct((), np.float32)).compile()
 
     @property
     def _batch_shape(self) -> tuple[int, int]:
@@ -284,48 +335,43 @@ class JaxTrainer:
     def _allocate(self) -> None:
         """Put parameters and optimizer state on the devices, unless they are there. The evaluator never needs them."""
         if self._state is None:
-            self._parameters = {
-                name: self._copy(jax.device_put(a, self._replicated)) for name, a in self._initial.items()
-            }
-            self._state = jax.jit(self._optimizer.init, out_shardings=self._replicated)(self._parameters)
-            del self._initial  # 4 bytes a parameter of the host's memory; whoever asks for it again has it made again
+            if self._model.traceable:
+                initialise = partial(self._model.initialise, self._spec["seed"])
+                program: Any = jax.jit(initialise, out_shardings=self._shardings)
+                self._parameters = dict(program())
+            else:
+                self._parameters = {name: self._placed(self._initial[name], name) for name in self._shapes}
+                del (
+                    self._initial
+                )  # 4 bytes a parameter of the host's memory; whoever asks for it again has it made again
+            self._state = jax.jit(self._optimizer.init, out_shardings=self._sharded[1])(self._parameters)
 
-    def _change(self, change: Callable[..., jax.Array], piece: Piece, array: np.ndarray) -> None:
-        """Change the piece by ``array`` in the tensor's own memory."""
-        current = self._parameters[piece.tensor]
-        part = self._on_all(array, piece.shape(current.shape), current.dtype)
-        axis, start, _ = piece.bounds or (0, 0, None)
-        self._parameters[piece.tensor] = change(current, part, start, axis=axis)
+    def _placed(self, array: np.ndarray, tensor: str) -> jax.Array:
+        return shards.placed(array, self._shardings[tensor], self._shapes[tensor], np.float32)
 
-    def _adopted(self, array: np.ndarray, current: jax.Array) -> jax.Array:
-        """On the devices, in memory of its own: on CPU ``device_put`` may keep using the caller's."""
-        on_device: jax.Array = self._copy(self._on_all(array, current.shape, current.dtype))
-        return on_device
+    def _change(self, arrays: Mapping[str, np.ndarray], *, added: bool) -> None:
+        self._allocate()
+        for name, array in arrays.items():
+            piece = piece_named(name)
+            current = self._parameters[piece.tensor]
+            self._parameters[piece.tensor] = shards.changed(current, piece, array, added=added)
 
-    def _on_all(self, array: np.ndarray, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        """On every device, perhaps still in the caller's memory. Raises DataError unless it has this shape."""
-        _require_shape(array, shape)
-        on_device: jax.Array = jax.device_put(array.astype(dtype, copy=False), self._replicated)
-        return on_device
+    def _on_mesh(self, arrays: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """These tensors, or all their pieces, on the devices, perhaps still in the caller's memory; one after another."""
+        of_tensor: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+        for name, array in arrays.items():
+            of_tensor[piece_named(name).tensor][name] = array
+        return {
+            tensor: shards.placed(
+                joined(pieces)[tensor], self._shardings[tensor], self._shapes[tensor], np.float32, owned=False
+            )
+            for tensor, pieces in of_tensor.items()
+        }
 
     def _on_host(self, array: jax.Array, piece: Piece) -> np.ndarray:
         """The piece of ``array`` in host memory, where no later step changes it. Waits until it is there."""
-        # of an array object of its own: a view that the array itself kept would keep the next step from updating it in place
-        part = array.addressable_data(0) if piece.bounds is None else self._copied(array, piece)
-        return np.array(part) if self._devices[0].platform == "cpu" else np.asarray(part)
-
-    def _copied(self, array: jax.Array, piece: Piece) -> jax.Array:
-        """A copy of the piece of ``array``, on the devices."""
-        if piece.bounds is None:
-            whole: jax.Array = self._copy(array)
-            return whole
-        axis, start, stop = piece.bounds
-        part: jax.Array = self._take(array, start, length=stop - start, axis=axis)
-        return part
-
-    def _on_devices(self, tokens: np.ndarray) -> jax.Array:
-        on_device: jax.Array = jax.device_put(tokens, self._batch_sharding)
-        return on_device
+        part = shards.taken(array, piece, copied=False).on_host()
+        return np.array(part) if self._devices[0].platform == "cpu" and not part.flags.owndata else part
 
     def _batch(self) -> np.ndarray:
         """The batch at the cursor, drawn once."""
@@ -339,36 +385,9 @@ class JaxTrainer:
         """Every array by its name, with the tensor that it belongs to."""
         leaves = jax.tree_util.tree_leaves_with_path(self._state)
         named = {PARAMETERS + name: (array, name) for name, array in self._parameters.items()}
-        return named | {_state_name(path): (leaf, self._tensor_of(path, leaf.shape)) for path, leaf in leaves}
-
-    def _tensor_of(self, path: Any, shape: tuple[int, ...]) -> str | None:
-        """Moments are kept in trees like that of the parameters, so the last key on the way there is a tensor's name.
-
-        What is kept of a tensor in another shape, such as factors of its second moment, cannot be cut like it: it is of no
-        tensor.
-        """
-        key = getattr(path[-1], "key", None)
-        return key if key in self._parameters and self._parameters[key].shape == shape else None
-
-
-def _part(array: jax.Array, start: int, *, length: int, axis: int) -> jax.Array:
-    """The start is an argument, so that all pieces of one length share one program."""
-    return jax.lax.dynamic_slice_in_dim(array, start, length, axis)
-
-
-def _overwritten(array: jax.Array, part: jax.Array, start: int, *, axis: int) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(array, part, start, axis)
-
-
-def _increased(array: jax.Array, part: jax.Array, start: int, *, axis: int) -> jax.Array:
-    if part.ndim == 0 or part.shape == array.shape:
-        return array + part
-    return _overwritten(array, _part(array, start, length=part.shape[axis], axis=axis) + part, start, axis=axis)
-
-
-def _require_shape(array: np.ndarray, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise DataError(detail=f"an array of shape {array.shape} cannot take the place of one of {shape}")
+        return named | {
+            _state_name(path): (leaf, mesh.tensor_of(path, leaf.shape, self._shapes)) for path, leaf in leaves
+        }
 
 
 def _state_name(path: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from orchestrator import documents
+from orchestrator import device_mesh, documents
 from orchestrator.bounds import BUDGET_TOKENS_MAX, ISLANDS_MAX, STEP_TOKENS_MAX, Function, Name, Seed
 from orchestrator.core.vocabulary import (
     CheckpointPolicy,
@@ -234,6 +234,7 @@ def _cross_problems(sections: Mapping[str, Any]) -> Iterable[Problem]:
     islands, sync = sections.get("islands"), sections.get("synchroniser")
     if islands:
         yield from _island_problems(islands, sync)
+        yield from _mesh_problems(islands, sections.get("training"))
     yield from _accumulation_problems(islands or (), sections.get("training"))
     yield from _size_problems(sections)
     if evaluation := sections.get("evaluation"):
@@ -281,6 +282,17 @@ def _island_problems(islands: Sequence[IslandsSection], sync: SynchroniserSectio
                 f"is {section.accelerators} with accelerator {section.accelerator!r}.",
                 "Use 0 for cpu and at least 1 for gpu or tpu.",
             )
+
+
+def _mesh_problems(islands: Sequence[IslandsSection], training: TrainingSection | None) -> Iterable[Problem]:
+    """Of islands on CPU nobody knows here how many devices they will have."""
+    for index, section in enumerate(islands):
+        batch_size = section.batch_size or (training and training.batch_size)
+        if batch_size:
+            device_count = section.accelerators * section.hosts or None
+            mesh = section.mesh.model_dump()
+            accumulation = section.accumulation or (training.accumulation if training else 1)
+            yield from device_mesh.mesh_problems(f"islands.{index}", mesh, device_count, batch_size, accumulation)
 
 
 def _accumulation_problems(islands: Sequence[IslandsSection], training: TrainingSection | None) -> Iterable[Problem]:

@@ -104,9 +104,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "orchestrator.validation": frozenset({"orchestrator.errors", "orchestrator.plain", "pydantic"}),
+    "orchestrator.device_mesh": frozenset({"orchestrator.errors"}),
     "orchestrator.config": frozenset(
         {
             CORE,
+            "orchestrator.device_mesh",
             "orchestrator.bounds",
             "orchestrator.documents",
             "orchestrator.sections",
@@ -223,6 +225,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.channel.endpoint",
             "orchestrator.channel.ticket",
             "orchestrator.checkpoints",
+            "orchestrator.device_mesh",
             "orchestrator.roots",
             "orchestrator.models",
             "orchestrator.sections",
@@ -387,6 +390,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 PURE = (
     "orchestrator.core",
     "orchestrator.replica",
+    "orchestrator.device_mesh",
     "orchestrator.errors",
     "orchestrator.plain",
     "orchestrator.accounting",

@@ -35,6 +35,7 @@ from tests.bench import (
     shard,
     surface,
     survivors,
+    training,
 )
 
 PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
@@ -45,6 +46,7 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "adoption": adoption.main,
     "evaluation": evaluation.main,
     "device-memory": device_memory.main,
+    "training": training.main,
     "channel": channel.main,
     "channel-line": channel_line.main,
     "journal": journal.main,

@@ -14,7 +14,8 @@ PARAMETERS = 100_000_000
 class Options:
     """``kinds`` are those of ``recovery``; ``small`` asks for the smallest sizes, which show that it runs, and no speed.
 
-    ``parameters`` of the model, where a part can have any number of them, and that number was asked for.
+    ``parameters`` of the model, where a part can have any number of them, and that number was asked for; ``preset`` is its
+    name where a part takes one.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -23,6 +24,7 @@ class Options:
     minutes: float = 10.0
     step_seconds: float | None = None
     parameters: int | None = None
+    preset: str | None = None
 
 
 def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> tuple[tuple[str, ...], Options]:
@@ -45,6 +47,7 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
         type=lambda text: int(float(text)),
         help=f"shard, island-memory: of the model ({PARAMETERS:.0e} unless said); evaluation: about so many",
     )
+    parser.add_argument("--preset", help="training: of the model (micro unless said)")
     asked = parser.parse_args(arguments)
     if unknown := sorted(set(asked.part) - {*parts, *KINDS}):
         parser.error(
@@ -52,4 +55,6 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
         )
     kinds = tuple(kind for kind in KINDS if kind in asked.part) or KINDS
     wanted = tuple(part for part in asked.part if part not in KINDS) or parts
-    return wanted, Options(kinds, asked.json, asked.small, asked.minutes, asked.step_seconds, asked.parameters)
+    return wanted, Options(
+        kinds, asked.json, asked.small, asked.minutes, asked.step_seconds, asked.parameters, asked.preset
+    )

@@ -1,0 +1,277 @@
+"""The mesh of an island's devices, and the part of each tensor that every device holds.
+
+    a tensor's dimension        mesh axis            a batch's          mesh axes
+    vocabulary, heads, hidden   tensor               sequences          data and fsdp
+    experts                     expert
+    width, else the longest     fsdp
+    that is left
+
+What dimensions are is what a model says (``Model.axes``). Of a tensor that it says nothing of, the longest dimension that
+``fsdp`` divides is split. Layers are never split: a loop over them takes one after the other on all devices. Vectors are not
+split along ``fsdp``, stacked or not: they are small. A mesh that divides a batch, the devices or a tensor not evenly is
+refused before anything is allocated.
+
+Source: fully sharded data parallelism as in ZeRO-3, arXiv:1910.02054; tensor parallelism as in Megatron-LM,
+arXiv:1909.08053; both by annotation of shardings alone, GSPMD, arXiv:2105.04663.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
+
+from learners.contract import accumulation_of, batch_size_of
+from orchestrator import device_mesh
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.parameters.roles import BY_NAME, Roles, Shape
+
+SPLIT_ALONG: Mapping[str, str] = {"vocabulary": "tensor", "heads": "tensor", "hidden": "tensor", "experts": "expert"}
+BATCH_AXES = ("data", "fsdp")
+NAMED_MAX = 4
+"""So many tensors are named in a refusal."""
+
+Axes = Mapping[str, tuple[str | None, ...]]
+
+
+def of_island(spec: Mapping[str, Any], devices: Sequence[jax.Device]) -> Mesh:
+    """The mesh that the specification asks for, of these devices; all along ``data`` where it asks for none.
+
+    Raises InvalidJobSpec where there are others than promised, or they do not divide.
+    """
+    island = spec.get("island", {})
+    section, batch_size = island.get("mesh") or {}, batch_size_of(spec)
+    promised = island.get("accelerators", 0) * island.get("hosts", 1)
+    problems = list(device_mesh.mesh_problems(_entry(spec), section, len(devices), batch_size, accumulation_of(spec)))
+    if promised and promised != len(devices):
+        problems = [
+            Problem(
+                f"{_entry(spec)}.accelerators",
+                f"promises {promised} devices (accelerators x hosts), and there are {len(devices)} of kind "
+                f"{devices[0].device_kind!r}.",
+                "Set accelerators to what each host has, or repair the host.",
+            )
+        ]
+    if problems:
+        raise InvalidJobSpec(problems=tuple(problems))
+    lengths = device_mesh.axis_lengths(section, len(devices))
+    return Mesh(_grid([lengths[axis] for axis in device_mesh.AXES], devices), device_mesh.AXES)
+
+
+def batch_sharding(mesh: Mesh, sequence_count: int) -> NamedSharding:
+    """Sequences along ``data`` and ``fsdp``; a batch that these do not divide is computed by every device."""
+    divides = sequence_count % batch_ways(mesh) == 0
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES if divides else None))
+
+
+def batch_ways(mesh: Mesh) -> int:
+    """Into how many parts a batch is split."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def shardings(mesh: Mesh, shapes: Mapping[str, Shape], axes: Axes, roles: Roles = BY_NAME) -> dict[str, NamedSharding]:
+    """Where every tensor lies. The mesh is one that ``tensor_problems`` finds nothing wrong with."""
+    named = {name: _dimensions(name, shape, axes, roles) for name, shape in shapes.items()}
+    return {
+        name: NamedSharding(mesh, PartitionSpec(*_split(shape, named[name], mesh.shape)))
+        for name, shape in shapes.items()
+    }
+
+
+def require_division(spec: Mapping[str, Any], shapes: Mapping[str, Shape], axes: Axes, roles: Roles) -> None:
+    """Raise InvalidJobSpec where the mesh of this island does not divide the model's tensors.
+
+    In a process that is no island's, as the evaluator, which is asked for the shapes before any island is placed: where that
+    of any island of the job does not.
+    """
+    meshes = {f"islands.{index}": entry.get("mesh") or {} for index, entry in enumerate(spec["islands"])}
+    if "island" in spec:
+        meshes = {_entry(spec): spec["island"].get("mesh") or {}}
+    problems = [
+        problem
+        for entry, section in meshes.items()
+        for problem in tensor_problems(entry, device_mesh.parameter_axes(section), shapes, axes, roles)
+    ]
+    if problems:
+        raise InvalidJobSpec(problems=tuple(problems))
+
+
+def tensor_problems(
+    entry: str, lengths: device_mesh.AxisLengths, shapes: Mapping[str, Shape], axes: Axes, roles: Roles = BY_NAME
+) -> Iterable[Problem]:
+    """Each axis that does not divide the tensors which it is to split, or splits none."""
+    named = {name: _dimensions(name, shape, axes, roles) for name, shape in shapes.items()}
+    for axis in ("expert", "tensor"):
+        sizes = {
+            name: size
+            for name, shape in shapes.items()
+            for dimension, size in zip(named[name], shape, strict=True)
+            if SPLIT_ALONG.get(dimension or "") == axis
+        }
+        length = lengths[axis]
+        if length > 1 and not sizes:
+            dimensions = " or ".join(dimension for dimension, along in SPLIT_ALONG.items() if along == axis)
+            yield Problem(
+                f"{entry}.mesh.{axis}",
+                f"is {length}, and splits nothing: no tensor of the model has a dimension named {dimensions}.",
+                "Use fsdp instead, or name the dimensions in Model.axes.",
+            )
+        elif uneven := {name: size for name, size in sizes.items() if size % length}:
+            listed = _listed(f"{name} ({size} of {shapes[name]})" for name, size in uneven.items())
+            yield Problem(
+                f"{entry}.mesh.{axis}",
+                f"is {length}, which does not divide {listed}.",
+                f"Use a divisor of {math.gcd(*sizes.values())}.",
+            )
+    length = lengths["fsdp"]
+    matrices = {name: shape for name, shape in shapes.items() if _is_matrix(named[name])}
+    whole = {
+        name: shape
+        for name, shape in matrices.items()
+        if length > 1 and "fsdp" not in _split(shape, named[name], lengths)
+    }
+    if whole:
+        listed = _listed(f"{name} {shape}" for name, shape in whole.items())
+        yield Problem(
+            f"{entry}.mesh.fsdp",
+            f"is {length}, which divides no dimension that is left to it of {listed}.",
+            f"Use a divisor of {math.gcd(*(max(shape) for shape in whole.values()))}.",
+        )
+
+
+def like_parameters(
+    state: Any, shapes: Mapping[str, Shape], sharding_of: Mapping[str, NamedSharding], mesh: Mesh
+) -> Any:
+    """Where the leaves of an optimizer's state lie, found by structure; ``state`` has shapes, abstract or not.
+
+    A leaf that belongs to a tensor (``tensor_of``) lies like it. Of any other the longest dimension is split along ``fsdp``
+    where that divides it: vectors and counts are everywhere.
+    """
+
+    def of_leaf(path: Any, leaf: Any) -> NamedSharding:
+        name = tensor_of(path, leaf.shape, shapes)
+        if name is not None:
+            return sharding_of[name]
+        return NamedSharding(mesh, PartitionSpec(*_split(leaf.shape, (None,) * len(leaf.shape), mesh.shape)))
+
+    return jax.tree_util.tree_map_with_path(of_leaf, state)
+
+
+def tensor_of(path: Any, shape: Shape, shapes: Mapping[str, Shape]) -> str | None:
+    """The tensor to which a leaf of an optimizer's state belongs: it has its shape, and the way there ends in its name.
+
+    Moments are kept in trees like that of the parameters. What is kept of a tensor in another shape, such as the factors of
+    its second moment, belongs to none: it cannot be cut like it.
+    """
+    key = getattr(path[-1], "key", None) if path else None
+    return key if isinstance(key, str) and shapes.get(key) == shape else None
+
+
+def constrained(value: jax.Array, *dimensions: str | None) -> jax.Array:
+    """``value`` where its dimensions say: for a model's loss, to keep activations split as it means.
+
+    Each is ``"batch"``, a name of ``Model.axes`` or None. Of an activation, unlike of a tensor, ``width`` is whole: along
+    ``fsdp`` lie its sequences. Without a mesh, or where the sizes do not divide, nothing happens.
+    """
+    lengths = dict(get_abstract_mesh().shape)
+    if math.prod(lengths.values()) == 1:
+        return value
+    split: list[Any] = []
+    for dimension, size in zip(dimensions, value.shape, strict=True):
+        along = BATCH_AXES if dimension == "batch" else SPLIT_ALONG.get(dimension or "")
+        ways = math.prod(lengths[axis] for axis in ((along,) if isinstance(along, str) else along or ()))
+        split.append(along if along and size % ways == 0 else None)
+    return jax.lax.with_sharding_constraint(value, PartitionSpec(*split))
+
+
+# ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _entry(spec: Mapping[str, Any]) -> str:
+    """The path of this island's entry in the specification."""
+    own = spec.get("island", {})
+    alike = [
+        index
+        for index, entry in enumerate(spec["islands"])
+        if (entry.get("node_group"), entry.get("mesh"), entry.get("name"))
+        == (own.get("node_group"), own.get("mesh"), own.get("name"))
+    ]
+    return f"islands.{alike[0]}" if alike else "island"
+
+
+def _grid(lengths: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
+    """The devices in an array of these lengths: as their wires lie, if then each process has a box of it."""
+    plain = np.array(sorted(devices, key=lambda device: (device.process_index, device.id))).reshape(lengths)
+    if devices[0].platform != "tpu":
+        return plain
+    try:
+        wired = mesh_utils.create_device_mesh(lengths, devices, allow_split_physical_axes=True)
+    except (NotImplementedError, ValueError, AssertionError):  # no such mesh on these wires: slower, and right
+        return plain
+    return wired if _boxes(wired) else plain
+
+
+def require_boxes(mesh: Mesh) -> None:
+    """Raise ConfigurationError unless each process has a box of the mesh: what it holds of a tensor is one block then."""
+    if not _boxes(mesh.devices):
+        lengths = ", ".join(f"{axis} {length}" for axis, length in mesh.shape.items())
+        raise ConfigurationError(
+            detail=f"The mesh {lengths} gives a process devices that are no box of it, so that its part of a tensor is no "
+            "block. Choose lengths of which each divides the devices of a host, or is a multiple of them."
+        )
+
+
+def _boxes(grid: np.ndarray) -> bool:
+    processes = np.vectorize(lambda device: device.process_index, otypes=[int])(grid)
+    for process in np.unique(processes):
+        at = np.argwhere(processes == process)
+        if math.prod((at.max(axis=0) - at.min(axis=0) + 1).tolist()) != len(at):
+            return False
+    return True
+
+
+def _dimensions(name: str, shape: Shape, axes: Axes, roles: Roles) -> tuple[str | None, ...]:
+    """What the tensor's dimensions are: as the model says, or unnamed but for the stacked ones."""
+    if name in axes:
+        if len(axes[name]) != len(shape):
+            raise ConfigurationError(
+                detail=f"Model.axes names {len(axes[name])} dimensions of {name}, whose shape is {shape}. Name each, or "
+                "use None for those that have no name."
+            )
+        return axes[name]
+    stacked = roles[name].stacked_axes if name in roles else 0
+    return ("layers",) * stacked + (None,) * (len(shape) - stacked)
+
+
+def _is_matrix(dimensions: Sequence[str | None]) -> bool:
+    return sum(dimension not in ("layers", "experts") for dimension in dimensions) > 1
+
+
+def _split(shape: Shape, dimensions: Sequence[str | None], lengths: device_mesh.AxisLengths) -> tuple[str | None, ...]:
+    """The mesh axis along which each dimension is split. An axis that does not divide its dimension is left out."""
+    split: list[str | None] = [None] * len(shape)
+    for index, dimension in enumerate(dimensions):
+        axis = SPLIT_ALONG.get(dimension or "")
+        if axis and axis not in split and lengths[axis] > 1 and shape[index] % lengths[axis] == 0:
+            split[index] = axis
+    if lengths["fsdp"] > 1 and _is_matrix(dimensions):
+        free = [
+            index
+            for index, dimension in enumerate(dimensions)
+            if split[index] is None and dimension != "layers" and shape[index] % lengths["fsdp"] == 0
+        ]
+        free.sort(key=lambda index: (dimensions[index] != "width", -shape[index], index))
+        if free:
+            split[free[0]] = "fsdp"
+    return tuple(split)
+
+
+def _listed(items: Iterable[str]) -> str:
+    every = list(items)
+    more = f" and {len(every) - NAMED_MAX} more" if len(every) > NAMED_MAX else ""
+    return ", ".join(every[:NAMED_MAX]) + more

@@ -1,0 +1,235 @@
+"""One island's training against a bare loop: tokens per second, model FLOPs utilisation, what a boundary costs, and memory.
+
+The island is the product's own loop, replica, outbox and trainer. A thread plays the synchroniser: it fetches every offer,
+and publishes what was offered as the fragment's next version, which the island adopts. Every fragment comes by in each round
+of ``INTERVAL`` steps. The bare loop runs the same compiled program on arrays of its own, draws the next batch while the
+devices work, and fetches a loss only at the end of a block. The two take turns, block by block; the ratio is the median.
+
+Utilisation is the model's operations per second (``Model.flops_per_token``, or six per parameter where a model says
+nothing) over the devices' peak: of a table by device kind, in bfloat16 and dense; on a processor, what a product of matrices
+reaches in the same run. On a processor the synchroniser's thread takes cores from the island, which it does not on an
+accelerator. ``--preset`` takes another model.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from functools import cache
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learners import jax_trainer, model
+from learners.contract import StepResult, batch_size_of
+from learners.loop import IslandLoop, LoopPlan
+from learners.outbox import Outbox
+from learners.text import Text
+from orchestrator.config import parse_job
+from orchestrator.core.messages import Offer
+from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.errors import InternalError
+from orchestrator.parameters import fragment_map, wire_format
+from tests.bench.goals import Goal, at_least, at_most
+from tests.bench.one_island import seconds_of
+from tests.bench.options import Options
+
+SPEED_GOAL, MEMORY_GOAL = 0.99, 1.1
+FRAGMENTS = INTERVAL = 12
+BLOCK_STEPS, BLOCKS = 2 * INTERVAL, 7
+PRODUCT_SIZE = 2048
+"""Of the square matrices by which a processor's peak is measured."""
+PEAK_FLOPS: Mapping[str, float] = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+}
+"""By the beginning of a device's kind; per second, as the vendors' data sheets have it."""
+
+
+class TimedTrainer(jax_trainer.JaxTrainer):
+    """Knows how long its steps took, and how many bytes were on the devices at most when one began."""
+
+    step_seconds = 0.0
+    device_bytes = 0
+    counts_bytes = False
+    """It takes longer than all else at a boundary."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        return batch_size_of(self._spec) * int(self._spec["data"]["sequence_length"])
+
+    @property
+    def flops_per_token(self) -> float:
+        counted = self._model.flops_per_token
+        return 6.0 * self.parameter_count if counted is None else counted(self._spec["data"]["sequence_length"])
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(math.prod(shape) for shape in self.tensor_shapes().values())
+
+    def drawn(self, cursor: int) -> np.ndarray:
+        """The batch at ``cursor`` of another shard's data, so that the cursor of this one stays."""
+        return self._make_draw(1)(cursor)
+
+    def step(self, schedule_step: int) -> StepResult:
+        if self.counts_bytes:
+            self.device_bytes = max(self.device_bytes, live_bytes())
+        began = perf_counter()
+        result = super().step(schedule_step)
+        self.step_seconds += perf_counter() - began
+        return result
+
+
+def main(asked: Options) -> list[Goal]:
+    spec = document(asked.preset or ("nano" if asked.small else "micro"))
+    text = Text(spec)
+    trainer = TimedTrainer(spec, model.build(spec), lambda shard: text.draw(shard, 2), text=text)
+    trainer.warm_up()
+    held = live_bytes()
+    island = Island(trainer)
+    island.train(2 * INTERVAL)  # every program of a boundary is compiled, and every fragment was published
+    bare = Bare(trainer)
+    bare.train(1)
+    beside = live_bytes() - held
+    ratios, rates, overheads = [], [], []
+    for _ in range(2 if asked.small else BLOCKS):
+        trainer.step_seconds = 0.0
+        seconds = seconds_of(lambda: island.train(BLOCK_STEPS))
+        overheads.append((seconds - trainer.step_seconds) / BLOCK_STEPS)
+        ratios.append(seconds_of(lambda: bare.train(BLOCK_STEPS)) / seconds)
+        rates.append(BLOCK_STEPS * trainer.tokens_per_step / seconds)
+    trainer.counts_bytes = True
+    island.train(INTERVAL)
+    island.end()
+    if island.version_total < FRAGMENTS:
+        raise InternalError(detail=f"only {island.version_total} versions of {FRAGMENTS} fragments were published")
+    temporary, parameters = trainer.memory_analysis().temp_size_in_bytes, trainer.parameter_count
+    needed, highest = held + temporary, trainer.device_bytes - beside + temporary
+    peak, kind = peak_flops()
+    judged = [
+        at_least("island's tokens/s over a bare loop's", median(ratios), SPEED_GOAL),
+        at_most("device bytes at the highest over a bare loop's", highest / needed, MEMORY_GOAL),
+    ]
+    rate = median(rates)
+    print(
+        f"training   {spec['model']['preset']}, {parameters / 1e6:.1f}M parameters, on {trainer.device_count} x {kind}: "
+        f"{rate:,.0f} tokens/s, {median(ratios):.3f} of a bare loop's ({judged[0]}); a boundary takes "
+        f"{1e3 * median(overheads):.2f} ms beside a step of {1e3 * trainer.tokens_per_step / rate:.0f}; "
+        f"{trainer.flops_per_token * rate / peak / trainer.device_count:.1%} of {peak / 1e12:.3g} TFLOP/s a device"
+    )
+    print(
+        f"training   device memory at the highest {highest / parameters:.1f} bytes a parameter, {highest / needed:.3f} of "
+        f"what a bare loop needs ({judged[1]})"
+    )
+    return judged
+
+
+class Island:
+    """The loop of an island, and a thread that merges for it: what is offered is published."""
+
+    def __init__(self, trainer: TimedTrainer) -> None:
+        fragments = fragment_map.build(trainer.tensor_shapes(), FRAGMENTS, trainer.roles())
+        plan = LoopPlan(fragments, INTERVAL, "rebase", tokens_per_schedule_step=trainer.tokens_per_step)
+        self._outbox, self._ending = Outbox(), threading.Event()
+        self._loop = IslandLoop(trainer, plan, self._outbox)
+        pieces = fragment_map.pieces_of(trainer.initial_parameters(), fragments)
+        self._published = {
+            FragmentId(p): {Version(0): {name: pieces[name] for name in names}} for p, names in enumerate(fragments)
+        }
+        self._loop.load(pieces, [Version(0)] * FRAGMENTS, 0, 0)
+        self._loop.open()
+        self._thread = threading.Thread(target=self._publish, daemon=True)
+        self._thread.start()
+
+    def train(self, step_count: int) -> None:
+        for _ in range(step_count):
+            self._loop.advance()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    @property
+    def version_total(self) -> int:
+        return sum(max(versions) for versions in self._published.values())
+
+    def _publish(self) -> None:
+        while not self._ending.is_set():
+            for letter in self._outbox.take(0.05):
+                if (
+                    isinstance(letter, Offer)
+                    and (payload := self._loop.take(letter.fragment, letter.offer)) is not None
+                ):
+                    self._merge(letter, wire_format.parse(payload))
+
+    def _merge(self, offer: Offer, content: wire_format.EncodedTensors) -> None:
+        versions = self._published[offer.fragment]
+        base, version = versions[offer.base_version], Version(max(versions) + 1)
+        merged = {name: base[name] - content.decoded(name) for name in content.tensors}
+        self._published[offer.fragment] = {offer.base_version: base, version: merged}
+        self._loop.deliver(offer.fragment, version, offer.step, merged, offer.offer)
+
+
+class Bare:
+    """The same compiled step in a loop that does nothing else, on arrays of its own."""
+
+    def __init__(self, trainer: TimedTrainer) -> None:
+        self._trainer, self._cursor = trainer, 0
+        self._arrays = jax.tree.map(jnp.copy, trainer.arrays_on_devices())
+        self._batch = trainer.drawn(0)
+
+    def train(self, step_count: int) -> None:
+        parameters, state = self._arrays
+        for _ in range(step_count):
+            batch = self._trainer.on_devices(self._batch)
+            parameters, state, loss = self._trainer.program(parameters, state, batch, np.float32(1e-3))
+            self._cursor += 1
+            self._batch = self._trainer.drawn(self._cursor)  # while the devices work
+        self._arrays = parameters, state
+        float(loss)
+
+
+def document(preset: str) -> dict[str, Any]:
+    """On a processor in float32, the arithmetic that it has."""
+    on_cpu = jax.default_backend() == "cpu"
+    spec = parse_job(
+        {
+            "islands": [{"node_group": "here"}],
+            "budget": {"steps": 10_000},
+            "model": {"preset": preset, "compute_dtype": "float32" if on_cpu else "bfloat16"},
+        }
+    )
+    return spec.island_document(spec.islands[0])
+
+
+@cache
+def peak_flops() -> tuple[float, str]:
+    """Of one device, per second, and what the device is. Raises KeyError for a kind that the table lacks."""
+    kind = jax.local_devices()[0].device_kind
+    if jax.default_backend() != "cpu":
+        return next(peak for name, peak in PEAK_FLOPS.items() if kind.startswith(name)), kind
+    square = jnp.ones((PRODUCT_SIZE, PRODUCT_SIZE), jnp.float32)
+    product = jax.jit(jnp.matmul)
+    product(square, square).block_until_ready()
+    seconds = min(seconds_of(lambda: product(square, square).block_until_ready()) for _ in range(5))
+    return 2 * PRODUCT_SIZE**3 / seconds, f"{kind} of {jax.local_device_count()}"
+
+
+def live_bytes() -> int:
+    """On the devices, of each buffer once: shards are arrays as well."""
+    buffers = {
+        (shard.device, shard.data.unsafe_buffer_pointer()): shard.data.nbytes
+        for array in jax.live_arrays()
+        for shard in array.addressable_shards
+    }
+    return sum(buffers.values())
