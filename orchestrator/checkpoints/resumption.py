@@ -8,6 +8,7 @@ Responsible for what must be as it was: a checkpoint of another model, or of oth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,7 +31,6 @@ SAME = (
     ("model",),
     ("data",),
     ("seed",),
-    ("training", "batch_size"),
     ("synchroniser", "fragments"),
     ("synchroniser", "outer_optimizer", "kind"),
     ("synthetic", "parameters"),
@@ -47,9 +47,13 @@ class Resumption:
     refused: tuple[str, ...]
 
     @property
-    def legs(self) -> tuple[tuple[int, ...], ...]:
-        """The cursors at each resumption, this one included."""
-        return (*self.manifest.legs, self.manifest.cursors)
+    def legs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Granule, and cursors in granules, at each resumption, this one included (``learners.data_lanes``)."""
+        manifest = self.manifest
+        granule = math.gcd(*manifest.batch_sizes)
+        drawn = zip(manifest.cursors, manifest.batch_sizes, strict=True)
+        last = (granule, tuple(cursor * size // granule for cursor, size in drawn))
+        return (*zip(manifest.granules, manifest.legs, strict=True), last)
 
     def folder(self, roots: AllowedRoots) -> Folder:
         """Raises OutsideRoots where jobs may not look any more."""
