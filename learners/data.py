@@ -63,12 +63,3 @@ def origins(spec: Mapping[str, Any], shard_index: int, shard_count: int, number:
         data_lanes.origin(resumptions, shard_index, shard_count, sequence)
         for sequence in range(number * size, (number + 1) * size)
     ]
-
-
-def union_batches(corpus: Corpus, spec: Mapping[str, Any], shard_count: int) -> Draw:
-    """Return how to draw what all islands together draw: batch k holds every shard's batch k, in the shards' order.
-
-    For the data-parallel baseline, which so sees the same tokens in the same order.
-    """
-    draws = [shard_batches(corpus, spec, index, shard_count) for index in range(shard_count)]
-    return lambda number: np.concatenate([draw(number) for draw in draws])

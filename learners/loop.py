@@ -443,7 +443,8 @@ class IslandLoop:
         try:
             measured = self._trainer.evaluate(arrays, request.limit_s)
             seconds = monotonic() - began
-            report = Evaluated(request.global_version, measured.loss, measured.sequence_count, seconds)
+            by_byte = (measured.bits_per_byte, measured.sources)
+            report = Evaluated(request.global_version, measured.loss, measured.sequence_count, seconds, *by_byte)
         except Exception as error:  # training does not depend on being watched
             logging.getLogger(__name__).exception("Θ cannot be measured here")
             report = NotEvaluated(request.global_version, traceback.format_exception_only(error)[-1].strip())

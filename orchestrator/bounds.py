@@ -30,6 +30,8 @@ Location = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE
 Function = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 """``package.module:function``, as it could be imported."""
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16,128}$")]
+
 # ── counts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 ISLANDS_MAX = 10_000
@@ -54,6 +56,13 @@ NodeCount = Annotated[int, Field(strict=True, ge=1, le=1000)]
 MemoryGib = Annotated[float, Field(strict=True, ge=0.1, le=1e6, allow_inf_nan=False)]
 CpuCount = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 """Of one node."""
+
+BYTES, BYTE_COUNT = "bytes", 256
+"""The tokenizer that needs no file, and how many tokens it has."""
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+UnreadableCount = Annotated[int, Field(strict=True, ge=0, le=10**9)]
+SourceWeight = Annotated[float, Field(ge=1e-3, le=1e6, allow_inf_nan=False)]
+"""Beside the other weights: a source has at least a thousandth of the largest, or it would hardly ever be drawn from."""
 
 StepCount = Annotated[int, Field(strict=True, ge=1, le=10**12)]
 """Inner steps of one island: at a thousand a second, thirty years."""

@@ -3,7 +3,8 @@
     AtollError
     ├── ConfigurationError      the job specification or the service's settings
     │   ├── InvalidJobSpec      … with every problem at once
-    │   └── OutsideRoots        … a file or folder that jobs may not touch (roots.py)
+    │   ├── OutsideRoots        … a file or folder that jobs may not touch (roots.py)
+    │   └── UnreadableData      … more of the text cannot be read than the job passes over (learners/streaming)
     ├── RequestError            a command that cannot be done as asked
     │   ├── NotFound
     │   ├── Conflict
@@ -107,6 +108,16 @@ class OutsideRoots(ConfigurationError):
 
     def __str__(self) -> str:
         return f"{self.detail} {self.remedy}".rstrip()
+
+
+@dataclass(eq=False, kw_only=True)
+class UnreadableData(ConfigurationError):
+    """More records, or pieces of files, cannot be read than ``data.unreadable_max`` passes over."""
+
+    most: int
+
+    def __str__(self) -> str:
+        return f"data.unreadable_max is {self.most:,}. {self.detail} Correct the file, leave it out, or raise the limit."
 
 
 @dataclass(eq=False, kw_only=True)

@@ -61,7 +61,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "orchestrator.marks": frozenset({"psutil"}),
     "orchestrator.disk": frozenset(),
     "orchestrator.threads": frozenset({"orchestrator.errors"}),
-    "orchestrator.roots": frozenset({"orchestrator.errors"}),
+    "orchestrator.roots": frozenset({"orchestrator.errors", "fsspec"}),
+    "orchestrator.tokenizer_file": frozenset({"orchestrator.errors", "orchestrator.roots"}),
     "orchestrator.core": frozenset({"orchestrator.errors"}),
     "orchestrator.impairment": frozenset({CORE}),
     "orchestrator.actors": frozenset(
@@ -199,7 +200,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.channel.ticket",
             "orchestrator.checkpoints",
             "orchestrator.roots",
+            "orchestrator.tokenizer_file",
+            "orchestrator.bounds",
             "orchestrator.errors",
+            "array_record",
             "jax",
             "numpy",
             "optax",
@@ -207,6 +211,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "safetensors",
             "grain",
             "pyarrow",
+            "zstandard",
             "ml_dtypes",
         }
     ),

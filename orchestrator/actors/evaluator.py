@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator.core.vocabulary import Epoch
+from orchestrator.core.vocabulary import Epoch, SourceLoss
 from orchestrator.logbook import Logbook
 from orchestrator.parameters.roles import Roles
 from orchestrator.parameters.tensors import Tensors
@@ -23,12 +23,16 @@ class InitialModel:
     roles: Roles
 
 
+Measured = tuple[float, int, float, float | None, tuple[SourceLoss, ...]]
+"""Loss in nats per token, of how many sequences, the seconds taken, bits per byte, and by source."""
+
+
 class EvaluatorInterface(Protocol):
     def initial_model(self) -> InitialModel: ...
 
     def join_channel(self, epoch: Epoch, membership: Membership, /) -> None: ...
 
-    def evaluate(self, epoch: Epoch, limit_s: float | None, /, *payloads: Carried) -> tuple[float, int, float]: ...
+    def evaluate(self, epoch: Epoch, limit_s: float | None, /, *payloads: Carried) -> Measured: ...
 
     def unigram_loss(self) -> float: ...
 

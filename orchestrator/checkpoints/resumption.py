@@ -36,6 +36,16 @@ SAME = (
     ("synthetic", "parameters"),
 )
 """The settings on which Θ, its fragments and the positions in the data depend."""
+ADDED: dict[str, Mapping[str, Any]] = {
+    "data": {
+        "sources": [],
+        "tokenizer": "bytes",
+        "tokenizer_digest": None,
+        "separator": None,
+        "unreadable_max": 0,
+    }
+}
+"""What settings are that a checkpoint of an earlier build does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = []
     for path in SAME:
         was, is_now = _at(before, path), _at(now, path)
+        if isinstance(was, Mapping):
+            was = {**ADDED.get(path[-1], {}), **was}
         if was != is_now:
             lines.append(f"{'.'.join(path)} was {brief(was)} and is {brief(is_now)}")
     return lines

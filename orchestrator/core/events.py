@@ -26,6 +26,7 @@ from orchestrator.core.vocabulary import (
     PayloadId,
     RefusalReason,
     ScheduleAnchor,
+    SourceLoss,
     Version,
 )
 
@@ -66,6 +67,8 @@ class EvaluationCompleted:
 
     ``loss`` is over the first ``sequence_count`` held-out sequences, which took ``seconds`` (0 on tapes of earlier builds).
     ``place`` is where: the head, a node, or an island, which is then ``island``; ``remark`` says why not where it was to be.
+    ``bits_per_byte`` is the loss for a byte of text, where it is known (on no tape of earlier builds); ``sources`` is by
+    source, where there are several.
     """
 
     at: Instant
@@ -77,6 +80,8 @@ class EvaluationCompleted:
     remark: str = ""
     island: IslandId | None = None
     incarnation: Incarnation = Incarnation(0)
+    bits_per_byte: float | None = None
+    sources: tuple[SourceLoss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

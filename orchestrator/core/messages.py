@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, IslandId, ScheduleAnchor, Version
+from orchestrator.core.vocabulary import NO_ANCHOR, FragmentId, IslandId, ScheduleAnchor, SourceLoss, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,8 @@ class Evaluated:
     loss: float
     sequence_count: int
     seconds: float
+    bits_per_byte: float | None = None
+    sources: tuple[SourceLoss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,15 @@ class JobOutcome(StrEnum):
     FAILED = "failed"
 
 
+@dataclass(frozen=True, slots=True)
+class SourceLoss:
+    """The held-out loss on one source of the data: nats per token, and bits per byte of its text."""
+
+    source: str
+    loss: float
+    bits_per_byte: float
+
+
 class RoundPhase(StrEnum):
     COLLECTING = "collecting"
     GRACE = "grace"
