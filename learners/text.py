@@ -17,6 +17,7 @@ from learners import corpus, data, tokenizer
 from learners.contract import HeldOutLoss
 from learners.held_out import HeldOutBatch, measure_by_source
 from learners.streaming.streamed import Streamed
+from orchestrator.roots import AllowedRoots
 
 
 class Behind(Protocol):
@@ -71,8 +72,8 @@ class Text:
 class InMemory:
     """The built-in corpus, or ``data.files``, whole."""
 
-    def __init__(self, spec: Mapping[str, Any], roots: corpus.AllowedRoots, tokenizer: tokenizer.Tokenizer) -> None:
-        self._spec, self._roots, self._tokenizer = spec, roots, tokenizer
+    def __init__(self, spec: Mapping[str, Any], roots: AllowedRoots, tokens: tokenizer.Tokenizer) -> None:
+        self._spec, self._roots, self._tokenizer = spec, roots, tokens
 
     def draw(self, shard_index: int, shard_count: int) -> data.Draw:
         return data.shard_batches(self._corpus, self._spec, shard_index, shard_count)

@@ -117,7 +117,9 @@ class UnreadableData(ConfigurationError):
     most: int
 
     def __str__(self) -> str:
-        return f"data.unreadable_max is {self.most:,}. {self.detail} Correct the file, leave it out, or raise the limit."
+        return (
+            f"data.unreadable_max is {self.most:,}. {self.detail} Correct the file, leave it out, or raise the limit."
+        )
 
 
 @dataclass(eq=False, kw_only=True)

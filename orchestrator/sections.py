@@ -108,16 +108,19 @@ class DataSection(Section):
     source: Literal["builtin", "files", "streamed"] = "builtin"
     files: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = ()
     sources: Annotated[tuple[SourceSection, ...], Field(max_length=SOURCES_MAX)] = ()
-    text_field: Word = Field("text", description="for source: files")
+    text_field: Word = Field(default="text", description="for source: files")
     tokenizer: Location = "bytes"
-    tokenizer_digest: Digest | None = Field(None, description="of the tokenizer's file; the service fills it in")
+    tokenizer_digest: Digest | None = Field(
+        default=None, description="of the tokenizer's file; the service fills it in"
+    )
     separator: TokenId | None = Field(
-        None, description="the token between two documents; the tokenizer's end-of-text token if absent"
+        default=None, description="the token between two documents; the tokenizer's end-of-text token if absent"
     )
     sequence_length: SequenceLength = 128
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
     unreadable_max: UnreadableCount = Field(
-        0, description="records and pieces of files that an island of a streamed job passes over; one more ends the job"
+        default=0,
+        description="records and pieces of files that an island of a streamed job passes over; one more ends the job",
     )
 
 

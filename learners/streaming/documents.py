@@ -55,10 +55,10 @@ class Unreadable:
                 return
             self.reasons[path, place] = reason
             count = len(self.reasons)
-        said = f"{shown(path)}, {what}: {reason}"
+        what_and_why = f"{shown(path)}, {what}: {reason}"
         if count > self.most:
-            raise UnreadableData(detail=f"{said}. It is the {count:,}. that cannot be read.", most=self.most)
-        log.warning("%s; it is passed over, as %d of at most %d", said, count, self.most)
+            raise UnreadableData(detail=f"{what_and_why}. It is the {count:,}. that cannot be read.", most=self.most)
+        log.warning("%s; it is passed over, as %d of at most %d", what_and_why, count, self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def _lines(file: IO[bytes], path: str, number: int, count: int) -> Iterator[tupl
     compressed = path.endswith(COMPRESSED)
     # of the line that byte ``first`` − 1 is in, only the end is read: if that byte ends it, the next begins at ``first``
     at = file.seek(0 if compressed else max(0, first - 1))
-    text = io.BufferedReader(_decompressed(file, path) if compressed else file, BLOCK_BYTES)  # type: ignore[arg-type, type-var]
+    text = io.BufferedReader(_decompressed(file, path) if compressed else file, BLOCK_BYTES)  # type: ignore[type-var]
     if not compressed and first:
         at += sum(map(len, _pieces_of_line(text)))
     while True:

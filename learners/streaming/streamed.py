@@ -17,12 +17,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import ceil
 from typing import Any
 
 import numpy as np
 
 from learners import data_lanes
-from learners.corpus import joined, surprise, text_bytes
+from learners.corpus import joined, sequences_at, surprise, text_bytes
 from learners.data import Draw, origins
 from learners.held_out import HeldOutBatch
 from learners.streaming.documents import COMPRESSED, Reader, Unreadable, kind_of
@@ -75,7 +76,7 @@ class Streamed:
         def mixture(shard: int) -> Mixture:
             return Mixture([source.weight for source in self._sources], key("mixture", seed, shard))
 
-        shards(shard_index % cut_into, cut_into)  # what cannot work is known before the first batch
+        self._require_enough(cut_into)
 
         def sequence(shard: int, number: int) -> np.ndarray:
             source, rank = mixture(shard).source(number)
@@ -94,43 +95,41 @@ class Streamed:
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
         """Batches of one source each, all of one shape; any number of the first ones has about each source's share."""
-        size = min(batch_max, *(len(sequences) for sequences, _ in self._held_out))
+        wanted, total = self._spec["evaluation"]["sequences"], sum(source.weight for source in self._sources)
+        shares = [max(SOURCE_SEQUENCES_MIN, ceil(wanted * source.weight / total)) for source in self._sources]
+        windows = [(len(tokens) - 1) // self._length for tokens, _ in self._held_out]
+        size = min(batch_max, *shares, *windows)
         batches = []
-        for source, (sequences, bytes_per_token) in zip(self._sources, self._held_out, strict=True):
-            count = len(sequences) // size
-            for index, tokens in enumerate(np.split(sequences[: count * size], count)):
-                batches.append(((index + 0.5) / count, HeldOutBatch(tokens, source.name, bytes_per_token)))
+        for source, (tokens, bytes_per_token), share, most in zip(
+            self._sources, self._held_out, shares, windows, strict=True
+        ):
+            count = min(ceil(share / size), most // size)
+            picked = np.arange(count * size) * most // (count * size)
+            for index, sequences in enumerate(np.split(sequences_at(tokens, picked, self._length), count)):
+                batches.append(((index + 0.5) / count, HeldOutBatch(sequences, source.name, bytes_per_token)))
         return [batch for _, batch in sorted(batches, key=lambda placed: placed[0])]
 
     def unigram_loss(self) -> float:
         """Nats per token on the held-out sequences, by how often each token is in the sample."""
-        counts = sum(source.token_counts for source in self._sources)
-        return surprise(np.asarray(counts), np.concatenate([sequences for sequences, _ in self._held_out]))
+        counts = np.sum([source.token_counts for source in self._sources], axis=0)
+        return surprise(counts, np.concatenate([batch.tokens for batch in self.held_out_batches(1)]))
 
     @cached_property
     def _held_out(self) -> list[tuple[np.ndarray, float]]:
-        """Of each source its held-out sequences, (sequences, sequence_length + 1) int32, and their bytes for each token."""
-        total = sum(source.weight for source in self._sources)
-        wanted = self._spec["evaluation"]["sequences"]
-        return [
-            self._held_out_of(source, max(SOURCE_SEQUENCES_MIN, round(wanted * source.weight / total)))
-            for source in self._sources
-        ]
+        """Of each source held-out tokens, and their bytes for each of them."""
+        return [self._held_out_of(source) for source in self._sources]
 
-    def _held_out_of(self, source: Source, count: int) -> tuple[np.ndarray, float]:
+    def _held_out_of(self, source: Source) -> tuple[np.ndarray, float]:
         documents: list[bytes] = []
         for piece in source.held_out[:HELD_OUT_PIECES]:
             documents += self._documents(source, int(piece))
         tokens = joined(self._tokenizer, documents)
-        windows = (len(tokens) - 1) // self._length
-        if windows < 1:
+        if len(tokens) <= self._length:
             raise ConfigurationError(
                 detail=f"data.sources: what is held out of {source.name} has {len(tokens)} tokens, fewer than one sequence "
                 f"of {self._length + 1}. Add text, lower data.sequence_length, or raise data.held_out_ratio."
             )
-        picked = np.arange(min(count, windows)) * windows // min(count, windows)
-        sequences = tokens[picked[:, None] * self._length + np.arange(self._length + 1)].astype(np.int32)
-        return sequences, text_bytes(documents) / len(tokens)
+        return tokens, text_bytes(documents) / len(tokens)
 
     @cached_property
     def _sources(self) -> list[Source]:
@@ -193,16 +192,19 @@ class Streamed:
         seed, shards = self._spec["seed"], []
         for source in self._sources:
             mine = source.training[shard::count]
-            of_source = ShardOfSource(
-                mine, source.pieces.size[mine], source.tokens[mine], self._length, key(seed, shard, source.name)
-            )
-            if not of_source.sequence_count:
+            by = key(seed, shard, source.name)
+            shards.append(ShardOfSource(mine, source.pieces.size[mine], source.tokens[mine], self._length, by))
+        return shards
+
+    def _require_enough(self, count: int) -> None:
+        """Every shard has a sequence of each source: else the job is refused, and not only the island whose shard it is."""
+        for source in self._sources:
+            least = min(int(source.tokens[source.training[shard::count]].sum()) for shard in range(count))
+            if least < self._length:
                 raise ConfigurationError(
                     detail=f"data.sources: {source.name} has {len(source.training)} pieces of text, which do not give each "
                     f"of {count} islands a sequence of {self._length} tokens. Add text, or lower data.sequence_length."
                 )
-            shards.append(of_source)
-        return shards
 
     def _tokens_of(self, source_index: int, group: Group) -> np.ndarray:
         """The tokens of a group. Raises as ``Reader.documents``; UnreadableData too where no text is left of all of it."""
@@ -244,11 +246,11 @@ class _Groups:
             following, _ = of_source.place(group.following)
             before = self._held.get(whose, {})
             self._held[whose] = {
-                wanted.number: before.pop(wanted.number, None) or self._threads.submit(self._read, source, wanted)
+                wanted.number: before.get(wanted.number) or self._threads.submit(self._read, source, wanted)
                 for wanted in (group, following)
             }
-            for unwanted in before.values():
-                unwanted.cancel()
+            for number in before.keys() - self._held[whose].keys():
+                before[number].cancel()
             self._present[whose] = group.number
         return self._held[whose][group.number].result()
 

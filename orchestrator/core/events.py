@@ -19,6 +19,7 @@ from orchestrator.core.vocabulary import (
     Contribution,
     Duration,
     Epoch,
+    FailureExtent,
     FragmentId,
     Incarnation,
     Instant,
@@ -190,7 +191,8 @@ class ProgressReported:
 class ConnectionLost:
     """The island stopped answering. ``dead`` is true only when its process is known to be gone, not guessed.
 
-    ``cut_off`` says that where it runs cannot be reached: nothing there answers, not even by refusing.
+    ``cut_off`` says that where it runs cannot be reached: nothing there answers, not even by refusing. ``extent`` is more
+    than the incarnation where the island said so itself, before its process ended.
     """
 
     at: Instant
@@ -199,6 +201,7 @@ class ConnectionLost:
     dead: bool
     reason: str
     cut_off: bool = False
+    extent: FailureExtent = FailureExtent.INCARNATION
 
 
 @dataclass(frozen=True, slots=True)
