@@ -211,6 +211,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "safetensors",
             "grain",
             "pyarrow",
+            "tokenizers",
             "zstandard",
             "ml_dtypes",
         }

@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from learners import tokenizer
+from learners import tokenizer, tokenizer_training
 from learners.corpus import joined, split, text_bytes
 from learners.text import Text
 from orchestrator import tokenizer_file
@@ -165,3 +165,31 @@ def test_a_separator_that_no_byte_is_is_a_problem_of_the_specification() -> None
     document = {"islands": [{"node_group": "here"}], "budget": {"steps": 1}}
     with pytest.raises(InvalidJobSpec, match=r"data.separator: is 256, and bytes have no token above 255"):
         parse_job({**document, "data": {"separator": 256}})
+
+
+def test_the_same_files_make_the_same_tokenizer_of_the_size_that_was_wanted(tmp_path, capsys) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "b.txt").write_text("".join(TEXTS))
+    files = [str(tmp_path / name) for name in ("a.jsonl", "b.txt")]
+    for name in ("one", "two"):
+        options = ["--vocabulary-size", "290", "--output", str(tmp_path / name), "--json"]
+        assert tokenizer_training.main([*files, *options]) == 0
+    one, two = ((tmp_path / name).read_bytes() for name in ("one", "two"))
+    assert one == two
+    facts = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert facts["vocabulary_size"] == 290
+    known = tokenizer_file.read(AllowedRoots.only(tmp_path), str(tmp_path / "one"))
+    assert (known.digest, known.vocabulary_size, known.end_of_text) == (facts["digest"], 290, 0)
+    ours = tokenizer.FromFile(known, 0, sentencepiece=False)
+    (tokens,) = ours.encode(["⚓ any text ☃".encode()])
+    assert Tokenizer.from_str(one.decode()).decode(tokens.tolist()) == "⚓ any text ☃"
+
+
+@pytest.mark.parametrize(("file", "size"), [("a.txt", 256), ("gone.txt", 300), ("a.jsonl", 300), ("empty.txt", 300)])
+def test_what_cannot_be_trained_is_a_line_and_no_traceback(tmp_path, capsys, file, size) -> None:
+    for name, content in (("a.txt", "text"), ("a.jsonl", "{"), ("empty.txt", "")):
+        (tmp_path / name).write_text(content)
+    options = ["--vocabulary-size", str(size), "--output", str(tmp_path / "out.json")]
+    assert tokenizer_training.main([str(tmp_path / file), *options]) == 2
+    assert capsys.readouterr().err.startswith("atoll: ")
+    assert not (tmp_path / "out.json").exists()
