@@ -254,6 +254,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.accounting.explanation",
             "orchestrator.chaos",
             "orchestrator.bounds",
+            "orchestrator.tokenizer_file",
             "orchestrator.checkpoints",
             "orchestrator.config",
             "orchestrator.environment",

@@ -152,13 +152,14 @@ def from_document(document: Any, name: str) -> Manifest:
 
 
 def _manifest(document: Any) -> Manifest:
-    values = _fields(Manifest, {"granules": None, "batch_sizes": None, **document})
+    earlier = {name for name in ("granules", "batch_sizes") if name not in document}
+    values = _fields(Manifest, {**document, **dict.fromkeys(earlier)})
     if not isinstance(values["spec"], dict):
         raise _Unfit("spec", "is no object")
     legs = _list(values["legs"], "legs", LEGS_MAX, lambda leg: _counts(leg, "legs", PARTS_MAX))
     cursors = _counts(values["cursors"], "cursors", PARTS_MAX)
     batch_sizes, granules = (
-        [_batch_size(values["spec"])] * len(of) if values[name] is None else values[name]
+        [_batch_size(values["spec"])] * len(of) if name in earlier else values[name]
         for name, of in (("batch_sizes", cursors), ("granules", legs))
     )
     manifest = Manifest(

@@ -42,10 +42,11 @@ ADDED: dict[str, Mapping[str, Any]] = {
         "tokenizer": "bytes",
         "tokenizer_digest": None,
         "separator": None,
-        "unreadable_max": 0,
     }
 }
 """What settings are that a checkpoint of an earlier build does not have."""
+MAY_CHANGE = frozenset({"unreadable_max"})
+"""Of these sections, without any sequence being another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +139,17 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The settings that must be unchanged and are not, in words."""
     lines = []
     for path in SAME:
-        was, is_now = _at(before, path), _at(now, path)
-        if isinstance(was, Mapping):
-            was = {**ADDED.get(path[-1], {}), **was}
+        was, is_now = (_completed(path[-1], _at(document, path)) for document in (before, now))
         if was != is_now:
             lines.append(f"{'.'.join(path)} was {brief(was)} and is {brief(is_now)}")
     return lines
+
+
+def _completed(name: str, value: Any) -> Any:
+    """A section with what it did not have in earlier builds, and without what may change."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: setting for key, setting in {**ADDED.get(name, {}), **value}.items() if key not in MAY_CHANGE}
 
 
 def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:

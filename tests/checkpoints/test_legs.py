@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from orchestrator.checkpoints.manifest import decode, encode, from_document
-from orchestrator.checkpoints.resumption import Resumption
+from orchestrator.checkpoints.resumption import Resumption, differences
 from orchestrator.errors import DataError
 from tests.checkpoints.making import make
 
@@ -43,3 +43,12 @@ def test_what_is_written_is_read(manifest) -> None:
 def test_what_cannot_be_is_refused(manifest, wrong) -> None:
     with pytest.raises(DataError, match=r"batch sizes|batch_sizes|granules"):
         from_document(document(manifest, **wrong), "it")
+
+
+def test_a_checkpoint_of_an_earlier_build_is_of_the_same_data_and_another_tokenizer_is_not() -> None:
+    old = {"data": {"source": "builtin", "sequence_length": 8}}
+    now = {"source": "builtin", "sequence_length": 8, "sources": [], "tokenizer": "bytes", "tokenizer_digest": None}
+    now |= {"separator": None, "unreadable_max": 7}
+    assert differences(old, {"data": now}) == []
+    assert "data was" in differences(old, {"data": {**now, "tokenizer_digest": "0" * 32}})[0]
+    assert differences({"training": {"batch_size": 2}}, {"training": {"batch_size": 3}}) == []
