@@ -57,8 +57,9 @@ MemoryGib = Annotated[float, Field(strict=True, ge=0.1, le=1e6, allow_inf_nan=Fa
 CpuCount = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 """Of one node."""
 
-BYTES, BYTE_COUNT = "bytes", 256
-"""The tokenizer that needs no file, and how many tokens it has."""
+BYTES = "bytes"
+"""The tokenizer that needs no file."""
+BYTE_COUNT = 256
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 UnreadableCount = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 SourceWeight = Annotated[float, Field(ge=1e-3, le=1e6, allow_inf_nan=False)]

@@ -324,6 +324,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "orchestrator.plain",
             "orchestrator.threads",
             "orchestrator.roots",
+            "orchestrator.tokenizer_file",
             "orchestrator.tape.command_codec",
             "pydantic",
         }

@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from learners import jax_trainer
 from learners.streaming import order, streamed
 from learners.text import Text
 from orchestrator.errors import ConfigurationError, UnreadableData
@@ -182,3 +183,16 @@ def test_a_damaged_record_ends_the_job_or_is_passed_over(make_text, tmp_path, fo
     with pytest.raises(UnreadableData, match=r"data\.unreadable_max is 0"):
         everything(make_text(sources=sources))
     everything(make_text(sources=sources, unreadable_max=1))
+
+
+def test_the_real_trainer_trains_and_evaluates_on_streamed_text(make_text, make_job, folder) -> None:
+    sources = [
+        {"name": "web", "files": sorted(map(str, folder.glob("web*")))},
+        {"name": "code", "files": [str(folder / "code-0.jsonl")]},
+    ]
+    spec = make_job(data={"source": "streamed", "sources": sources, "sequence_length": LENGTH, "held_out_ratio": 0.1})
+    trainer = jax_trainer.create({**spec, "roots": AllowedRoots.only(folder)}, 0, 2)
+    assert math.isfinite(trainer.step(0).loss)
+    measured = trainer.evaluate(trainer.snapshot(trainer.tensor_shapes()).arrays())
+    assert [source.source for source in measured.sources] == ["code", "web"]
+    assert measured.bits_per_byte == pytest.approx(measured.loss / math.log(2))
